@@ -306,10 +306,10 @@ def write_importance(
     with replacing(path) as partial:
         # not `save_file`: that of a full disk is an error of its own, without a path, and it leaves a file under another name
         text_and_counts = {"assay_text": json.dumps(list(text)), "assay_tokens": json.dumps(counts)}
-        partial.write_bytes(_in_order(save(means | scalars, text_and_counts)))
+        partial.write_bytes(in_order(save(means | scalars, text_and_counts)))
 
 
-def _in_order(file: bytes) -> bytes:
+def in_order(file: bytes) -> bytes:
     """A safetensors file with the keys of its header sorted: the library writes those of the metadata in any order."""
     begin = 8 + int.from_bytes(file[:8], "little")
     header = json.loads(file[8:begin])

@@ -38,7 +38,7 @@ from assay.records.base import sha256_of
 from assay.records.calibration import CalibratedLayers, TextTaken
 from assay.records.plan import Plan, TensorPlan
 from assay_quantize.calibration.kept import Drawn, drawn_before
-from assay_quantize.calibration.memory import AUTOROUND_BATCH, BATCH_TOKENS, check_gpu_memory, check_memory
+from assay_quantize.calibration.memory import AUTOROUND_BATCH, BATCH_TOKENS, check_disk, check_gpu_memory, check_memory
 from assay_quantize.calibration.quiet import quiet
 from assay_quantize.calibration.text import Text
 from assay_quantize.calibration.withheld import Withheld
@@ -108,6 +108,11 @@ def calibrate_layers(
         with opened(work, begin) as folder:
             drawn = folder.tokens() or (None if tokens_of is None else drawn_before(tokens_of))
             if drawn is None:
+                # before text is sampled or downloaded; how much of a file there is, only reading it tells
+                count = max(1, options.tokens // options.length) if text.needs_model else 1
+                shape, batch = (count, options.length), max(1, batch_tokens // options.length)
+                _check_memory(plan, source, layers, shape, batch, memory_bytes, device)
+                check_disk(plan, layers, shape, work)
                 about = text if withheld is None else replace(text, withheld=withheld())
                 sequences, taken = _sequences(checkpoint, source, about, options, say)
                 if asked_sha256(plan, text) != asked:
@@ -118,6 +123,7 @@ def calibrate_layers(
             folder.begin(drawn, layers)
             todo = [layer for layer in layers if layer not in folder.finished]
             if todo:
+                check_disk(plan, layers, drawn.tokens.shape, work, folder.finished)
                 if device == "cuda":
                     say(f"{options.method}: on the GPU")
                 _do(plan, source, checkpoint, folder, layers, todo, drawn, options, memory_bytes, batch_tokens, say, device)
@@ -140,6 +146,22 @@ def calibrate_layers(
             )
     finally:
         torch.set_num_threads(threads)
+
+
+def _check_memory(
+    plan: Plan,
+    source: Path,
+    layers: Mapping[int, Sequence[TensorPlan]],
+    shape: tuple[int, ...],
+    batch: int,
+    memory_bytes: int | None,
+    device: str,
+) -> None:
+    """QuantizeError: too little for a layer, where layers are calibrated. shape: sequences and their length."""
+    if device == "cpu":
+        check_memory(plan, layers, shape, batch, memory_bytes, source)
+    else:
+        check_gpu_memory(plan, layers, shape, batch, torch.cuda.mem_get_info()[0], source)
 
 
 def _do(
@@ -165,10 +187,7 @@ def _do(
     with quiet(), SourceReader(checkpoint) as reader, _nothing_old_is_garbage():
         mtp = calibrated_mtp_layer(plan)
         skeleton = Skeleton(source, plan, torch.float32, device, has_mtp=mtp is not None)
-        if device == "cpu":
-            check_memory(plan, layers, tokens.shape, size, memory_bytes, source)
-        else:
-            check_gpu_memory(plan, layers, tokens.shape, size, torch.cuda.mem_get_info()[0], source)
+        _check_memory(plan, source, layers, tokens.shape, size, memory_bytes, device)
         if todo[0] == 0:
             skeleton.use_embedding(reader, torch.from_numpy(tokens).long())
         else:

@@ -1,11 +1,12 @@
-"""What calibrating a layer takes, before anything of it is read."""
+"""What calibrating a layer takes of memory, and all layers of the disk, before anything of them is read."""
 
 from __future__ import annotations
 
 import math
 import os
+import shutil
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from assay.errors import QuantizeError
 from assay.quantities import size
 from assay.recipes.families import count_of, size_of, split_layer, text_of
 from assay.records.plan import Plan, TensorPlan
+from assay_quantize.checkpoint.calibrated_layers import parts_of
 from assay_quantize.plan.calibrated import calibrated_mtp_layer, method_of
 from assay_quantize.storage.resident import cached_bytes, resident_bytes
 
@@ -172,6 +174,32 @@ def check_gpu_memory(
         raise QuantizeError(
             f"{source}: calibrating its largest layer takes {size(needed)} of the GPU's memory, {size(free_bytes)} are free; "
             "say --device cpu, or take a precision without `calibration`"
+        )
+
+
+def token_state_bytes(plan: Plan, length: int) -> int:
+    """Of one token, what goes from layer to layer: hidden states, and the indexes that DSA hands on."""
+    text = text_of(plan.config)
+    return FLOAT_BYTES * size_of(text, "hidden_size") + 8 * min(length, size_of(text, "index_topk", 0))
+
+
+def check_disk(
+    plan: Plan, layers: Mapping[int, Sequence[TensorPlan]], shape: tuple[int, ...], folder: Path, done: Collection[int] = ()
+) -> None:
+    """QuantizeError: the disk of `folder` has no room for the layers that are not done yet, and for the states in front of one
+    and behind it."""
+    states = 2 * math.prod(shape) * token_state_bytes(plan, shape[1]) * (2 if method_of(plan) == "autoround" else 1)
+    left = [tensor for layer, tensors in layers.items() if layer not in done for tensor in tensors]
+    written = sum(output.num_bytes for tensor in left for output in parts_of(tensor))
+    there = sum(path.stat().st_size for path in folder.glob("state-*.npy"))
+    at = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
+    free = shutil.disk_usage(at).free
+    missing = max(0, states - there) + written + 4 * math.prod(shape) - free
+    if len(done) < len(layers) and missing > 0:
+        raise QuantizeError(
+            f"{folder}: calibrating keeps {size(states)} of states between layers there and {size(written)} of layers, and "
+            f"{size(free)} are free; free {size(missing)}, put the checkpoint on another disk (--out, --runs), or take fewer "
+            "`tokens` in the precision's `calibration`"
         )
 
 

@@ -16,7 +16,14 @@ from assay.recipes.calibrated.methods import AutoRoundCalibration, AwqCalibratio
 from assay.recipes.families import count_of, num_experts, num_hidden_layers, size_of, split_layer, text_of
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.plan import Plan, TensorPlan
-from assay_quantize.calibration.memory import BATCH_TOKENS, autoround_numbers, hessian_numbers, layer_bytes, weights_at_once
+from assay_quantize.calibration.memory import (
+    BATCH_TOKENS,
+    autoround_numbers,
+    hessian_numbers,
+    layer_bytes,
+    token_state_bytes,
+    weights_at_once,
+)
 from assay_quantize.checkpoint.calibrated_layers import parts_of
 from assay_quantize.plan.calibrated import calibrated_mtp_layer, calibrated_tensors, scalable, smoothings
 
@@ -134,7 +141,7 @@ def calibration_work(plan: Plan) -> CalibrationWork:
         tuned=3 * iterations * part * routed,  # a gradient takes twice what the outputs take
         tuned_numbers=float(iterations * sum(math.prod(one.shape) for tensors in rounded.values() for one in tensors)),
         tuned_weights=iterations * sum(map(len, rounded.values())),
-        state_bytes=tokens * _state_bytes(plan, length) * (2 if iterations else 1),
+        state_bytes=tokens * token_state_bytes(plan, length) * (2 if iterations else 1),
         written=sum(output.num_bytes for tensors in changed.values() for tensor in tensors for output in parts_of(tensor)),
         layer_bytes=layer_bytes(plan, layers, shape, batch),
         gpu_layer_bytes=layer_bytes(plan, layers, shape, batch, gpu=True),
@@ -163,12 +170,6 @@ def attention_flops(plan: Plan, length: int) -> float:
         keys, values = size_of(text, "qk_nope_head_dim") + size_of(text, "qk_rope_head_dim"), size_of(text, "v_head_dim")
         return 2.0 * length * heads * (keys + values)
     return 4.0 * length * heads * width
-
-
-def _state_bytes(plan: Plan, length: int) -> int:
-    """Of one token: hidden states, and the indexes that DSA hands on."""
-    text = text_of(plan.config)
-    return FLOAT_BYTES * size_of(text, "hidden_size") + 8 * min(length, size_of(text, "index_topk", 0))
 
 
 def _hessian_numbers(rounded: Layers) -> float:

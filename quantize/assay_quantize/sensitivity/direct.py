@@ -23,6 +23,7 @@ from assay.atomic_files import replacing
 from assay.callbacks import Say
 from assay.errors import QuantizeError
 from assay.records.base import sha256_of
+from assay_quantize.calibration.calibrate import in_order
 from assay_quantize.sensitivity.parts import Key, Layout
 from assay_quantize.sensitivity.rounded import Rounder, RoundInputs, input_args
 from assay_quantize.sensitivity.running import Passed, Runner, other_experts
@@ -93,13 +94,13 @@ class Kept:
         return Found(kl_N, {int(layer): float(share) for layer, share in experts.items()})
 
     def save(self, name: str, found: Found) -> None:
-        from safetensors.numpy import save_file
+        from safetensors.numpy import save
 
         if (path := self._path(name)) is None:
             return
         told = json.dumps({key: value for key, value in asdict(found).items() if key != "kl_N"}, sort_keys=True)
         with replacing(path) as partial:
-            save_file({"kl": found.kl_N}, partial, {"found": told, "sha256": _sha256(found.kl_N, told)})
+            partial.write_bytes(in_order(save({"kl": found.kl_N}, {"found": told, "sha256": _sha256(found.kl_N, told)})))
 
 
 def _sha256(kl_N: npt.NDArray[np.float32], told: str) -> str:

@@ -15,6 +15,7 @@ from assay.records.run import CARD
 from assay_reports.card import render
 from assay_reports.cards.metadata import EVAL_RESULTS
 from assay_reports.numbers import build_report
+from assay_reports.publish.places import Places, without_places
 from assay_reports.report import render_html, render_markdown
 from assay_reports.run import Run
 
@@ -41,14 +42,18 @@ class LocalFile(NamedTuple):
         return self.source.read_bytes()
 
 
-def find_files(run: Run, label: str, repository: str) -> tuple[LocalFile, ...]:
+def find_files(run: Run, label: str, repository: str, here: Places) -> tuple[LocalFile, ...]:
     """Weights first, in the manifest's order; then what describes them. `run` has a plan and a manifest of `label`.
 
-    A file that is missing has 0 bytes here: `refusals` names it.
+    here: folders of this machine (`places_of`), which card, report and manifest do not name. A file that is missing has 0 bytes
+    here: `refusals` names it.
     """
     folder, manifest = run.checkpoints[label], run.manifests[label]
+    run = without_places(run, here)
     card = render(run, label, folder, repo=repository)
-    made = {CARD: card.text.encode(), MANIFEST: (folder / MANIFEST).read_bytes()}
+    told = run.manifests[label]
+    whole = (folder / MANIFEST).read_bytes() if told == manifest else told.as_text().encode()
+    made = {CARD: card.text.encode(), MANIFEST: whole}
     if card.eval_results is not None:
         made[EVAL_RESULTS] = card.eval_results.encode()
     if run.reference is not None and _is_measured(run, label):

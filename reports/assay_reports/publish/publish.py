@@ -10,9 +10,10 @@ from assay.records.verification import is_as_verified
 from assay_reports.cards.serving import recipe_of
 from assay_reports.publish.files import find_files
 from assay_reports.publish.hub_upload import check_branch, check_repository, hub_session, upload
+from assay_reports.publish.places import places_of
 from assay_reports.publish.read_back import read_back
 from assay_reports.publish.record import Publication, PublishedFile
-from assay_reports.publish.refusals import check_label, notes, refusals, status_of
+from assay_reports.publish.refusals import check_label, notes, place_notes, refusals, status_of
 from assay_reports.run import load_run
 
 
@@ -36,7 +37,8 @@ def publish(
     check_branch(revision)
     run = load_run(run_dir)
     check_label(run, label, run_dir)
-    files = find_files(run, label, repository)
+    here = places_of(run_dir)
+    files = find_files(run, label, repository, here)
     found = Publication(
         run=run_dir.name,
         label=label,
@@ -46,8 +48,8 @@ def publish(
         revision=revision,
         private=private,
         files=tuple(PublishedFile(path=file.path, num_bytes=file.num_bytes, sha256=file.sha256) for file in files),
-        refused=refusals(run, label, files, despite),
-        notes=notes(run, label, recipe_of(run.plans[label].model)),
+        refused=refusals(run, label, files, despite, here),
+        notes=(*notes(run, label, recipe_of(run.plans[label].model)), *place_notes(files, here)),
     )
     if dry_run or found.refused:
         return found

@@ -15,6 +15,7 @@ from assay.secret_text import holds_secret
 from assay_reports.cards.licence import find_licence
 from assay_reports.cards.metadata import base_model_of
 from assay_reports.publish.files import REPORT_FOLDER, LocalFile
+from assay_reports.publish.places import Places, places_in
 from assay_reports.publish.record import Refusal
 from assay_reports.run import Run
 
@@ -44,9 +45,13 @@ def status_of(run: Run, label: str) -> Status:
     return "NOT MEASURED" if measured is None or measured.is_reference else run.status(label)
 
 
-def refusals(run: Run, label: str, files: Sequence[LocalFile], despite: Collection[Status]) -> tuple[Refusal, ...]:
-    """All reasons at once. despite: statuses that the user publishes knowingly; the card says them all the same."""
-    found = [Refusal(reason=reason) for reason in (*_not_verified(run, label), *_unfit(run.checkpoints[label], files))]
+def refusals(
+    run: Run, label: str, files: Sequence[LocalFile], despite: Collection[Status], here: Places
+) -> tuple[Refusal, ...]:
+    """All reasons at once. despite: statuses that the user publishes knowingly; the card says them all the same. here: folders
+    of this machine, which nothing that was made to be published may name."""
+    reasons = (*_not_verified(run, label), *_unfit(run.checkpoints[label], files), *_place_in_made(files, here))
+    found = [Refusal(reason=reason) for reason in reasons]
     status = status_of(run, label)
     if status != "PASS" and status not in despite:
         found.insert(0, Refusal(reason=_verdict(run, label, status), despite=status))
@@ -91,6 +96,21 @@ def _unfit(folder: Path, files: Sequence[LocalFile]) -> Iterator[str]:
                 continue
         if _is_searched(file) and holds_secret(file.read().decode("utf-8", errors="replace")):
             yield f"{file.path}: holds what looks like a key or token; remove it at its source, then make the file again"
+
+
+def _place_in_made(files: Sequence[LocalFile], here: Places) -> Iterator[str]:
+    for file in files:
+        if file.content is not None and (place := next(places_in(file.content.decode(errors="replace"), here), None)):
+            yield f"{file.path}: names {place}, a folder of this machine; take the name out of what the run was called with"
+
+
+def place_notes(files: Sequence[LocalFile], here: Places) -> Iterator[str]:
+    """Files that are published as they came with the source, and name a folder of this machine."""
+    for file in files:
+        if file.source is None or not file.source.is_file() or not _is_searched(file):
+            continue
+        if place := next(places_in(file.read().decode("utf-8", errors="replace"), here), None):
+            yield f"{file.path} names {place}, a folder of this machine, as the source's file of that name does"
 
 
 def _is_searched(file: LocalFile) -> bool:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from assay.errors import QuantizeError
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.plan import Plan
+from assay_quantize.calibration import layerwise, memory
 from assay_quantize.calibration.layerwise import calibrate_layers
 from assay_quantize.calibration.memory import SPARE_BYTES, check_gpu_memory, layer_bytes
 from assay_quantize.calibration.text import Text
@@ -475,3 +477,35 @@ def test_what_cannot_be_calibrated_is_said_in_a_line(tmp_path: Path, source: Pat
     (tmp_path / "odd.yaml").write_text("schema: 1\nname: odd\nextends: w4a16\ncalibration: {method: gptk, tokens: 0}\n")
     code, _, said = run("quantize", source, "-p", tmp_path / "odd.yaml", *out)
     assert code == 2 and "method must be one of gptq, awq, awq+gptq, smoothquant, autoround (got 'gptk')" in said
+
+
+@pytest.mark.parametrize("free", ["memory", "disk"])
+def test_room_is_asked_for_before_text_is_sampled(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: str
+) -> None:
+    """Before, the model had been loaded and had written its text for hours by then; for a full disk nobody asked at all."""
+    monkeypatch.setattr(layerwise, "_sequences", None)  # whoever gets there fails
+    if free == "disk":
+        monkeypatch.setattr(memory.shutil, "disk_usage", lambda path: SimpleNamespace(free=10**8))
+    bound = 64 << 20 if free == "memory" else None
+    with pytest.raises(QuantizeError) as raised:
+        calibrate_layers(plan_of(source, tokens=65_536), source, tmp_path / "work", Text(), memory_bytes=bound)
+    said = {
+        "memory": r".*: calibrating its largest layer takes [\d.]+ MB, of --memory 67.1 MB 0 B are left; at least [\d.]+ MB .*",
+        "disk": r".*/work: calibrating keeps 134 MB of states between layers there and [\d.]+ [kM]B of layers, and 100 MB are "
+        r"free; free [\d.]+ MB, put the checkpoint on another disk \(--out, --runs\), or take fewer `tokens` in the "
+        r"precision's `calibration`",
+    }[free]
+    assert re.fullmatch(said, str(raised.value)), raised.value
+
+
+def test_room_on_the_disk_is_asked_for_what_is_left(
+    source: Path, words: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With text in a file: how much there is, only reading it tells."""
+    plan = plan_of(source, tokens=64)
+    calibrate_layers(plan, source, tmp_path / "work", Text((words,)))
+    monkeypatch.setattr(memory.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    calibrate_layers(plan, source, tmp_path / "work", Text((words,)))  # all is done: nothing is needed
+    with pytest.raises(QuantizeError, match="calibrating keeps "):
+        calibrate_layers(plan, source, tmp_path / "other", Text((words,)))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,13 +22,17 @@ from huggingface_hub import ModelCard
 from publishable import LABEL, NUM_SHARDS, TEXTS, make_publishable, shard_names, verify
 from upload_hub import TOKEN, Hub
 
+from assay.records.calibration import CalibratedLayers, TextSource, WithheldItems
 from assay.records.manifest import MANIFEST, Manifest
+from assay.records.measurement import Measurement
+from assay.records.plan import Plan
 from assay.records.verdict import GateReport
 from assay.records.verification import Verification
 from assay_reports.numbers import build_report
 from assay_reports.publish import files, hub_upload
+from assay_reports.publish.places import Places, named, places_of, without_places
 from assay_reports.publish.record import Publication
-from assay_reports.report import render_html
+from assay_reports.report import render_html, render_markdown
 from assay_reports.run import load_run
 
 REPO = "me/model"
@@ -62,10 +68,12 @@ def real_page(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def expected(run_dir: Path) -> dict[str, bytes]:
     """What the repository must hold, apart from the card: the folder's files, and the report without prompts and replies."""
-    checkpoint, report = run_dir / LABEL / "checkpoint", run_dir / "report"
-    whole = {name: (checkpoint / name).read_bytes() for name in (*shard_names(), *TEXTS, MANIFEST)}
-    whole |= {f"assay_report/{name}": (report / name).read_bytes() for name in ("report.json", "report.md")}
-    return whole | {"assay_report/index.html": files.render_html(build_report(load_run(run_dir))).encode()}
+    checkpoint, told = run_dir / LABEL / "checkpoint", without_places(load_run(run_dir), places_of(run_dir))
+    whole = {name: (checkpoint / name).read_bytes() for name in (*shard_names(), *TEXTS)}
+    report = build_report(told)
+    texts = {"report.json": report.as_text(), "report.md": render_markdown(report), "index.html": files.render_html(report)}
+    made = {MANIFEST: told.manifests[LABEL].as_text(), **{f"assay_report/{name}": text for name, text in texts.items()}}
+    return whole | {name: text.encode() for name, text in made.items()}
 
 
 def held(hub: Hub, revision: str = "main") -> dict[str, bytes]:
@@ -417,3 +425,90 @@ def test_no_hub_is_there(hub: Hub, run_dir: Path, run: Run, monkeypatch: pytest.
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     message = one_error(run("publish", f"{run_dir}/{LABEL}", REPO))
     assert message.startswith("me/model: the connection to http://127.0.0.1:9 broke off (") and message.count("\n") == 0
+
+
+# ------------------------------------------------------------------------------------------------ places of this machine
+@pytest.mark.usefixtures("real_page")
+def test_nothing_that_is_published_names_a_folder_of_this_machine(
+    hub: Hub, run_dir: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, the manifest had the absolute paths of source and calibration text, and the report those of checkpoints."""
+    home = tmp_path / "home of" / "jane.doe"
+    home.mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    checkpoint = run_dir / LABEL / "checkpoint"
+    text, source = f"{home}/private corpora/calls.jsonl", f"{home}/models/base-model"
+    manifest = Manifest.load(checkpoint / MANIFEST)
+    calibrated = CalibratedLayers(
+        method="gptq", asked_sha256="a" * 64, text=(text, "/data/team-x/notes.txt (40%)"), num_tokens=64, length=32,
+        tokens_sha256="b" * 64, layers={0: "c"}, versions={}, seconds=1.0,
+        sources=(TextSource(source=text, weight=1.0, num_texts=1, num_tokens=64, sha256="d" * 64),),
+        withheld=(WithheldItems(suite=f"run {run_dir}", task="t", num_items=1),),
+    )  # fmt: skip
+    recipe = {**manifest.precision_recipe, "calibration": {"method": "gptq", "text": [text]}}
+    changed = {"source": source, "calibrated": calibrated, "precision_recipe": recipe}
+    manifest.model_copy(update=changed).save(checkpoint / MANIFEST)
+    plan = Plan.load(run_dir / LABEL / "plan.json")
+    plan.model_copy(update=changed).save(run_dir / LABEL / "plan.json")
+    for path in (run_dir / "measurements").glob("*.json"):
+        measured = Measurement.load(path)
+        flags = {**measured.fingerprint.flags, "chat-template": "/mnt/scratch/template.jinja"}
+        fingerprint = measured.fingerprint.model_copy(update={"flags": flags})
+        measured.model_copy(update={"fingerprint": fingerprint, "checkpoint": f"{run_dir}/{measured.label}"}).save(path)
+    verify(run_dir)
+    code, _, err = run("publish", f"{run_dir}/{LABEL}", REPO)
+    assert code == 0, err
+    published = {
+        name: data.decode(errors="replace") for name, data in hub.files(REPO).items() if not name.endswith(".safetensors")
+    }
+    told = Manifest.model_validate_json(published[MANIFEST])
+    assert (told.source, told.checkpoint_sha256) == ("base-model", manifest.checkpoint_sha256)
+    assert told.calibrated is not None and told.calibrated.sources[0].sha256 == "d" * 64
+    assert told.calibrated.text[1] == "notes.txt (40%)" and "jane" not in published[MANIFEST]
+    assert Manifest.load(checkpoint / MANIFEST).source == source  # here it is still known where it came from
+    absolute = re.compile(r"(?<![\w/.:<~-])/(?:home|root|tmp|mnt|data|Users|var|work)[^\s\"'<]*")
+    for name, content in published.items():
+        for word in ("jane.doe", str(tmp_path), "team-x", "scratch"):
+            assert word not in content, (name, word)
+        assert name == "assay_report/index.html" or absolute.findall(content) == [], name
+
+
+@pytest.mark.usefixtures("real_page")
+def test_a_copied_file_that_names_a_folder_is_noted(
+    hub: Hub, run_dir: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers writes `_name_or_path` into config.json; its bytes belong to the checkpoint."""
+    monkeypatch.setenv("HOME", str(tmp_path / "jane"))
+    checkpoint = run_dir / LABEL / "checkpoint"
+    text = json.dumps({"architectures": ["Glm4MoeForCausalLM"], "_name_or_path": f"{tmp_path}/jane/base"})
+    (checkpoint / "config.json").write_text(text)
+    manifest = Manifest.load(checkpoint / MANIFEST)
+    files_ = {**manifest.files, "config.json": hashlib.sha256(text.encode()).hexdigest()}
+    manifest.model_copy(update={"files": files_}).save(checkpoint / MANIFEST)
+    verify(run_dir)
+    code, out, err = run("publish", f"{run_dir}/{LABEL}", REPO, "--dry-run", "--despite", "NOT-MEASURED")
+    assert code == 0, err
+    assert (
+        f"config.json names {tmp_path}/jane/base, a folder of this machine, as the source's file of that name does" in out + err
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("/home/me/models/base", "base"),
+        ("/home/me/models/base/", "base"),
+        ("/home/jane doe/my texts/notes of.txt (40%)", "notes of.txt (40%)"),
+        ("/data/runs/tiny/w4a16/checkpoint", "w4a16/checkpoint"),
+        ("/data/x/y and /data/z/w", "y and w"),
+        ("file:///data/x/y.txt (60%), own", "y.txt (60%), own"),
+        ("replies of the reference in /runs-of/all/tiny", "replies of the reference in tiny"),
+        ("zai-org/GLM-5", "zai-org/GLM-5"),
+        ("https://example.org/a/b and http://127.0.0.1:8000/v1/completions", None),
+        ("POST /v1/chat/completions answered 500; /v1/models", None),
+        ("re:.*layers\\.3\\..*$, 3/4 of 12 / 16, </div></p>, w4a16/fp8", None),
+        ("hub:org/data:x/*.parquet", None),
+    ],
+)
+def test_paths_are_named_by_their_last_step(text: str, name: str | None) -> None:
+    assert named(text, Places()) == (text if name is None else name)
