@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.cli.calibrating.layers import calibrated_before, calibrated_layers, keep_calibration
-from assay.cli.candidates.attempts import earlier_attempts, note_attempts
 from assay.cli.gate_choice import registered_gates
 from assay.cli.interrupted import says_what_is_kept
+from assay.cli.judging.attempts import earlier_attempts, note_attempts
 from assay.cli.options import QuantizeOptions, TextOptions
 from assay.cli.terminal import console, escape, print_verification, say
 from assay.errors import AssayError, PlanError

@@ -7,6 +7,7 @@ missing altogether.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from statistics import NormalDist
 
@@ -91,7 +92,7 @@ def selection(run: Run) -> str | None:
     if not drops:
         return None
     errors = sorted((drop.high - drop.low) / 2 / NormalDist().inv_cdf(0.5 + drop.level / 2) for drop in drops)
-    middle, number = errors[len(errors) // 2], len(labels)
+    middle, number = errors[len(errors) // 2] / math.sqrt(2), len(labels)  # they share the reference's replies: half of it
     alpha = (1 - drops[0].level) / 2
     return (
         f"{number} candidates were compared. If all were alike, the one that looks best on a task would look "
