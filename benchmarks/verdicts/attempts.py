@@ -72,7 +72,8 @@ def lines(num_runs: int, seed: int) -> Iterator[str]:
     yield f"`python benchmarks/verdicts/attempts.py --runs {num_runs} --seed {seed}`"
     yield ""
     yield f"{num_runs} runs a row; items are the same in all attempts of a run. Shares of PASS in any of so many, in %."
-    yield "A verdict says which attempt it is and in how many at most one of so many passes a lost margin; the error of each stays 2.5 %."
+    yield "A verdict says which attempt it is, and in how many at most one of so many passes a lost margin;"
+    yield "the error of each stays 2.5 %."
     for told, new in (
         ("attempts, both sides answer anew", False),
         ("candidates against the same replies of the reference", True),

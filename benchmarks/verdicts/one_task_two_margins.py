@@ -1,0 +1,57 @@
+"""How much one task may lose under the claim about the whole: what suite `full` passes and costs at each limit.
+
+    python benchmarks/verdicts/one_task_two_margins.py
+
+The chances of `assay power full --model glm-5`, drawn by the rules of the gates, with other limits of `whole:`. The committed result
+is one_task_two_margins.md beside this file, and the program prints it. No model and no server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from full_decides import shipped
+
+from assay.recipes.gate import WholeGate
+from assay_evaluate.preflight.power import lasting_passes, suite_power
+from assay_evaluate.statistics.joint import expected
+
+LIMITS = ((0.5, 2.0), (0.5, 1.75), (0.5, 1.5), (0.5, 1.25), (0.5, 1.0), (0.33, 2.0))
+
+
+def lines() -> Iterator[str]:
+    suite, gates = shipped()
+    yield "# How much one task may lose"
+    yield ""
+    yield "`python benchmarks/verdicts/one_task_two_margins.py`"
+    yield ""
+    yield "Suite `full` as GLM-5 is asked, 4,000 draws a cell (a standard error of 0.8 points at most). A copy: an identical checkpoint."
+    yield "One margin: the candidate loses just the margin of one task and nothing else; least and most over the ten tasks. Every PASS of a"
+    yield "task that lost `max_task` margins is false. Replies: of a candidate that lost nothing, to all tasks, on average."
+    yield ""
+    yield "| max_mean_use | max_task | a copy: PASS | half of what differs is lasting: PASS | one margin: PASS, least to most | two margins: PASS, most | replies |"
+    yield "|---|---|---|---|---|---|---|"
+    for mean_use, most in LIMITS:
+        changed = gates.model_copy(update={"whole": WholeGate(max_mean_use=mean_use, max_task=most)})
+        found = suite_power(suite, changed)
+        assert found is not None, "every task of `full` has a known number of items"
+        once = [one.candidate_passes for one in found.alone_at_margin]
+        twice = [one.candidate_passes for one in found.alone_at_twice]
+        lossless = found.all_gates.lossless
+        replies = sum(
+            expected(stops, [look.num_items * look.candidate_samples for look in one.design.looks])
+            for stops, one in zip(lossless.stops, found.gated, strict=True)
+        )
+        half = lasting_passes(found, changed)["0.5"]
+        cells = [f"{100 * lossless.passes:.1f} %", f"{100 * half:.1f} %", f"{100 * min(once):.0f} to {100 * max(once):.0f} %"]
+        cells += [f"{100 * max(twice):.1f} %", f"{replies:,.0f}"]
+        yield f"| {mean_use:g} | {most:g} | {' | '.join(cells)} |"
+
+
+def main() -> None:
+    for line in lines():
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
