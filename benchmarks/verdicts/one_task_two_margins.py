@@ -14,8 +14,10 @@ from full_decides import shipped
 
 from assay.recipes.gate import WholeGate
 from assay_evaluate.preflight.power import lasting_passes, suite_power
-from assay_evaluate.statistics.joint import expected
+from assay_evaluate.preflight.power_designs import Assumptions, gated_tasks, rules_of
+from assay_evaluate.statistics.joint import draw, expected, resolve
 
+PARTS = (0.25, 0.5, 0.75, 1.0)
 LIMITS = ((0.5, 2.0), (0.5, 1.75), (0.5, 1.5), (0.5, 1.25), (0.5, 1.0), (0.33, 2.0))
 
 
@@ -48,8 +50,24 @@ def lines() -> Iterator[str]:
         yield f"| {mean_use:g} | {most:g} | {' | '.join(cells)} |"
 
 
+def of_every_margin() -> Iterator[str]:
+    """By the shipped gates: how a loss that is spread over all tasks is judged, and whether any task fails by itself."""
+    suite, gates = shipped()
+    gated, rules = gated_tasks(suite, gates, Assumptions())[0], rules_of(gates)
+    yield ""
+    yield "## A part of every margin lost, by the shipped gates"
+    yield ""
+    yield "| lost | PASS | FAIL | some task FAILs, at most |"
+    yield "|---|---|---|---|"
+    for part in PARTS:
+        paths = [draw(one.design, part * one.design.margin, rules, of=len(gated)) for one in gated]
+        found = resolve(paths, rules)
+        cells = (found.passes, found.fails, min(1.0, sum(found.fails_alone)))
+        yield f"| {part:g} of every margin | {' | '.join(f'{100 * cell:.1f} %' for cell in cells)} |"
+
+
 def main() -> None:
-    for line in lines():
+    for line in (*lines(), *of_every_margin()):
         print(line, flush=True)
 
 
