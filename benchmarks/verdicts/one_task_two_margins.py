@@ -2,8 +2,8 @@
 
     python benchmarks/verdicts/one_task_two_margins.py
 
-The chances of `assay power full --model glm-5`, drawn by the rules of the gates, with other limits of `whole:`. The committed result
-is one_task_two_margins.md beside this file, and the program prints it. No model and no server.
+The chances of `assay power full --model glm-5`, drawn by the rules of the gates, with other limits of `whole:`. The committed
+result is one_task_two_margins.md beside this file, and the program prints it. No model and no server.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ def lines() -> Iterator[str]:
     yield ""
     yield "`python benchmarks/verdicts/one_task_two_margins.py`"
     yield ""
-    yield "Suite `full` as GLM-5 is asked, 4,000 draws a cell (a standard error of 0.8 points at most). A copy: an identical checkpoint."
-    yield "One margin: the candidate loses just the margin of one task and nothing else; least and most over the ten tasks. Every PASS of a"
-    yield "task that lost `max_task` margins is false. Replies: of a candidate that lost nothing, to all tasks, on average."
+    yield "Suite `full` as GLM-5 is asked, 4,000 draws a cell (a standard error of 0.8 points at most). Copy: an identical"
+    yield "checkpoint. Lasting: one that changes for good which items are right, in half of what differs, and loses nothing on"
+    yield "balance. One margin: it loses just the margin of one task; least and most over the ten tasks. Two margins: the most"
+    yield "over the tasks. All are shares of PASS. Replies: of a copy to all tasks, on average."
     yield ""
-    yield "| max_mean_use | max_task | a copy: PASS | half of what differs is lasting: PASS | one margin: PASS, least to most | two margins: PASS, most | replies |"
+    yield "| max_mean_use | max_task | copy | lasting | one margin | two margins | replies |"
     yield "|---|---|---|---|---|---|---|"
     for mean_use, most in LIMITS:
         changed = gates.model_copy(update={"whole": WholeGate(max_mean_use=mean_use, max_task=most)})
