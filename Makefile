@@ -52,7 +52,7 @@ precisions := $(if $(strip $(PRECISIONS)),--precisions $(subst $(space),$(comma)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup preflight preflight-first chosen-first quantize eval report card choose publish gate swe-demo swe-images doctor gpu-check speed test test-fast check lint docs bench bench-quantize full-count fuzz planted soak sweep chaos damages clean
+.PHONY: help setup preflight preflight-first chosen-first quantize eval report card choose publish gate swe-demo swe-images doctor gpu-check speed test test-fast check lint docs bench bench-quantize full-count fuzz planted simulations soak sweep chaos damages clean
 
 help: ## show this text
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,18p'
@@ -161,6 +161,13 @@ fuzz: .venv/.ready ## damage 10,000 files of every kind and read them, in some h
 
 planted: setup ## have real servers judge checkpoints with a known damage; each must fail by name, a copy must pass
 	@.venv/bin/python benchmarks/verdicts/planted.py "$(RUNS)" --write benchmarks/verdicts/planted.md
+
+simulations: .venv/.ready ## simulate uneven losses, attempts and drafts under the gates, in ten minutes; write benchmarks/verdicts/*.md
+	@.venv/bin/python benchmarks/verdicts/uneven/few_clusters.py > benchmarks/verdicts/uneven/few_clusters.md
+	@.venv/bin/python benchmarks/verdicts/uneven/subgroups.py > benchmarks/verdicts/uneven/subgroups.md
+	@.venv/bin/python benchmarks/verdicts/attempts.py --runs 2000 > benchmarks/verdicts/attempts.md
+	@.venv/bin/python benchmarks/verdicts/paired_drafts.py --runs 2000 > benchmarks/verdicts/paired_drafts.md
+	@.venv/bin/python benchmarks/verdicts/one_task_two_margins.py > benchmarks/verdicts/one_task_two_margins.md
 
 soak: .venv/.ready ## ask 200,000 requests of a server that fails in every way, in five minutes; write benchmarks/trust/soak.md
 	@.venv/bin/python benchmarks/trust/soak.py --write benchmarks/trust/soak.md

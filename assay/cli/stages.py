@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.cli.calibrating.layers import calibrated_before, calibrated_layers, keep_calibration
 from assay.cli.gate_choice import registered_gates
 from assay.cli.interrupted import says_what_is_kept
+from assay.cli.judging.attempts import earlier_attempts, note_attempts
 from assay.cli.options import QuantizeOptions, TextOptions
 from assay.cli.terminal import console, escape, print_verification, say
 from assay.errors import AssayError, PlanError
@@ -376,6 +377,7 @@ def judge_and_write(
     """
     from assay_evaluate.verdicts.gates import judge
 
+    earlier = earlier_attempts(run_dir, measurements)
     judged = judge(
         measurements,
         gates,
@@ -383,8 +385,11 @@ def judge_and_write(
         registered=registered_gates(run_dir),
         probes=load_probes(run_dir),
         published=_published_before(run_dir, measurements[0].model) if published is None else published,
+        earlier=earlier,
     )
     judged.save(run_dir / "gates.json")
+    with suppress(OSError):  # a folder of runs that is read-only keeps no list; the verdict stands
+        note_attempts(run_dir, measurements, judged)
     write_again(run_dir)
     return judged
 

@@ -141,6 +141,18 @@ class WholeClaim(Part):
     """The same without the statistics, as the headline says it. None: NOT MEASURED, or judged before it was recorded."""
 
 
+class Attempt(Part):
+    """An earlier evaluation of the same candidate against the same reference."""
+
+    run: str
+    """Name of its folder."""
+    label: str
+    started: str
+    suite_sha256: str
+    """Of the questions: another seed or number of items makes another."""
+    status: Status
+
+
 SubgroupWord = Literal["beyond", "loses, and its limit is not excluded", "loses", "no loss shown"]
 
 
@@ -230,6 +242,9 @@ class GateReport(Record):
     """Tasks whose replies are not those of the weights, or not to the same questions. Empty: none, or judged before this."""
     not_looked_at: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Candidate -> rules of `serving` for which its record, or the reference's, is too old to have evidence."""
+    attempts: dict[str, tuple[Attempt, ...]] = Field(default_factory=dict)
+    """Candidate -> evaluations of the same weights with a suite of the same name that were judged before, in this folder of
+    runs. Empty: there is none, or judged before they were counted."""
 
     @property
     def chosen(self) -> Chosen:

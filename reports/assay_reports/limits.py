@@ -7,7 +7,9 @@ missing altogether.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
+from statistics import NormalDist
 
 from assay.quantities import percent_of_events, percent_short, points
 from assay.records.base import Interval
@@ -76,6 +78,34 @@ def sample_sizes(run: Run) -> str | None:
             n, smallest = max(effects, key=lambda found: found[1])
             parts.append(f"{task.task}: {n} paired items, {_missed(task, reference.label, smallest)}")
     return f"Sample sizes (of the worst candidate): {'; '.join(parts)}." if parts else None
+
+
+def selection(run: Run) -> str | None:
+    """What comparing several candidates does to the one that looks best. None: there is one, or none was scored."""
+    labels, reference = [one.label for one in run.candidates], run.reference
+    if len(labels) < 2 or reference is None or run.gates is None:
+        return None
+    drops = [
+        v.observed
+        for v in run.gates.verdicts
+        if v.gate.startswith("score ") and v.candidate in labels and v.observed is not None and v.status != "NOT MEASURED"
+    ]
+    if not drops:
+        return None
+    errors = sorted((drop.high - drop.low) / 2 / NormalDist().inv_cdf(0.5 + drop.level / 2) for drop in drops)
+    middle, number = errors[len(errors) // 2] / math.sqrt(2), len(labels)  # they share the reference's replies: half of it
+    alpha = (1 - drops[0].level) / 2
+    return (
+        f"{number} candidates were compared. If all were alike, the one that looks best on a task would look "
+        f"{points(best_of(number) * middle)} points too good there (the middle of all tasks and candidates), and one of "
+        f"{number} that each lost the margin would pass in up to {percent_short(min(1.0, number * alpha))}."
+    )
+
+
+def best_of(number: int) -> float:
+    """Expected maximum of so many standard normal values, by the mean of its quantiles."""
+    steps = 2000
+    return sum(NormalDist().inv_cdf(((step + 0.5) / steps) ** (1 / number)) for step in range(steps)) / steps
 
 
 def _missed(task: TaskResult, reference: str, effect: float) -> str:
@@ -437,6 +467,7 @@ LIMITS: dict[str, Callable[[Run], str | None]] = {
     "second_rounding": second_rounding,
     "native_kernels": native_kernels,
     "sample_sizes": sample_sizes,
+    "selection": selection,
     "which_items": which_items,
     "one_seed": one_seed,
     "measurement_notes": measurement_notes,

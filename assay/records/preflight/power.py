@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from assay.records.base import Part, Record
 
 
@@ -38,6 +40,9 @@ class GatePower(Part):
     """By all gates together: what the claim about the whole lets through."""
     mean_candidate_replies: float
     """To all items together, of a candidate that loses nothing."""
+    at_margin_candidate_passes: float | None = None
+    """By all gates together, of a candidate that loses this margin and nothing else: what the claim about the whole lets
+    through. None: recorded before this was."""
 
 
 class NeededFor(Part):
@@ -71,6 +76,12 @@ class TogetherPower(Part):
     at_margin_fails: float
     at_twice_passes: float
     at_twice_fails: float
+    lasting_passes: dict[str, float] = Field(default_factory=dict)
+    """Share of the discordance that is lasting (`0.5`) -> chance of a checkpoint that loses nothing on balance and changes for
+    good which items are right. Empty: a share of noise was given, or recorded before this was."""
+    cut_passes: float | None = None
+    """Of an identical copy where 1 % of the replies of both sides are cut off: each counts against it. None: recorded before
+    this was."""
 
 
 class CheckpointCost(Part):

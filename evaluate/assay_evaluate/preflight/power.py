@@ -154,9 +154,35 @@ def _one_by_one(lossless: Sequence[Path], lossy: Sequence[Path], rules: Rules) -
         yield Alone(found.passes_alone[at], found.fails_alone[at], found.passes)
 
 
+LASTING = (0.5, 0.75)
+"""Shares of the discordance that are lasting, of a checkpoint that is no copy."""
+CUT = 0.01
+"""Share of the replies of both sides that are cut off."""
+
+
+def lasting_passes(found: SuitePower, gates: GateRecipe) -> dict[str, float]:
+    """Chance of a candidate that loses nothing on balance, where so much of the discordance is items that only one side gets
+    right, whatever the reply: more replies do not average it out."""
+    rules, passes = rules_of(gates), dict[str, float]()
+    for share in LASTING:
+        lasting = [
+            one._replace(design=dataclasses.replace(one.design, assumed=one.design.assumed._replace(noise=1 - share)))
+            for one in found.gated
+        ]
+        passes[f"{share:g}"] = resolve(_paths(lasting, 0.0, rules), rules).passes
+    return passes
+
+
+def cut_passes(found: SuitePower, gates: GateRecipe) -> float:
+    """Chance of an identical copy of which, as of the reference, `CUT` of the replies to every task are cut off: a PASS must
+    also hold with these right in the reference and wrong in the candidate, as if it had lost as much."""
+    rules = rules_of(gates)
+    return resolve([draw(one.design, CUT, rules, of=len(found.gated)) for one in found.gated], rules).passes
+
+
 # ------------------------------------------------------------------------------------------------ in words
 def check_power(suite: SuiteRecipe, gates: GateRecipe) -> Check:
-    """PASS if a lossless candidate passes with a chance of one half or more; else UNKNOWN, with what would raise it.
+    """PASS if an identical copy passes with a chance of one half or more; else UNKNOWN, with what would raise it.
 
     gates: as they apply to the suite. Never FAIL: a suite of little power measures, and its verdicts say UNDERPOWERED.
     """
@@ -167,7 +193,7 @@ def check_power(suite: SuiteRecipe, gates: GateRecipe) -> Check:
         return Check(check="power", subject=suite.name, outcome="UNKNOWN", detail=detail, remedy="write a score gate")
     if found is None or found.unknown:
         names = _unknown(suite, gates)
-        why = f"the chance that a lossless candidate passes cannot be told: {', '.join(names)}: {UNKNOWN_COUNT}"
+        why = f"the chance that an identical copy passes cannot be told: {', '.join(names)}: {UNKNOWN_COUNT}"
         return Check(check="power", subject=suite.name, outcome="UNKNOWN", detail=why)
     enough = found.all_gates.lossless.passes >= ENOUGH
     return Check(
@@ -193,8 +219,8 @@ def _detail(found: SuitePower) -> str:
 
 
 def lossless_passes(lossless: Chances, required: Chances | None) -> str:
-    """`a lossless candidate passes with 15.5 % (99.4 % if the reference cannot do the tasks whose gates are not required)`."""
-    text = f"a lossless candidate passes with {percent_short(lossless.passes)}"
+    """`an identical copy passes with 15.5 % (99.4 % if the reference cannot do the tasks whose gates are not required)`."""
+    text = f"an identical copy passes with {percent_short(lossless.passes)}"
     if required is None:
         return text
     return f"{text} ({percent_short(required.passes)} if the reference cannot do the tasks whose gates are not required)"

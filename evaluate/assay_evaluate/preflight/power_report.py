@@ -13,7 +13,16 @@ from assay.recipes.suite import SuiteRecipe, SweTask
 from assay.records.preflight.power import CheckpointCost, GatePower, NeededFor, PowerReport, TogetherPower
 from assay_evaluate.preflight.cost import cost_of, span, tokens
 from assay_evaluate.preflight.known_tasks import LENGTH_RANGE
-from assay_evaluate.preflight.power import ENOUGH, WANTED, SuitePower, Together, lossless_passes, spread
+from assay_evaluate.preflight.power import (
+    ENOUGH,
+    WANTED,
+    SuitePower,
+    Together,
+    cut_passes,
+    lasting_passes,
+    lossless_passes,
+    spread,
+)
 from assay_evaluate.preflight.power_designs import FROM_TABLE, Assumptions, rules_of
 from assay_evaluate.preflight.power_needed import needed
 from assay_evaluate.preflight.workload import Load, Workload, workload_of
@@ -23,7 +32,7 @@ from assay_evaluate.statistics.joint import expected
 from assay_evaluate.statistics.joint.chances import NUM_DRAWS, SEED
 
 COLUMNS = (
-    "gate", "items", "replies", "differ", "lossless: PASS", "loses the margin: PASS", "FAIL", "loses twice: FAIL",
+    "gate", "items", "replies", "differ", "copy: PASS", "loses the margin: PASS", "FAIL", "candidate PASS", "loses twice: FAIL",
     "candidate PASS", "replies of a candidate",
 )  # fmt: skip
 NEEDED_COLUMNS = ("to pass 4 times in 5", "true loss", "items", "or replies to each", "all gates: items", "or replies to each")
@@ -41,7 +50,8 @@ def gate_powers(found: SuitePower, assumptions: Assumptions) -> Iterator[GatePow
             num_replies=(last.reference_samples, last.candidate_samples), num_looks=len(design.looks),
             num_clusters=len(design.cluster_sizes) or None, discordance=design.assumed.discordance,
             reply_noise=design.assumed.noise, assumed_from=assumptions.source(gate.task), lossless_passes=seen.passes_alone[at],
-            at_margin_passes=margin.passes, at_margin_fails=margin.fails, at_twice_passes=twice.passes,
+            at_margin_passes=margin.passes, at_margin_fails=margin.fails,
+            at_margin_candidate_passes=margin.candidate_passes, at_twice_passes=twice.passes,
             at_twice_fails=twice.fails, at_twice_candidate_passes=twice.candidate_passes,
             mean_candidate_replies=expected(seen.stops[at], [one.num_items * one.candidate_samples for one in design.looks]),
         )  # fmt: skip
@@ -64,12 +74,14 @@ def needed_for(found: SuitePower, gates: GateRecipe, assumptions: Assumptions) -
         )  # fmt: skip
 
 
-def together_power(seen: Together, *, whole: bool) -> TogetherPower:
+def together_power(
+    seen: Together, *, whole: bool, lasting: dict[str, float] | None = None, cut: float | None = None
+) -> TogetherPower:  # fmt: skip
     return TogetherPower(
         num_gates=len(seen.lossless.passes_alone), whole=whole, lossless_passes=seen.lossless.passes,
         lossless_fails=seen.lossless.fails, lossless_passes_range=(seen.noisier.passes, seen.steadier.passes),
         at_margin_passes=seen.at_margin.passes, at_margin_fails=seen.at_margin.fails, at_twice_passes=seen.at_twice.passes,
-        at_twice_fails=seen.at_twice.fails,
+        at_twice_fails=seen.at_twice.fails, lasting_passes=lasting or {}, cut_passes=cut,
     )  # fmt: skip
 
 
@@ -111,10 +123,13 @@ def report_of(
 ) -> PowerReport:
     """Everything that the command prints."""
     whole = gates.whole is not None
+    is_noise = all(one.design.assumed.noise == 1 for one in found.gated)
+    lasting, cut = lasting_passes(found, gates) if is_noise else {}, cut_passes(found, gates)
     kinds = dict.fromkeys(gate.kind for gate in gates.gates if not isinstance(gate, ScoreGate))
     return PowerReport(
         suite=suite.name, gate_recipe=gates.name, model=model, profile=profile, level=gates.level, num_draws=NUM_DRAWS,
-        seed=SEED, gates=tuple(gate_powers(found, assumptions)), together=together_power(found.all_gates, whole=whole),
+        seed=SEED, gates=tuple(gate_powers(found, assumptions)),
+        together=together_power(found.all_gates, whole=whole, lasting=lasting, cut=cut),
         required_only=None if found.required is None else together_power(found.required, whole=whole),
         needed=tuple(needed_for(found, gates, assumptions)),
         unknown=found.unknown, taken_to_pass=tuple(kinds), costs=tuple(cost), no_gpu_hours=no_gpu_hours,
@@ -129,8 +144,9 @@ def rows(report: PowerReport) -> list[list[str]]:
         [
             f"{one.task}{'' if one.required else ' (optional)'}, margin {points_short(one.max_drop)}", f"{one.num_items:,}",
             _replies(one), f"{percent_short(one.discordance)}", percent_short(one.lossless_passes),
-            percent_short(one.at_margin_passes), percent_short(one.at_margin_fails), percent_short(one.at_twice_fails),
-            percent_short(one.at_twice_candidate_passes), f"{one.mean_candidate_replies:,.0f}",
+            percent_short(one.at_margin_passes), percent_short(one.at_margin_fails), _passes(one.at_margin_candidate_passes),
+            percent_short(one.at_twice_fails), percent_short(one.at_twice_candidate_passes),
+            f"{one.mean_candidate_replies:,.0f}",
         ]
         for one in report.gates
     ]  # fmt: skip
@@ -159,8 +175,12 @@ def _row(name: str, one: TogetherPower) -> list[str]:
     return [
         f"{name}: {one.num_gates} gate{'s' if one.num_gates > 1 else ''}{with_whole}", "", "", "",
         percent_short(one.lossless_passes), percent_short(one.at_margin_passes), percent_short(one.at_margin_fails),
-        percent_short(one.at_twice_fails), percent_short(one.at_twice_passes), "",
+        percent_short(one.at_margin_passes), percent_short(one.at_twice_fails), percent_short(one.at_twice_passes), "",
     ]  # fmt: skip
+
+
+def _passes(chance: float | None) -> str:
+    return "–" if chance is None else percent_short(chance)
 
 
 def sentences(report: PowerReport, found: SuitePower) -> Iterator[str]:
@@ -168,11 +188,12 @@ def sentences(report: PowerReport, found: SuitePower) -> Iterator[str]:
     required = None if found.required is None else found.required.lossless
     headline = f"{lossless_passes(found.all_gates.lossless, required)}, {spread(found.all_gates)}"
     yield f"{headline[0].upper()}{headline[1:]}."
+    yield from _no_copies(report.together)
     yield (
         "In the row of a gate the candidate loses at that task alone, in that of all together at every task; `candidate PASS` "
-        "is the overall verdict on one that loses twice the margin. What is neither PASS nor FAIL is UNDERPOWERED. "
-        f"A loss of just the margin passes, and fails, with {percent_short((1 - report.level) / 2)} or less by "
-        "construction."
+        "is the overall verdict on it. What is neither PASS nor FAIL is UNDERPOWERED. A gate passes, and fails, a loss of just "
+        f"its margin with {percent_short((1 - report.level) / 2)} or less by construction; the overall verdict does what its "
+        "column says."
     )
     less = "; with the claim about the whole fewer do" if report.together.whole else ""
     yield f"What is needed is for a PASS of that gate alone, and for one of all gates together, each by itself{less}."
@@ -188,6 +209,21 @@ def sentences(report: PowerReport, found: SuitePower) -> Iterator[str]:
     elif report.together.lossless_passes < 0.995:
         yield f"Weakest: {weakest.task}, {percent_short(weakest.lossless_passes)}."
     yield from report.notes
+
+
+def _no_copies(together: TogetherPower) -> Iterator[str]:
+    """What the headline's candidate is not: a checkpoint that changes items for good, replies that are cut off."""
+    if together.lasting_passes:
+        told = [f"{percent_short(passes)} if {LASTING_WORDS[share]}" for share, passes in together.lasting_passes.items()]
+        yield (
+            "A checkpoint that loses nothing on balance, and changes for good which items are right, passes with "
+            f"{' and '.join(told)} of what differs is such change."
+        )
+    if together.cut_passes is not None:
+        yield f"With 1 % of the replies cut off on both sides the copy passes with {percent_short(together.cut_passes)}."
+
+
+LASTING_WORDS = {"0.5": "half", "0.75": "three quarters"}
 
 
 def _assumptions(report: PowerReport) -> Iterator[str]:

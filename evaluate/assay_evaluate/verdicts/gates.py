@@ -48,7 +48,16 @@ from assay.recipes.model import PublishedScore
 from assay.records.comparable import check_measurements
 from assay.records.measurement import Divergence, Measurement
 from assay.records.probe import ProbeReport
-from assay.records.verdict import GateReport, RegisteredGates, ServingFinding, Status, SubgroupLoss, Verdict, WholeClaim
+from assay.records.verdict import (
+    Attempt,
+    GateReport,
+    RegisteredGates,
+    ServingFinding,
+    Status,
+    SubgroupLoss,
+    Verdict,
+    WholeClaim,
+)
 from assay_evaluate.alike.measurements import look_at_serving, without_tasks
 from assay_evaluate.statistics.item_pairs import Pairs, find_task, pair_items, truncation_share
 from assay_evaluate.verdicts.acceptance import judge_acceptance
@@ -57,7 +66,7 @@ from assay_evaluate.verdicts.effective_length import effective_lengths, judge_ef
 from assay_evaluate.verdicts.long_context import long_context
 from assay_evaluate.verdicts.probes import judge_probes
 from assay_evaluate.verdicts.published import compare_published, suspect_tasks
-from assay_evaluate.verdicts.reasons import reason_for, suspect_reason
+from assay_evaluate.verdicts.reasons import attempt_of, reason_for, suspect_reason
 from assay_evaluate.verdicts.replies.truncation import judge_truncation
 from assay_evaluate.verdicts.replies.verbosity import judge_verbosity
 from assay_evaluate.verdicts.scores import judge_scores
@@ -79,12 +88,14 @@ def judge(
     registered: RegisteredGates | None = None,
     probes: Sequence[ProbeReport] = (),
     published: Mapping[str, PublishedScore] = MappingProxyType({}),
+    earlier: Mapping[str, Sequence[Attempt]] = MappingProxyType({}),
 ) -> GateReport:
     """Every gate of the recipe on every candidate: the noise floor first, then from large to small, in whatever order given.
 
     `registered`: the limits as they stood when measuring began; None if nobody wrote them down.
     `probes`: of the run's checkpoints, in any order.
     `published`: task -> the model's published score; a reference that misses it makes the task's verdicts NOT MEASURED.
+    `earlier`: candidate -> evaluations of the same weights that were judged before; they are said, and change no verdict.
     MeasureError: no reference or two of them, a label twice, another model's measurement, or a candidate that was not served
     or asked exactly as the reference was (the message names the fields).
     """
@@ -122,6 +133,9 @@ def judge(
         why = suspect_reason(reference.label, [one for one in verdicts if one.candidate == repeat])
         for candidate in (one for one in candidates if not one.is_noise_floor):
             overall[candidate.label], reasons[candidate.label] = "NOT MEASURED", why
+    for label, attempts in earlier.items():
+        if label in reasons and attempts:
+            reasons[label] += f"; {attempt_of(attempts, overall[label], (1 - gate_recipe.level) / 2)}"
     return GateReport(
         model=model,
         reference=reference.label,
@@ -139,6 +153,7 @@ def judge(
         subgroups=tuple(subgroups),
         serving=tuple(serving),
         not_looked_at=unlooked,
+        attempts={label: tuple(attempts) for label, attempts in earlier.items() if attempts},
     )
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from assay.quantities import interval_name, percent_short, points
-from assay.records.verdict import Status, Verdict
+from assay.records.verdict import Attempt, Status, Verdict
 from assay_evaluate.verdicts.score_sentences import allowed, gains_more_than, if_cut_replies_were_wrong, open_question
 from assay_evaluate.verdicts.whole.claim import GATE as WHOLE
 
@@ -37,6 +37,17 @@ def reason_for(status: Status, verdicts: Sequence[Verdict]) -> str:
     if status == "FAIL":
         parts += [_without_capital(v) for v in verdicts if v.faults][:1]
     return "; ".join([*parts, _counts(verdicts, status, deciding)])
+
+
+def attempt_of(earlier: Sequence[Attempt], status: Status, alpha: float) -> str:
+    """`attempt 3 on these weights, after FAIL and UNDERPOWERED: ...`, with what that does to a PASS. alpha: of one."""
+    number = len(earlier) + 1
+    before = [one.status for one in earlier]
+    said = " and ".join([", ".join(before[:-1]), before[-1]] if number > 2 else before)
+    text = f"attempt {number} on these weights, after {said}"
+    if status != "PASS":
+        return text
+    return f"{text}: one of {number} attempts passes a lost margin in up to {percent_short(min(1.0, number * alpha))}"
 
 
 def suspect_reason(reference: str, verdicts: Sequence[Verdict]) -> str:

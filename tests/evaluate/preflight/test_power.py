@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy import stats
 from statsmodels.stats.power import NormalIndPower
 
 from assay.cli.gate_choice import gates_of_suite, load_gates
@@ -14,7 +16,15 @@ from assay.recipes.load import load_recipe
 from assay.recipes.model import ModelRecipe
 from assay.recipes.suite import SuiteRecipe
 from assay.recipes.suite_files import as_model_asks
-from assay_evaluate.preflight.power import SuitePower, advice, check_power, lossless_chances, suite_power
+from assay_evaluate.preflight.power import (
+    SuitePower,
+    advice,
+    check_power,
+    cut_passes,
+    lasting_passes,
+    lossless_chances,
+    suite_power,
+)
 from assay_evaluate.preflight.power_designs import Assumptions, gated_tasks
 from assay_evaluate.preflight.power_needed import needed
 from assay_evaluate.preflight.power_report import little_power
@@ -91,7 +101,27 @@ def test_a_suite_that_seldom_passes_a_lossless_candidate_says_so_and_what_would_
 def test_a_suite_that_can_decide_passes() -> None:
     check = check_power(*small(ARITHMETIC, gates=[{"kind": "score", "task": "sums", "max_drop": 0.1}]))
     assert (check.outcome, check.remedy) == ("PASS", None)
-    assert check.detail.startswith("a lossless candidate passes with 100 %, 100 % to 100 %")
+    assert check.detail.startswith("an identical copy passes with 100 %, 100 % to 100 %")
+
+
+def test_what_the_headline_leaves_out() -> None:
+    """Items that changed for good spread the difference whatever the number of replies; 1 % of cut replies shift it by a
+    point."""
+    task = {"kind": "arithmetic", "name": "sums", "languages": ["en"], "num_items": 400, "max_tokens": 9, "num_samples": 4,
+            "temperature": 1.0}  # fmt: skip
+    suite, gates = small(task, gates=[{"kind": "score", "task": "sums", "max_drop": 0.02}])
+    found = suite_power(suite, gates, Assumptions({"sums": 0.06}))
+    assert found is not None
+    copy, lasting, cut = found.all_gates.lossless.passes, lasting_passes(found, gates), cut_passes(found, gates)
+
+    def by_normal(noise: float, loss: float) -> float:
+        spread = np.sqrt(0.06 * (1 - noise + noise / 4) / 400)
+        return float(stats.norm.cdf((0.02 - loss) / spread - stats.norm.ppf(0.975)))
+
+    assert copy == pytest.approx(by_normal(1.0, 0.0), abs=0.07)
+    assert lasting == {"0.5": pytest.approx(by_normal(0.5, 0.0), abs=0.07), "0.75": pytest.approx(by_normal(0.25, 0), abs=0.07)}
+    assert cut == pytest.approx(by_normal(1.0, 0.01), abs=0.1)
+    assert copy > lasting["0.5"] > lasting["0.75"] and copy > cut
 
 
 def test_gates_that_are_not_required_are_counted_apart() -> None:
@@ -120,7 +150,7 @@ def test_gates_that_are_not_required_are_counted_apart() -> None:
 def test_a_task_of_unknown_length_is_named() -> None:
     check = check_power(*small(ARITHMETIC, MINE, gates=[{"kind": "score", "task": "mine", "max_drop": 0.1}]))
     assert check.outcome == "UNKNOWN"
-    assert check.detail.startswith("the chance that a lossless candidate passes cannot be told: mine: how many items it has")
+    assert check.detail.startswith("the chance that an identical copy passes cannot be told: mine: how many items it has")
 
 
 def test_without_a_limit_on_a_score_nothing_can_pass() -> None:

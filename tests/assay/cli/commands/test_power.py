@@ -32,24 +32,27 @@ gates:
 """
 SAY = "say TASK=SHARE, with a share from 0 to 0.5, as in gpqa-diamond=0.12"
 PRINTED = """power of suite mine under gates limits
-gate                           items  replies  differ  lossless: PASS  loses the margin: PASS  FAIL   loses twice: \
-FAIL  candidate PASS  replies of a candidate
-sums, margin 10                100    1        0 %     100 %           2.2 %                   1.1 %  73.8 %          \
-   0 %             100
-needles (optional), margin 10  29     1        0.5 %   0 %             0 %                     0.1 %  10.5 %          \
-   0 %             29
-together: 2 gates                                      0 %             0 %                     1.1 %  76 %            \
-   0 %
-required alone: 1 gate                                 100 %           2.2 %                   2.1 %  81.3 %          \
-   0 %
+gate                           items  replies  differ  copy: PASS  loses the margin: PASS  FAIL   candidate PASS  loses \
+twice: FAIL  candidate PASS  replies of a candidate
+sums, margin 10                100    1        0 %     100 %       2.2 %                   1.1 %  0 %             73.8 % \
+            0 %             100
+needles (optional), margin 10  29     1        0.5 %   0 %         0 %                     0.1 %  0 %             10.5 % \
+            0 %             29
+together: 2 gates                                      0 %         0 %                     1.1 %  0 %             76 %   \
+            0 %
+required alone: 1 gate                                 100 %       2.2 %                   2.1 %  2.2 %           81.3 % \
+            0 %
 to pass 4 times in 5  true loss  items  or replies to each  all gates: items  or replies to each
 sums                  none       35     no number           35                no number
 needles               none       35     no number           35                no number
-A lossless candidate passes with 0 % (100 % if the reference cannot do the tasks whose gates are not required), 0 % \
+An identical copy passes with 0 % (100 % if the reference cannot do the tasks whose gates are not required), 0 % \
 to 0 % if replies are less or more steady than assumed.
+A checkpoint that loses nothing on balance, and changes for good which items are right, passes with 0 % if half and 0 % \
+if three quarters of what differs is such change.
+With 1 % of the replies cut off on both sides the copy passes with 0 %.
 In the row of a gate the candidate loses at that task alone, in that of all together at every task; `candidate PASS` \
-is the overall verdict on one that loses twice the margin. What is neither PASS nor FAIL is UNDERPOWERED. A loss of \
-just the margin passes, and fails, with 2.5 % or less by construction.
+is the overall verdict on it. What is neither PASS nor FAIL is UNDERPOWERED. A gate passes, and fails, a loss of just \
+its margin with 2.5 % or less by construction; the overall verdict does what its column says.
 What is needed is for a PASS of that gate alone, and for one of all gates together, each by itself.
 Taken to pass: truncation; and every reply to come.
 Assumed of needles: `differ` is the share of replies that differ between two runs of one model; --discordance \
@@ -77,11 +80,13 @@ def test_the_whole_output(run: Run, mine: tuple[str, ...]) -> None:
     assert out == PRINTED
     # Of 100 items that differ in nothing else, the lost ones are binomial. By Tango's interval 4 of them pass. By the exact
     # tail, which is binomial here, 17 fail one gate alone and 18 by Holm's adjustment over two.
-    passes, fails, twice = (float(cell) for cell in re.findall(r"([\d.]+) %", PRINTED.splitlines()[2])[2:5])
+    cells = [float(cell) for cell in re.findall(r"([\d.]+) %", PRINTED.splitlines()[2])]
+    passes, fails, twice = cells[2], cells[3], cells[5]
     assert passes == pytest.approx(100 * stats.binom.cdf(4, 100, 0.1), abs=0.9)
     assert fails == pytest.approx(100 * stats.binom.sf(17, 100, 0.1), abs=0.5)
     assert twice == pytest.approx(100 * stats.binom.sf(17, 100, 0.2), abs=3.2)
-    fails_alone, twice_alone = (float(cell) for cell in re.findall(r"([\d.]+) %", PRINTED.splitlines()[5])[2:4])
+    cells = [float(cell) for cell in re.findall(r"([\d.]+) %", PRINTED.splitlines()[5])]
+    fails_alone, twice_alone = cells[2], cells[4]
     assert fails_alone == pytest.approx(100 * stats.binom.sf(16, 100, 0.1), abs=0.5)
     assert twice_alone == pytest.approx(100 * stats.binom.sf(16, 100, 0.2), abs=3.2)
 
