@@ -19,8 +19,10 @@ from assay.records.serving import Fingerprint
 from assay_evaluate.asking.dialect import COMPLETIONS, sampling
 from assay_evaluate.client.client import Client, NotMeasured
 from assay_evaluate.client.journal import Identity, Journal, Reply, Request, TokenLogprobs
+from assay_evaluate.client.logprob_checks import why_not_believed
 from assay_evaluate.divergence.documents import Document
 from assay_evaluate.divergence.positions import ScoredDocument
+from assay_evaluate.divergence.same_scale import check_same_scale
 
 TASK_SCORE = "divergence.score"
 GENERATE = "/inference/v1/generate"
@@ -111,9 +113,10 @@ def pair_scores(documents: Sequence[Document], reference: Sequence[Reply], candi
     """Both sides of every text that the reference could score and the candidate was able to be asked about.
 
     A candidate that answers "not JSON compliant" computed NaN: kept, with no log-probabilities. NotMeasured if the server
-    refuses for another reason (top_k above --max-logprobs, say), or gives no log-probabilities at all.
+    refuses for another reason (top_k above --max-logprobs, say), gives no log-probabilities at all, or gives what cannot be
+    any: logits, other logarithms, values cut off or of other positions.
     """
-    scored = []
+    scored: list[ScoredDocument] = []
     for document, ours, theirs in zip(documents, reference, candidate, strict=True):
         for side in (ours, theirs):
             if side.status == "refused" and not _is_nan(side):
@@ -122,7 +125,19 @@ def pair_scores(documents: Sequence[Document], reference: Sequence[Reply], candi
                 raise NotMeasured("the server returns no prompt_logprobs; divergence needs vLLM's /v1/completions")
         if ours.logprobs is not None and (theirs.logprobs is not None or _is_nan(theirs)):
             scored.append(scored_document(document, ours.logprobs, theirs.logprobs))
+    _check_believed(scored, is_one_side=reference is candidate)
     return scored
+
+
+def _check_believed(scored: Sequence[ScoredDocument], *, is_one_side: bool) -> None:
+    why = why_not_believed([doc.reference for doc in scored])
+    if why is not None:
+        raise NotMeasured(why if is_one_side else f"the reference's server: {why}")
+    if is_one_side:
+        return
+    if (why := why_not_believed([doc.candidate for doc in scored if doc.candidate is not None])) is not None:
+        raise NotMeasured(why)
+    check_same_scale(scored)
 
 
 def scored_document(document: Document, reference: TokenLogprobs, candidate: TokenLogprobs | None) -> ScoredDocument:
