@@ -14,6 +14,7 @@ from assay.records.base import sha256_of
 from assay.records.serving import Signature, SignedPrompt, mean_difference
 from assay_evaluate.asking.dialect import COMPLETIONS, sampling
 from assay_evaluate.client.client import Endpoint, NotMeasured
+from assay_evaluate.client.logprob_checks import PROBABILITIES, why_no_logprobs
 from assay_evaluate.client.sending import COME_LATER, MISCONFIGURED, TRY_AGAIN
 from assay_evaluate.transport.connection import HttpReply, post_once, root_url
 from assay_evaluate.transport.errors import TransportError
@@ -84,6 +85,8 @@ def _learn_form(ask: AskPrompt) -> dict[str, Any]:
                 said = f"HTTP {reply.status}: {reply.message}"
                 continue
             signed = _read(reply)
+            if why_no_logprobs([*signed.logprobs, *signed.next.values()]) == PROBABILITIES:
+                raise NotMeasured(PROBABILITIES)  # other weights are nearer there than noise is; logits show them as well
             if signed.logprobs or signed.next:
                 return form
     raise NotMeasured(f"it gives no log-probabilities ({said}); start vLLM without --max-logprobs 0")

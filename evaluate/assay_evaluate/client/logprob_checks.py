@@ -37,6 +37,8 @@ STEP, FEWEST_VALUES = 10.0, 100
 UNLIKE_NATS = 0.1
 """By which a token may be likelier than the list has it: between two computations of one position lies less."""
 
+PROBABILITIES = "log-probabilities lie between 0 and 1: the server gives probabilities; have it give their natural logarithms"
+
 Floats = npt.NDArray[np.float64]
 
 
@@ -62,7 +64,7 @@ def _above_zero(values: Floats) -> str | None:
     if largest <= MOST_LOGPROB:
         return None
     if values.min() >= 0 and largest <= 1:
-        return "log-probabilities lie between 0 and 1: the server gives probabilities; have it give their natural logarithms"
+        return PROBABILITIES
     return (
         f"{ABOVE_ZERO} (or processed_logits); {int((values > MOST_LOGPROB).sum())} of {len(values)} values, up to {largest:.3g}"
     )
