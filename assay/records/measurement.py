@@ -226,6 +226,12 @@ class PositionBucket(Part):
     top1_agreement: float
 
 
+SAMPLING_GAP_NATS = 0.05
+"""A gap below this changes no KL that is shown, whether or not it is significant."""
+SURER = 1.7
+"""Half an interval of 95 % so many times is one of 99.9 %: a sound server is doubted in one run of a thousand."""
+
+
 class Divergence(Part):
     """Candidate against reference on text the reference wrote, token by token (teacher forcing); all in nats.
 
@@ -262,6 +268,15 @@ class Divergence(Part):
     """None: exact mode was not asked for, or could not be (the measurement's `not_measured` says why)."""
     scored_by: Literal["top_k", "exact_ids"] = "top_k"
     """exact_ids: the server gave the candidate's log-probability of every id of the reference's top k."""
+
+    @property
+    def gap_of_unsampled(self) -> Interval | None:
+        """`sampling_gap` where it shows that the texts were not sampled from the reference's log-probabilities at T=1. None: it
+        does not, or was not computed."""
+        gap = self.sampling_gap
+        if not isinstance(gap, Interval) or abs(gap.value) < max(SAMPLING_GAP_NATS, SURER * (gap.high - gap.low) / 2):
+            return None
+        return gap
 
 
 class Acceptance(Part):

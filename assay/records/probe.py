@@ -150,6 +150,8 @@ class Offer(Part):
     cache_salt: bool
     """A prompt can be made new to the prefix cache."""
     streams: bool
+    no_logprobs: str | None = None
+    """Why what it gives under the name of log-probabilities is not used: logits, say. None: nothing speaks against it."""
 
 
 class ProbeReport(Record):

@@ -68,6 +68,11 @@ class SignedPrompt(Part):
     """Which server configuration. None: as above."""
 
 
+MOST_LOGPROB = 0.01
+"""Above it nothing is a log-probability, however it was rounded (assay_evaluate.client.logprob_checks has the reasons)."""
+ABOVE_ZERO = "log-probabilities above 0: start vLLM without --logprobs-mode raw_logits"
+
+
 class Signature(Part):
     """Which weights answer, as far as log-probabilities can show: those over fixed prompts, each asked alone.
 
@@ -89,6 +94,13 @@ class Signature(Part):
     def tolerance(self, other: Signature) -> float:
         """Nats up to which the two agree."""
         return max(SMALLEST_DIFFERENCE, TIMES_NOISE * max(self.noise, other.noise))
+
+    @property
+    def is_of_logits(self) -> bool:
+        """Whether the server gives logits under the name of log-probabilities. They say which weights answer as well, but only
+        beside others of their kind."""
+        values = [value for one in self.prompts for value in (*one.logprobs, *one.next.values()) if value is not None]
+        return max(values, default=0.0) > MOST_LOGPROB
 
     def agrees_with(self, other: Signature) -> bool:
         """Whether the same weights may have answered."""

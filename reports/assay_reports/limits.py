@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from statistics import NormalDist
 
 from assay.quantities import percent_of_events, percent_short, points
-from assay.records.base import Interval
 from assay.records.divergence import FEWEST_TEXTS
 from assay.records.measurement import ItemResult, Measurement, TaskResult, Truncation
 from assay_evaluate.statistics.item_pairs import find_task, pair_items
@@ -333,20 +332,15 @@ def few_texts(run: Run) -> str | None:
     )
 
 
-SAMPLING_GAP_NATS = 0.05
-"""A gap below this changes no KL that is shown, whether or not it is significant."""
-
-
 def not_sampled(run: Run) -> str | None:
-    found = [m.divergence.sampling_gap for m in run.measurements if m.divergence is not None]
-    gaps = [gap for gap in found if isinstance(gap, Interval)]
-    worst = max(gaps, key=lambda gap: abs(gap.value), default=None)
-    if worst is None or abs(worst.value) < SAMPLING_GAP_NATS or worst.low <= 0 <= worst.high:
+    found = [m.divergence.gap_of_unsampled for m in run.measurements if m.divergence is not None]
+    worst = max((gap for gap in found if gap is not None), key=lambda gap: abs(gap.value), default=None)
+    if worst is None:
         return None
     return (
         f"The texts are not what the reference samples: their tokens are {worst.value:+.2f} nats ({worst.low:+.2f} to "
-        f"{worst.high:+.2f}) more surprising to it than its own entropy. The server's sampler is at fault; KL holds for these "
-        "texts only, and the corrected mean is not an estimate of anything."
+        f"{worst.high:+.2f}) more surprising to it than its own entropy. The server's sampler is at fault, or it does not give "
+        "natural logarithms of its probabilities; the unbiased mean is not an estimate of anything, and no KL passes a gate."
     )
 
 

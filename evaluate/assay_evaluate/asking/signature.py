@@ -16,6 +16,7 @@ from assay.records.base import sha256_of
 from assay.records.serving import Signature, SignedPrompt, mean_difference
 from assay_evaluate.asking.dialect import COMPLETIONS, sampling
 from assay_evaluate.client.client import Endpoint, NotMeasured
+from assay_evaluate.client.logprob_checks import PROBABILITIES, why_no_logprobs
 from assay_evaluate.client.sending import COME_LATER, MISCONFIGURED, TRY_AGAIN
 from assay_evaluate.transport.connection import HttpReply, as_told, post_once, root_url
 from assay_evaluate.transport.errors import TransportError
@@ -101,6 +102,8 @@ def _learn_form(ask: AskPrompt) -> dict[str, Any]:
                     raise NotMeasured(f"its log-probabilities are no numbers ({said}); see `assay probe`")
                 continue
             signed = _read(reply).signed
+            if why_no_logprobs([*signed.logprobs, *signed.next.values()]) == PROBABILITIES:
+                raise NotMeasured(PROBABILITIES)  # other weights are nearer there than noise is; logits show them as well
             if signed.logprobs or signed.next:
                 return form
     raise NotMeasured(f"it gives no log-probabilities ({said}); start vLLM without --max-logprobs 0")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from assay.records.probe import Offer
 from assay_evaluate.asking.dialect import CHAT, COMPLETIONS
 from assay_evaluate.client.client import Address, Client
 from assay_evaluate.client.exchanges import Ask, Exchange
+from assay_evaluate.client.logprob_checks import why_no_logprobs
 from assay_evaluate.serving.external import find_version, get, list_models, sum_metrics
 from assay_evaluate.transport.connection import root_url
 
@@ -96,19 +97,27 @@ def _find_offer(client: Client, headers: Mapping[str, str]) -> Offer:
     path = CHAT if chat else COMPLETIONS
     base: dict[str, Any] = {"messages": QUESTION} if chat else {"prompt": "1 + 1"}
 
+    unusable: list[str] = []
+
+    def is_usable(values: Iterable[float | None]) -> bool:
+        why = why_no_logprobs(values)
+        unusable.extend([] if why is None else [why])
+        return why is None
+
     def most_logprobs() -> int | None:
         for k in (128, 64, 20, 5, 1):
             wish = {"logprobs": True, "top_logprobs": k} if chat else {"logprobs": k}
             rows = said(path, **base, **wish).rows
             if rows and rows[0].top:
-                return min(k, len(rows[0].top))
+                values = [value for row in rows for value in (row.logprob, *(each for _, each in row.top))]
+                return min(k, len(rows[0].top)) if is_usable(values) else None
         return None
 
     def most_prompt_logprobs() -> int | None:
         for k in (128, 64, 20, 5):
             scored = said(COMPLETIONS, prompt=[1, 2, 3], prompt_logprobs=k).reply.logprobs
             if scored is not None:
-                return int(scored.ids_PK.shape[1])
+                return int(scored.ids_PK.shape[1]) if is_usable(scored.logprobs_PK.ravel().tolist()) else None
         return None
 
     with_ids = said(path, **base, return_token_ids=True)
@@ -132,6 +141,7 @@ def _find_offer(client: Client, headers: Mapping[str, str]) -> Offer:
         routed_experts=with_ids.routed_experts is not None,
         cache_salt=token_ids and said(path, **base, cache_salt="probe").is_answered,
         streams=_streams(client, path, base),
+        no_logprobs=unusable[0] if unusable else None,
     )
 
 

@@ -1,6 +1,7 @@
 """Next-token divergence of a candidate from its reference; all in nats.
 
     positions    two sides' log-probabilities of one text -> values per position: the lower bound and the unbiased estimate
+    same_scale   whether both sides' log-probabilities are of one base, temperature and position
     drift        values per position of many texts -> statistics, by span, confidence, domain, language and part
     summary      all texts of a measurement -> the Divergence record
     documents    texts the reference writes, and held-out texts; how both sides are asked to score them

@@ -19,14 +19,13 @@ import numpy.typing as npt
 
 from assay.records.divergence import TextSet
 from assay_evaluate.client.journal import TokenLogprobs
+from assay_evaluate.client.logprob_checks import NEVER
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 ROUNDING = 1e-6
 """Probability below which 1 − Σ p is rounding of float32 log-probabilities rather than mass of a tail."""
-NEVER = -9998.0
-"""vLLM writes −9999 for a log-probability of −infinity."""
 
 
 @dataclass(frozen=True, eq=False)

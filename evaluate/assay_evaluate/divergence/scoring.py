@@ -19,8 +19,10 @@ from assay.records.serving import Fingerprint
 from assay_evaluate.asking.dialect import COMPLETIONS, sampling
 from assay_evaluate.client.client import Client, NotMeasured
 from assay_evaluate.client.journal import Identity, Journal, Reply, Request, TokenLogprobs
+from assay_evaluate.client.logprob_checks import why_not_believed
 from assay_evaluate.divergence.documents import Document
 from assay_evaluate.divergence.positions import ScoredDocument
+from assay_evaluate.divergence.same_scale import check_same_scale
 
 TASK_SCORE = "divergence.score"
 GENERATE = "/inference/v1/generate"
@@ -146,13 +148,27 @@ def _why_lost(reply: Reply) -> str:
 def pair_scores(documents: Sequence[Document], reference: Sequence[Reply], candidate: Sequence[Reply]) -> list[ScoredDocument]:
     """Both sides of every text that both could score.
 
-    A candidate that answers "not JSON compliant" computed NaN: kept, with no log-probabilities.
+    A candidate that answers "not JSON compliant" computed NaN: kept, with no log-probabilities. NotMeasured: a side gives what
+    can be no log-probabilities: logits, other logarithms, values cut off or of other positions.
     """
-    return [
+    scored = [
         scored_document(document, ours.logprobs, theirs.logprobs)
         for document, ours, theirs in zip(documents, reference, candidate, strict=True)
         if ours.logprobs is not None and (theirs.logprobs is not None or is_nan(theirs))
     ]
+    _check_believed(scored, is_one_side=reference is candidate)
+    return scored
+
+
+def _check_believed(scored: Sequence[ScoredDocument], *, is_one_side: bool) -> None:
+    why = why_not_believed([doc.reference for doc in scored])
+    if why is not None:
+        raise NotMeasured(why if is_one_side else f"the reference's server: {why}")
+    if is_one_side:
+        return
+    if (why := why_not_believed([doc.candidate for doc in scored if doc.candidate is not None])) is not None:
+        raise NotMeasured(why)
+    check_same_scale(scored)
 
 
 def scored_document(document: Document, reference: TokenLogprobs, candidate: TokenLogprobs | None) -> ScoredDocument:

@@ -17,7 +17,7 @@ from typing import Any
 from assay.errors import MeasureError
 from assay.recipes.profile import server_place
 from assay.records.base import sha256_of
-from assay.records.serving import MOST_NOISE, Signature
+from assay.records.serving import ABOVE_ZERO, MOST_NOISE, Signature
 from assay_evaluate.asking.signature import apart, take_signature
 from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.client.journal import Journal
@@ -84,7 +84,7 @@ def know(one: Candidate, server: Server, journal: Journal, before: Known | None 
     """
     signature = sign_given(one.label, server)
     sha256 = named_sha256(one, journal)
-    kept = journal.find_items("weights", _key(one, server, sha256))
+    kept = journal.find_items("weights", _key(one, server, sha256, signature))
     if kept is not None:
         known = Known(**{**kept[0], "signature": Signature.model_validate(kept[0]["signature"])})
     elif before is not None:
@@ -105,7 +105,7 @@ def know(one: Candidate, server: Server, journal: Journal, before: Known | None 
 def keep(one: Candidate, server: Server, journal: Journal, known: Known) -> Known:
     """Write down what is known."""
     data: dict[str, Any] = {**vars(known), "signature": known.signature.model_dump(mode="json")}
-    journal.keep_items("weights", _key(one, server, known.checkpoint_sha256), [data])
+    journal.keep_items("weights", _key(one, server, known.checkpoint_sha256, known.signature), [data])
     return known
 
 
@@ -143,10 +143,14 @@ def count_again(label: str, journal: Journal) -> None:
     journal.add_counters(f"again:{label}", {"times": 1})
 
 
-def _key(one: Candidate, server: Server, sha256: str | None) -> dict[str, str | None]:
-    """Of a folder, whose contents may have changed, its hash; else the label is all there is."""
+def _key(one: Candidate, server: Server, sha256: str | None, signature: Signature) -> dict[str, str | bool | None]:
+    """Of a folder, whose contents may have changed, its hash; else the label is all there is.
+
+    A server that gives logits is another one than it is once it gives log-probabilities, whatever its weights are.
+    """
     which = None if one.checkpoint is None else sha256
-    return {"label": one.label, "checkpoint": which, "served": server.fingerprint.comparable_sha256}
+    logits = {"logits": True} if signature.is_of_logits else {}
+    return {"label": one.label, "checkpoint": which, "served": server.fingerprint.comparable_sha256, **logits}
 
 
 def named_sha256(one: Candidate, journal: Journal) -> str | None:
@@ -175,7 +179,12 @@ def alike(signed: Mapping[str, tuple[str, Signature]]) -> list[tuple[str, str, s
 
 
 def require_others(signed: Mapping[str, tuple[str, Signature]]) -> None:
-    """MeasureError: two labels have the same weights."""
+    """MeasureError: two labels have the same weights, or signatures that cannot be compared."""
+    kinds = {one.is_of_logits: f"{label} at {where}" for label, (where, one) in signed.items()}
+    if len(kinds) > 1:
+        raise MeasureError(
+            f"{kinds[True]} gives {ABOVE_ZERO}, as that of {kinds[False]}; else nothing shows that their weights differ"
+        )
     for _, _, sentence in alike(signed):
         raise MeasureError(
             f"{sentence}; start each on its own checkpoint, or say --same-weights if that is meant (MTP layers only draft: "

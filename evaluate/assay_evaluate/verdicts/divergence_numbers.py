@@ -20,10 +20,6 @@ Number = Interval | Estimate | float
 SET_NAMES = {"all": "", "held_out": " on held-out text"}
 WITHOUT_UNIT = frozenset({"top1_agreement", "perplexity_ratio"})
 QUANTILES = frozenset({"kl_p99", "kl_p999", "kl_cvar95"})
-SAMPLING_GAP_NATS = 0.05
-"""A gap below this changes no KL that is shown, whether or not it is significant."""
-SURER = 1.7
-"""Ends of the gap's interval so many times as far off are those of 99.9 %: one run in a thousand of a sound server."""
 EXACT = "`divergence: {exact: true}` in the suite measures it, where the checkpoints are folders"
 
 
@@ -67,11 +63,8 @@ def drifts_of(gate: DivergenceGate, divergence: Divergence) -> list[Drift]:
 def not_sampled(divergence: Divergence) -> str | None:
     """Why no estimate is unbiased on the sampled texts: they are not what the reference samples at temperature 1, or its
     log-probabilities are of another temperature or base. None: nothing speaks against it."""
-    gap = divergence.sampling_gap
-    if not isinstance(gap, Interval) or abs(gap.value) < SAMPLING_GAP_NATS:
-        return None
-    low, high = (gap.value + SURER * (end - gap.value) for end in (gap.low, gap.high))
-    if low <= 0 <= high:
+    gap = divergence.gap_of_unsampled
+    if gap is None:
         return None
     return (
         f"the texts' tokens are {gap.value:+.2g} nats ({gap.low:+.2g} to {gap.high:+.2g}) more surprising to the reference "

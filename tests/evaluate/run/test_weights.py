@@ -17,7 +17,7 @@ from small_suite import solve as solve_text
 
 from assay.errors import MeasureError, ServeError
 from assay.recipes.profile import GivenServer, Hardware, ProfileRecipe, server_place
-from assay.recipes.suite import SuiteRecipe
+from assay.recipes.suite import DivergenceSpec, SuiteRecipe
 from assay.records.measurement import Measurement
 from assay.records.probe import ProbeSettings
 from assay.records.serving import Signature, SignedPrompt
@@ -54,9 +54,8 @@ def run(run_dir: Path, servers: dict[str, FakeServer], lines: list[str] | None =
         for number, (label, server) in enumerate(servers.items())
     ]
     said = [] if lines is None else lines
-    return evaluate(
-        "tiny", candidates, suite=SUITE, profile=PROFILE, serving=SERVING, run_dir=run_dir, on_progress=said.append, **more
-    )
+    more = {"suite": SUITE, **more}
+    return evaluate("tiny", candidates, profile=PROFILE, serving=SERVING, run_dir=run_dir, on_progress=said.append, **more)
 
 
 def noisy(factor: float, size: float) -> Callable[[int], list[float]]:
@@ -244,6 +243,37 @@ def test_servers_alone_are_measured_and_known_again(tmp_path: Path) -> None:
     assert candidate.reference_checkpoint_sha256 == reference.checkpoint_sha256
     assert (candidate.checkpoint, candidate.checkpoint_bytes) == (servers.by_label["w4a16"].base_url, None)
     assert "no folder of it was named; its server says that it loaded model" in candidate.notes
+
+
+# ------------------------------------------------------------------------------------------------ logits
+class OfLogits(FakeServer):
+    """Started with `--logprobs-mode raw_logits` (vllm-project/vllm #9453) until it is started again without."""
+
+    shown_above = 22.5
+
+    def _predict(self, before: int) -> tuple[list[float], list[int]]:
+        logprobs, ranked = super()._predict(before)
+        return [value + self.shown_above for value in logprobs], ranked
+
+
+def test_logits_leave_divergence_unmeasured_and_the_remedy_is_no_other_checkpoint(tmp_path: Path) -> None:
+    said = "log-probabilities above 0: start vLLM without --logprobs-mode raw_logits (or processed_logits); "
+    other = functools.partial(scaled_logits, 1.1)
+    texts = SUITE.model_copy(update={"divergence": DivergenceSpec(languages=("en",), num_documents=4, max_tokens=8, top_k=16)})
+    with OfLogits(solve) as one, OfLogits(solve, logits=other) as two:
+        *_, candidate = run(tmp_path, {"fp8": one, "w4a16": two}, suite=texts)
+        assert candidate.divergence is None and candidate.not_measured["divergence"].startswith(said)
+        assert candidate.tasks[0].accuracy is not None  # scores need no log-probabilities
+        one.shown_above = 0.0
+        with pytest.raises(MeasureError) as caught:
+            run(tmp_path, {"fp8": one, "w4a16": two}, suite=texts)
+        assert re.fullmatch(
+            r"w4a16 at http://\S+ gives log-probabilities above 0: start vLLM without --logprobs-mode raw_logits, as that of "
+            r"fp8 at http://\S+; else nothing shows that their weights differ", str(caught.value)
+        )  # fmt: skip
+        two.shown_above = 0.0
+        *_, candidate = run(tmp_path, {"fp8": one, "w4a16": two}, suite=texts)
+    assert candidate.divergence is not None and candidate.divergence.kl_mean.value < 1
 
 
 # ------------------------------------------------------------------------------------------------ weights that change

@@ -18,7 +18,7 @@ TIE = 1e-5
 def probe_argmax(session: ProbeSession) -> ProbeResult:
     """Every greedy token against the returned top k. Alarm: one single event."""
     if session.top_k is None:
-        return not_run("argmax", "token", "the endpoint returns no log-probabilities")
+        return not_run("argmax", "token", session.endpoint.offer.no_logprobs or "the endpoint returns no log-probabilities")
     events, trials, first, looked = [], 0, None, 0
     largest = 0.0
     for exchange in session.greedy:

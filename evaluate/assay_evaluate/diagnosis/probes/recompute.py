@@ -121,6 +121,8 @@ def _mean_exp(compared: Sequence[Compared]) -> float:
 def why_not(session: ProbeSession) -> str | None:
     """What the endpoint lacks for scoring a reply again; None: nothing."""
     offer = session.endpoint.offer
+    if offer.no_logprobs is not None:
+        return offer.no_logprobs
     lacks = [
         name
         for name, has in (
