@@ -181,6 +181,8 @@ def _why_no_row(label: str, rows: Sequence[SpeedRow], wanted: Wanted) -> str:
         return why
     if any(row.emulated for row in rows):
         return "emulated here, which says nothing about speed"
+    if (lost := next((row for row in rows if row.speculation is not None and not row.is_comparable), None)) is not None:
+        return f"its row {lost.why_not_chosen}"
     if any(row.origin != "predicted" for row in rows):
         return "only rows that may not be compared with the others"
     return (wanted.not_measured or {}).get(label, "nobody measured it")
@@ -190,6 +192,8 @@ def _why_missing(found: Usable, key: Key, at: int, wanted: Wanted) -> str:
     if (why := (wanted.infeasible or {}).get(key[0])) is not None:
         return why
     elsewhere = [row for row in found.others if row.checkpoint == key[0] and row.concurrency == at]
+    if elsewhere and elsewhere[0].speculation is not None and elsewhere[0].why_not_chosen is not None:
+        return f"its row {elsewhere[0].why_not_chosen}"
     if elsewhere:
         return f"{elsewhere[0].origin} under other conditions only"
     return "nobody measured it"

@@ -73,7 +73,7 @@ def usable(rows: Sequence[SpeedRow], prompts: str | None, concurrency: Sequence[
         if row.is_comparable and prompts in (None, row.prompts):
             groups[conditions(row)].append(row)
     if not groups:
-        why = "emulated, or nobody states whether they drafted" if rows else "there are no rows"
+        why = "; ".join(_left_out(rows, None)[:3]) if rows else "there are no rows"
         raise AssayError(f"no speeds to choose by: {why}; measure with `assay speed`, or import with --speed FILE")
 
     def worth(group: Conditions) -> tuple[int, int]:
@@ -115,17 +115,19 @@ def _setups(rows: Mapping[tuple[Key, int], SpeedRow]) -> dict[Key, Setup]:
     return made
 
 
-def _left_out(rows: Iterable[SpeedRow], chosen: Conditions) -> list[str]:
-    """One line for each reason."""
+def _left_out(rows: Iterable[SpeedRow], chosen: Conditions | None) -> list[str]:
+    """One line for each reason. chosen: None: none could be."""
     why: dict[str, list[SpeedRow]] = defaultdict(list)
     for row in rows:
-        if row.origin == "predicted" != chosen[0]:
+        if chosen is not None and row.origin == "predicted" != chosen[0]:
             continue  # it fills a cell
         if row.emulated:
             reason = "emulated, which says nothing about speed"
         elif row.speculation is None:
             reason = "nobody states whether they drafted"
-        else:
+        elif row.why_not_chosen is not None:
+            reason = f"at {row.concurrency}: it {row.why_not_chosen}"
+        elif chosen is not None:
             names = ("origin", "prompts", "hardware", "number of GPUs", "engine")
             unlike = [
                 f"{name} {shown(str(theirs)) if theirs is not None else 'not stated'}"

@@ -290,7 +290,7 @@ def _key(row: SpeedRow) -> tuple[object, ...]:
     """Of a measured row its point; of others everything that tells them apart."""
     if row.origin == "measured":
         return ("measured", row.checkpoint, row.speculation, row.prompts, row.concurrency)
-    return (row.checkpoint, row.source, *row.like)
+    return row.point
 
 
 def _with_repeat(row: SpeedRow, one: SpeedRepeat, result: dict[str, Any]) -> SpeedRow:

@@ -71,10 +71,10 @@ def mean_of(row: SpeedRow, quantity: Quantity) -> Estimate | None:
 def why_unlike(one: SpeedRow, other: SpeedRow) -> str | None:
     """One line that says why two rows have no ratio; None: they have one."""
     for row in (one, other):
-        if row.emulated:
-            return f"{row.checkpoint} was emulated, which says nothing about speed"
-        if row.speculation is None:
+        if row.speculation is None and not row.emulated:
             return f"of {row.checkpoint} nobody states whether it drafted, so it is compared with none"
+        if row.why_not_chosen is not None:
+            return f"{row.checkpoint} {row.why_not_chosen}"
     if one.speculation != other.speculation:
         return f"{one.checkpoint} drafted {_drafts(one)}, {other.checkpoint} {_drafts(other)}"
     if one.prompts == other.prompts == NOT_STATED and one.source != other.source:

@@ -328,7 +328,7 @@ def test_measured_before_imported_and_other_hardware_stays_out() -> None:
         on_hardware(rows, "8xB300")
     with pytest.raises(AssayError, match=r"^--prompts cat: did you mean chat\? there are speeds for chat$"):
         choose(here, None, Wanted(prompts="cat"))
-    with pytest.raises(AssayError, match=r"^no speeds to choose by: emulated, or nobody states whether they drafted; measure"):
+    with pytest.raises(AssayError, match=r"^no speeds to choose by: 1 row of a: nobody states whether they drafted; measure"):
         choose([row("a", 1, 1.0, speculation=None)], None, Wanted())
 
 

@@ -16,7 +16,8 @@ from assay.cli.run_folders import refuse_runs
 from assay.cli.terminal import console, emit, escape, print_rows, results, say
 from assay.errors import AssayError
 from assay.foreign_text import check_label, shown
-from assay.records.speed import SPEED_RECORD, SpeedRecord, SpeedRow
+from assay.quantities import percent_of_events
+from assay.records.speed import SPEED_RECORD, NotMeasured, SpeedRecord, SpeedRow
 
 if TYPE_CHECKING:
     from assay.cli.targets import Target
@@ -30,6 +31,8 @@ IMPORTED_ONLY = ("form", "label", "hardware", "prompt_kind")
 PREDICTED_ONLY = ("acceptance_length",)
 FROM_A_FILE, NO_FILE = "with --import", "without --import"
 PREDICTED = "with --aiconfigurator"
+FEW_IN_FLIGHT = 0.75
+"""Share of its concurrency below which the table says how many requests a row had in flight on average."""
 
 
 def numbers(option: str, values: list[str] | None, least: int) -> tuple[int, ...] | None:
@@ -146,10 +149,11 @@ def speed(
         one_label, names = labels_of(label)
         rows = _rows_of_file(imported, form, one_label, hardware, prompt_kind, numbers("--speculation", speculation, 0), names)
         place = place_of(target, runs)
-        for line in _strangers(rows, place):
+        rows, refused = _without_refused(rows, imported.name)
+        for line in (*_strangers(rows, place), *_notes(rows)):
             say(line)
         with place.at_work():
-            record = _with_rows(place.run_dir, rows)
+            record = _with_rows(place.run_dir, rows, refused)
         say(f"{len(rows)} imported row{'s' if len(rows) != 1 else ''}")
     else:
         refuse_unused(ctx, NO_FILE, *IMPORTED_ONLY)
@@ -256,17 +260,44 @@ def _strangers(rows: Sequence[SpeedRow], place: Place) -> Iterator[str]:
             )
 
 
-def _with_rows(run_dir: Path, rows: Sequence[SpeedRow]) -> SpeedRecord:
+def _without_refused(rows: Sequence[SpeedRow], where: str) -> tuple[list[SpeedRow], list[NotMeasured]]:
+    """(rows that are speeds, what the others are). AssayError: none is one; it says why of the first."""
+    kept = [row for row in rows if row.why_refused is None]
+    refused = [
+        NotMeasured(
+            checkpoint=row.checkpoint, speculation=row.speculation, concurrency=row.concurrency, prompts=row.prompts,
+            reason=f"not imported from {where}: {row.why_refused}",
+        )
+        for row in rows if row.why_refused is not None
+    ]  # fmt: skip
+    if not kept:
+        more = f" (and so of {len(rows) - 1} more)" if len(rows) > 1 else ""
+        raise AssayError(
+            f"{where}: {rows[0].checkpoint} at {rows[0].concurrency}: {rows[0].why_refused}{more}; measure it again"
+        )
+    return kept, refused
+
+
+def _notes(rows: Sequence[SpeedRow]) -> Iterator[str]:
+    from assay_evaluate.speed.foreign.read import notes_of
+
+    yield from (f"note: {escape(line)}" for line in notes_of(rows))
+
+
+def _with_rows(run_dir: Path, rows: Sequence[SpeedRow], left_out: Sequence[NotMeasured]) -> SpeedRecord:
     from assay_evaluate.speed.rows_in_record import with_rows
 
-    record = with_rows(SpeedRecord.load_if_there(run_dir / SPEED_RECORD), rows)
+    record = with_rows(SpeedRecord.load_if_there(run_dir / SPEED_RECORD), rows, left_out)
     record.save(run_dir / SPEED_RECORD)
     return record
 
 
 def _failed(record: SpeedRecord) -> bool:
     """Whether something was wanted, could have been measured, and was not."""
-    return any(not one.reason.startswith(("emulated:", "nothing drafts:", "not predicted:")) for one in record.not_measured)
+    return any(
+        not one.reason.startswith(("emulated:", "nothing drafts:", "not predicted:", "not imported"))
+        for one in record.not_measured
+    )
 
 
 # ------------------------------------------------------------------------------------------------ the table
@@ -274,7 +305,7 @@ def print_speed(record: SpeedRecord, reference: str, out: Console) -> None:
     """A line for each point, then the ratios of like points, then what was not measured. Intervals are of 95 %."""
     from assay_evaluate.speed import ratio
 
-    columns = ("checkpoint", "drafts", "prompts", "in flight", "tokens/s", "TTFT", "TPOT", "accepted")
+    columns = ("checkpoint", "drafts", "prompts", "in flight", "failed", "tokens/s", "TTFT", "TPOT", "accepted")
     lines = []
     for row in sorted(
         record.rows,
@@ -283,7 +314,7 @@ def print_speed(record: SpeedRecord, reference: str, out: Console) -> None:
         where = row.checkpoint if row.origin == "measured" else f"{row.checkpoint} ({row.origin})"
         accepted = [one.acceptance_length for one in row.repeats if one.acceptance_length is not None]
         lines.append((
-            escape(where), drafts(row), escape(row.prompts), str(row.concurrency),
+            escape(where), drafts(row), escape(row.prompts), in_flight(row), lost(row),
             told(ratio.mean_of(row, ratio.output_tokens_s), 1, "{:.1f}"),
             told(ratio.mean_of(row, ratio.ttft_s), 1e3, "{:.0f} ms"),
             told(ratio.mean_of(row, ratio.tpot_s), 1e3, "{:.1f} ms"),
@@ -291,6 +322,10 @@ def print_speed(record: SpeedRecord, reference: str, out: Console) -> None:
         ))  # fmt: skip
     if lines:
         print_rows(columns, lines, out)
+    for row in record.rows:
+        if not row.emulated and row.speculation is not None and row.why_not_chosen is not None:
+            point = f"{drafts(row)}, {row.prompts}, {row.concurrency} in flight"
+            out.print(escape(f"never chosen: {row.checkpoint} ({point}): it {row.why_not_chosen}"))
     # A published reference has no row of its own where rows were imported; the FP8 release is what people compare with.
     labels = {row.checkpoint for row in record.rows}
     against = ratio.pairs(record.rows, reference if reference in labels else "fp8")
@@ -314,6 +349,20 @@ def print_speed(record: SpeedRecord, reference: str, out: Console) -> None:
 def drafts(row: SpeedRow) -> str:
     """`off`, a number, `?`."""
     return "?" if row.speculation is None else str(row.speculation) if row.speculation else "off"
+
+
+def in_flight(row: SpeedRow) -> str:
+    """`64`, or `64 (mean 12.0)` where fewer were in flight on average."""
+    mean = row.in_flight
+    few = mean is not None and mean < FEW_IN_FLIGHT * row.concurrency
+    return f"{row.concurrency} (mean {mean:.1f})" if few else str(row.concurrency)
+
+
+def lost(row: SpeedRow) -> str:
+    """Shares of requests that failed and that were cut off, `2.4 %`, `2.4 % + 4.7 % cut off`; `-`: not told."""
+    failed, cut = row.failed_share, row.incomplete_share
+    said = [] if failed is None else [percent_of_events(failed) if failed else "0 %"]
+    return " + ".join([*said, *([f"{percent_of_events(cut)} cut off"] if cut else [])]) or "-"
 
 
 def told(found: Any, unit: float, form: str) -> str:
