@@ -8,12 +8,22 @@ import numpy as np
 import pytest
 
 from assay_evaluate.choice.curves import NOBODY, Curve, Known, envelope, turns
+from assay_evaluate.speed.noise import Sample
 
 POINTS = (1, 8, 32)
 
 
+def known(at: int, values: tuple[float, ...], limits: dict[str, float], starts: tuple[int, ...] = ()) -> Known:
+    """starts: how many of the values each start has; (): one start."""
+    logs, made = [math.log(value) for value in values], []
+    for num in starts or (len(values),):
+        made.append(tuple(logs[:num]))
+        logs = logs[num:]
+    return Known(at, Sample(tuple(made)), limits)
+
+
 def curve(name: str, speeds: dict[int, tuple[float, ...]], chance: float = 0.0, **limits: float) -> Curve:
-    rows = tuple(Known(at, values, limits) for at, values in speeds.items())
+    rows = tuple(known(at, values, limits) for at, values in speeds.items())
     return Curve(name, name, rows, chance_of_failing=chance)
 
 
@@ -42,7 +52,7 @@ def test_a_setup_is_known_between_its_rows_only() -> None:
 
 def test_an_objective_ends_where_tpot_reaches_it() -> None:
     """TPOT of 10 ms at 1 and 40 ms at 16 streams is 20 ms at 4; a setup without TPOT is never chosen."""
-    fast = Curve("a", "a", (Known(1, (100.0,), {"tpot_s": 0.01}), Known(16, (400.0,), {"tpot_s": 0.04})))
+    fast = Curve("a", "a", (known(1, (100.0,), {"tpot_s": 0.01}), known(16, (400.0,), {"tpot_s": 0.04})))
     found = envelope([fast, curve("untold", {1: (900.0,), 16: (900.0,)})], (1, 16), {"tpot_s": 0.02}, num_draws=0, seed=0)
     (turn,) = turns(found)
     assert (turn.before, turn.after, turn.at) == (0, NOBODY, pytest.approx(4.0, rel=0.01))
@@ -51,7 +61,7 @@ def test_an_objective_ends_where_tpot_reaches_it() -> None:
 @pytest.mark.filterwarnings("error")
 def test_an_objective_beyond_the_rows_warns_of_nothing() -> None:
     """Where a setup has no rows nothing is computed of it: numpy's warning would stand before the recommendation."""
-    alone = Curve("a", "a", (Known(4, (100.0, 101.0), {"tpot_s": 0.01}),))
+    alone = Curve("a", "a", (known(4, (100.0, 101.0), {"tpot_s": 0.01}),))
     found = envelope([alone], (1, 4, 16), {"tpot_s": 0.02}, num_draws=20, seed=0)
     assert [int(found.at(at)[0]) for at in (1, 4, 16)] == [NOBODY, 0, NOBODY]
 

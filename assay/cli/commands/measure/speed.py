@@ -27,6 +27,7 @@ OFF = {"off": "0"}
 MOST = 4096
 """Requests in flight, tokens drafted, repeats: beyond it is a slip of the finger."""
 MEASURED_ONLY = ("checkpoints", "concurrency", "output_tokens", "prompt_tokens", "profile")
+LADDER_ONLY = ("prompts", "repeats", "starts", "requests", "objective", "seed")
 IMPORTED_ONLY = ("form", "label", "hardware", "prompt_kind")
 PREDICTED_ONLY = ("acceptance_length",)
 FROM_A_FILE, NO_FILE = "with --import", "without --import"
@@ -82,6 +83,13 @@ def speed(
     ] = None,
     repeats: Annotated[
         int | None, typer.Option("--repeats", min=1, max=1000, help="Of every point, in shuffled order. Default: 3.")
+    ] = None,
+    starts: Annotated[
+        int | None,
+        typer.Option(
+            "--starts", min=1, max=100,
+            help="Of each server, to which repeats are dealt out; one does not show how starts differ. Default: 2.",
+        ),
     ] = None,
     requests: Annotated[
         int | None,
@@ -145,7 +153,7 @@ def speed(
     """
     refuse_runs(ctx, target)
     if imported is not None:
-        refuse_unused(ctx, FROM_A_FILE, *MEASURED_ONLY, "prompts", "repeats", "requests", "objective", "seed", *PREDICTED_ONLY)
+        refuse_unused(ctx, FROM_A_FILE, *MEASURED_ONLY, *LADDER_ONLY, *PREDICTED_ONLY)
         one_label, names = labels_of(label)
         rows = _rows_of_file(imported, form, one_label, hardware, prompt_kind, numbers("--speculation", speculation, 0), names)
         place = place_of(target, runs)
@@ -161,11 +169,11 @@ def speed(
             concurrency=numbers("--concurrency", concurrency, 1),
             speculation=numbers("--speculation", speculation, 0),
             prompts=None if prompts is None else tuple(prompts),
-            repeats=repeats, num_requests=requests, output_tokens=output_tokens, prompt_tokens=prompt_tokens,
+            repeats=repeats, starts=starts, num_requests=requests, output_tokens=output_tokens, prompt_tokens=prompt_tokens,
             objective=_objective(objective), seed=seed,
         )  # fmt: skip
         if aiconfigurator is not None:
-            refuse_unused(ctx, PREDICTED, "prompts", "repeats", "requests", "objective", "seed")
+            refuse_unused(ctx, PREDICTED, *LADDER_ONLY)
             if profile is None:
                 raise AssayError(
                     "--aiconfigurator: say for which GPUs, with --profile (8xh200, or another of recipes/profiles/)"
@@ -294,17 +302,20 @@ def _with_rows(run_dir: Path, rows: Sequence[SpeedRow], left_out: Sequence[NotMe
 
 def _failed(record: SpeedRecord) -> bool:
     """Whether something was wanted, could have been measured, and was not."""
-    return any(
-        not one.reason.startswith(("emulated:", "nothing drafts:", "not predicted:", "not imported"))
-        for one in record.not_measured
-    )
+    known = ("emulated:", "nothing drafts:", "not predicted:", "not imported")
+    lost = any(row.origin == "measured" and row.why_refused is not None for row in record.rows)
+    return lost or any(not one.reason.startswith(known) for one in record.not_measured)
 
 
 # ------------------------------------------------------------------------------------------------ the table
 def print_speed(record: SpeedRecord, reference: str, out: Console) -> None:
     """A line for each point, then the ratios of like points, then what was not measured. Intervals are of 95 %."""
     from assay_evaluate.speed import ratio
+    from assay_evaluate.speed.noise import noise_of_rows
 
+    noise = {
+        quantity: noise_of_rows(record.rows, quantity) for quantity in (ratio.output_tokens_s, ratio.ttft_s, ratio.tpot_s)
+    }  # fmt: skip
     columns = ("checkpoint", "drafts", "prompts", "in flight", "failed", "tokens/s", "TTFT", "TPOT", "accepted")
     lines = []
     for row in sorted(
@@ -315,9 +326,9 @@ def print_speed(record: SpeedRecord, reference: str, out: Console) -> None:
         accepted = [one.acceptance_length for one in row.repeats if one.acceptance_length is not None]
         lines.append((
             escape(where), drafts(row), escape(row.prompts), in_flight(row), lost(row),
-            told(ratio.mean_of(row, ratio.output_tokens_s), 1, "{:.1f}"),
-            told(ratio.mean_of(row, ratio.ttft_s), 1e3, "{:.0f} ms"),
-            told(ratio.mean_of(row, ratio.tpot_s), 1e3, "{:.1f} ms"),
+            told(ratio.mean_of(row, ratio.output_tokens_s, noise[ratio.output_tokens_s]), 1, "{:.1f}"),
+            told(ratio.mean_of(row, ratio.ttft_s, noise[ratio.ttft_s]), 1e3, "{:.0f} ms"),
+            told(ratio.mean_of(row, ratio.tpot_s, noise[ratio.tpot_s]), 1e3, "{:.1f} ms"),
             f"{sum(accepted) / len(accepted):.2f}" if accepted else "-",
         ))  # fmt: skip
     if lines:
@@ -326,6 +337,8 @@ def print_speed(record: SpeedRecord, reference: str, out: Console) -> None:
         if not row.emulated and row.speculation is not None and row.why_not_chosen is not None:
             point = f"{drafts(row)}, {row.prompts}, {row.concurrency} in flight"
             out.print(escape(f"never chosen: {row.checkpoint} ({point}): it {row.why_not_chosen}"))
+    if any(len(row.repeats) > 1 for row in record.rows):
+        out.print(escape(f"95 % intervals: {noise[ratio.output_tokens_s].words}"))
     # A published reference has no row of its own where rows were imported; the FP8 release is what people compare with.
     labels = {row.checkpoint for row in record.rows}
     against = ratio.pairs(record.rows, reference if reference in labels else "fp8")
