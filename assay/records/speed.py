@@ -184,7 +184,9 @@ class SpeedRow(Part):
             return f"is not believed: {self.why_refused}"
         failed, incomplete = self.failed_share or 0.0, self.incomplete_share or 0.0
         if failed > MOST_FAILED:
-            return f"lost requests: {self._lost('num_failed', 'failed', failed)}; more than {MOST_FAILED:.0%} are too many"
+            return (
+                f"lost requests: {self._lost('num_failed', 'failed', failed)}; more than {100 * MOST_FAILED:g} % are too many"
+            )
         if incomplete > MOST_INCOMPLETE:
             lost = self._lost("num_incomplete", "were cut off by the end of the run", incomplete)
             return f"lacks requests: {lost}, and their tokens are not counted"

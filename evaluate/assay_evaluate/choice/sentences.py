@@ -30,7 +30,7 @@ def recommendation(
 
 
 def _alike(names: Sequence[str], best: Envelope, flips: Sequence[Flip], points: Sequence[int]) -> list[str]:
-    """Where the setup that is recommended is not known to be the fastest: `at 4 and 8 streams a and b cannot be told apart`."""
+    """Where the setup that is recommended is not known to be the fastest: `at 4 and 8 streams b may be as fast as a`."""
     numbers, between, _ = _without_noise(best, flips)
     places: dict[tuple[int, ...], list[int]] = {}
     for at in points:
@@ -42,9 +42,9 @@ def _alike(names: Sequence[str], best: Envelope, flips: Sequence[Flip], points: 
         if rivals:
             places.setdefault((number, *rivals), []).append(at)
     said = []
-    for numbers_alike, at in places.items():
-        where = f"at {_and(list(map(str, at)))} stream{'s' * (at != [1])}"
-        said.append(f"{where} {_and([names[number] for number in numbers_alike])} cannot be told apart")
+    for (number, *rivals), streams in places.items():
+        where = f"at {_and(list(map(str, streams)))} stream{'s' * (streams != [1])}"
+        said.append(f"{where} {_and([names[rival] for rival in rivals])} may be as fast as {names[number]}")
     return said
 
 

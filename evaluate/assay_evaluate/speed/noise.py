@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
+from assay.quantities import percent, percent_short
 from assay.records.speed import SpeedRepeat, SpeedRow
 
 Array = npt.NDArray[np.float64]
@@ -80,18 +81,20 @@ class Noise:
 
     @property
     def start(self) -> float:
-        """Standard deviation of the effects of starts."""
-        return float(np.sqrt(self.start_weights @ _SPREADS**2))
+        """Standard deviation of the effects of starts: that of Student's t, which effects of an uncertain spread follow."""
+        return float((self.start_weights @ _SPREADS**-2.0) ** -0.5)
 
     @property
     def words(self) -> str:
         """What the intervals of these speeds rest on, in a clause."""
         if self.num_restarted:
             several = f"{self.num_restarted} setup{'s' * (self.num_restarted != 1)} started more than once"
-            starts = f"starts of a server differ by {self.start:.1%}, from {several} and an assumed {START:.0%}"
+            starts = f"starts of a server differ by {percent(self.start)}, from {several} and an assumed {percent_short(START)}"
         else:
-            starts = f"no setup was measured in two starts of its server: that starts differ by {START:.0%} is assumed"
-        repeats = "" if self.num_repeated else f", and repeats by {REPEAT:.0%}"
+            starts = (
+                f"no setup was measured in two starts of its server: that starts differ by {percent_short(START)} is assumed"
+            )
+        repeats = "" if self.num_repeated else f", and repeats by {percent_short(REPEAT)}"
         return starts + repeats
 
     def variances(self, sample: Sample, start_variances: Array, rng: np.random.Generator) -> tuple[Array, Array]:

@@ -56,7 +56,7 @@ def read(folder: Path, data: Any, stated: Stated = HERE) -> list[SpeedRow]:
     [
         (256, 0, None, None),
         (998, 2, None, None),
-        (980, 20, None, "lost requests: 20 of 1,000 requests failed (2 %); more than 1% are too many"),
+        (980, 20, None, "lost requests: 20 of 1,000 requests failed (2 %); more than 1 % are too many"),
         (3, 497, "497 of 500 requests failed (99.4 %)", "is not believed: 497 of 500 requests failed (99.4 %)"),
     ],
 )
@@ -264,7 +264,7 @@ def test_what_an_import_prints(run: Run) -> None:
     assert code == 0 and err.splitlines()[0].startswith("note: slow at 16: at most 16 requests were in flight")
     assert [line.split()[5:8] for line in out.splitlines()[1:3]] == [["64", "0", "%"], ["16", "3", "%"]]
     assert out.splitlines()[3] == (
-        "never chosen: slow (off, not stated, 16 in flight): it lost requests: 8 of 264 requests failed (3.03 %); more than 1% "
+        "never chosen: slow (off, not stated, 16 in flight): it lost requests: 8 of 264 requests failed (3.03 %); more than 1 % "
         "are too many"
     )
     code, out, err = run("choose", "--speed", "bad.json", "--quality", "assumed")

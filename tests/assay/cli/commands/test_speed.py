@@ -158,7 +158,7 @@ def test_what_would_be_measured(run: Run, measured: list[Any]) -> None:
     assert (labels, schemes) == (["fp8", "bf16", "nvfp4a16", "w4a16"], ["fp8", "bf16", "nvfp4a16", "w4a16"])
     assert (ladder.concurrency, ladder.speculation, ladder.repeats) == ((1, 8), (0, 2), 3)
     assert (ladder.prompts, ladder.output_tokens, ladder.objective) == (("chat",), 64, {"ttft_s": 2.0})
-    assert out.splitlines()[1].split("  ")[0] == "bf16" and "11.0 [8.5, 13.5]" in out
+    assert out.splitlines()[1].split("  ")[0] == "bf16" and "11.0 [9.5, 12.6]" in out
     assert out.splitlines()[-1] == "not measured: fp8: emulated: as profile says"
     assert err.splitlines()[-1] == f"record: {run_dir / 'speed.json'}"
     assert run("speed", "tiny-glm", "--checkpoints", "bf16,w4a16")[0] == 0
@@ -184,7 +184,7 @@ def test_a_phase_of_a_run(run: Run, measured: list[Any], capsys: pytest.CaptureF
     record = measure_speed(judged, resolve_target("tiny-glm"), "cpu-emulated")
     out = capsys.readouterr()
     assert record == SpeedRecord.load(run_dir / "speed.json") and measured[0][2].speculation == (0, 1)
-    assert out.out == "" and "11.0 [8.5, 13.5]" in out.err and out.err.endswith(f"record: {run_dir / 'speed.json'}\n")
+    assert out.out == "" and "11.0 [9.5, 12.6]" in out.err and out.err.endswith(f"record: {run_dir / 'speed.json'}\n")
     assert "--speed" in run("run", "--help")[1]
 
 
