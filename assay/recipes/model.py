@@ -136,6 +136,8 @@ class SpeedPoints(Section):
     """Tokens drafted a step; 0: off."""
     prompts: tuple[str, ...] | None = Field(default=None, min_length=1)
     repeats: int | None = Field(default=None, ge=1, le=1000)
+    starts: int | None = Field(default=None, ge=1, le=100)
+    """Of each server; its repeats are dealt out to them."""
     requests: int | None = Field(default=None, ge=1)
     """Of a repeat."""
     output_tokens: int | None = Field(default=None, ge=2)

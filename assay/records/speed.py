@@ -6,7 +6,9 @@ compared only if `SpeedRow.like` agrees: MTP on and MTP off, native and emulated
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+import math
+import statistics
+from collections.abc import Callable, Hashable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -23,6 +25,18 @@ MOST_RATE, MOST_TIME_S, MOST_COUNT = 1e12, 1e9, 10**9
 """Beyond them a number is no speed, no time and no count: it was damaged on its way, and would not survive arithmetic."""
 _Time = Annotated[float, Field(ge=0, le=MOST_TIME_S)]
 _Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]
+_Rate = Annotated[float, Field(ge=0, le=MOST_RATE)]
+MOST_BYTES, MOST_JOULE = 2**60, 1e18
+
+MOST_FAILED = 0.01
+"""Share of failed requests beyond which a row is shown and never chosen: the server that drops requests is the faster one."""
+REFUSED_FAILED = 0.05
+"""Share of them beyond which a row is not imported at all."""
+MOST_INCOMPLETE, REFUSED_INCOMPLETE = 0.10, 0.50
+"""The same of requests that the end of the run cut off. A tool that stops after a time cuts off what is in flight, so some are
+usual; their tokens are in no throughput."""
+LEAST_IN_FLIGHT = 0.25
+"""Share of its concurrency that a row has in flight on average; below it the row says nothing of that concurrency."""
 
 
 class Quantiles(Part):
@@ -40,6 +54,14 @@ class SpeedRepeat(Part):
     duration_s: _Time | None = None
     num_completed: _Count | None = None
     num_failed: _Count | None = None
+    num_incomplete: _Count | None = None
+    """Cut off by the end of the run, or asked for and never told of."""
+    in_flight: float | None = Field(default=None, ge=0, le=MOST_COUNT)
+    """Mean number of requests in flight: completed requests a second by their mean time (Little's law)."""
+    peak_in_flight: _Count | None = None
+    """Most at once, as the tool counted. vLLM counts per whole second, so short requests count twice."""
+    server_start: _Count | None = None
+    """Which start of the server it was measured in, from 0. None: not told; such repeats count as of one start."""
     output_tokens_s: float = Field(ge=1 / MOST_RATE, le=MOST_RATE)
     """Of all requests together."""
     total_tokens_s: float | None = Field(default=None, ge=0, le=MOST_RATE)
@@ -51,11 +73,11 @@ class SpeedRepeat(Part):
     end_to_end_s: Quantiles | None = None
     acceptance_length: float | None = Field(default=None, ge=0, le=MOST_COUNT)
     """Tokens that a step of the target model yields: 1 + accepted drafts. None: no speculation, or not told."""
-    goodput_requests_s: float | None = None
+    goodput_requests_s: _Rate | None = None
     """Requests a second that met `SpeedRow.objective`."""
-    memory_bytes: int | None = None
+    memory_bytes: int | None = Field(default=None, ge=0, le=MOST_BYTES)
     """Most that the server held: of one GPU, or of its processes on a CPU."""
-    energy_j: float | None = None
+    energy_j: float | None = Field(default=None, ge=0, le=MOST_JOULE)
     """Of all GPUs while it ran. None: the hardware does not tell."""
 
 
@@ -76,7 +98,10 @@ class SpeedRow(Part):
     num_gpus: _Count
     """0: a CPU."""
     parallelism: dict[str, _Count] = Field(default_factory=dict)
-    """`tensor`, `expert`, `data`, `pipeline` -> ranks; absent: 1, or not stated."""
+    """`tensor`, `expert`, `data`, `pipeline` -> ranks; of imported rows also `data attention`, `prefill GPUs`, `decode GPUs`,
+    `prefill tensor`, ... Absent: 1, or not stated."""
+    settings: dict[str, str] = Field(default_factory=dict)
+    """Of an imported file: other settings in which its rows differ. Rows that differ in one are no repeats."""
     speculation: _Count | None = None
     """Tokens drafted a step; 0: off. None: nobody says, and such a row is compared with none."""
     prompts: str
@@ -85,7 +110,9 @@ class SpeedRow(Part):
     output_tokens: float | None = Field(default=None, ge=0, le=MOST_COUNT)
     """Mean number a request."""
     concurrency: int = Field(ge=1, le=MOST_COUNT)
-    """Requests in flight."""
+    """Requests in flight, at most: the limit that was set, or fewer where fewer requests were sent."""
+    request_rate: _Rate | None = None
+    """Requests a second at which they were sent, where that held them back: the tokens/s are the rate's, not the server's."""
     emulated: bool | None = None
     """As `Fingerprint.emulated`: such a row says nothing about speed. None: unquantized, or unknown."""
     kernels: tuple[str, ...] = ()
@@ -94,11 +121,94 @@ class SpeedRow(Part):
     engine: str | None = None
     """`vllm 0.32.0`."""
     startup_s: _Time | None = None
-    objective: dict[str, float] = Field(default_factory=dict)
+    objective: dict[str, _Time] = Field(default_factory=dict)
     """Of goodput: `ttft_s`, `tpot_s`, `end_to_end_s` -> the most that a good request takes."""
     repeats: tuple[SpeedRepeat, ...] = Field(min_length=1)
     assumptions: tuple[str, ...] = ()
     """Of a prediction, one line each; of an import what it does not state."""
+    doubt: str | None = None
+    """Which of its numbers contradict each other, in a clause. None: none does."""
+
+    @property
+    def tokens_s(self) -> float:
+        """Output tokens a second: the geometric mean over server starts of the geometric means of their repeats.
+
+        The one estimate of a row's speed: tables, pictures, picks, flips and ratios all use it.
+        """
+        starts: dict[int | None, list[float]] = {}
+        for repeat in self.repeats:
+            starts.setdefault(repeat.server_start, []).append(math.log(repeat.output_tokens_s))
+        return math.exp(statistics.fmean(statistics.fmean(logs) for logs in starts.values()))
+
+    @property
+    def failed_share(self) -> float | None:
+        """Of the requests of all repeats that ended. None: a repeat does not say how many failed."""
+        return self._share("num_failed", lambda one: (one.num_completed or 0) + (one.num_failed or 0))
+
+    @property
+    def incomplete_share(self) -> float | None:
+        """Of all requests. None: a repeat does not say how many were cut off."""
+        return self._share(
+            "num_incomplete", lambda one: (one.num_completed or 0) + (one.num_failed or 0) + (one.num_incomplete or 0)
+        )
+
+    def _share(self, name: str, of: Callable[[SpeedRepeat], int]) -> float | None:
+        counts = [getattr(one, name) for one in self.repeats]
+        asked = sum(map(of, self.repeats))
+        return None if None in counts or not asked else sum(counts) / asked
+
+    @property
+    def in_flight(self) -> float | None:
+        """Mean over the repeats. None: a repeat does not tell it."""
+        told = [one.in_flight for one in self.repeats if one.in_flight is not None]
+        return statistics.fmean(told) if len(told) == len(self.repeats) else None
+
+    @property
+    def why_refused(self) -> str | None:
+        """Why it is no speed, in a clause: too many requests lost, or numbers that contradict each other. None: it is one."""
+        failed, incomplete = self.failed_share or 0.0, self.incomplete_share or 0.0
+        if failed > REFUSED_FAILED:
+            return self._lost("num_failed", "failed", failed)
+        if incomplete > REFUSED_INCOMPLETE:
+            return self._lost("num_incomplete", "were not completed", incomplete)
+        return self.doubt
+
+    @property
+    def why_not_chosen(self) -> str | None:
+        """Why it is shown and never compared or chosen by, in a clause that follows `it`. None: it may be."""
+        if self.emulated:
+            return "was emulated, which says nothing about speed"
+        if self.speculation is None:
+            return "does not say whether it drafted"
+        if self.why_refused is not None:
+            return f"is not believed: {self.why_refused}"
+        failed, incomplete = self.failed_share or 0.0, self.incomplete_share or 0.0
+        if failed > MOST_FAILED:
+            return (
+                f"lost requests: {self._lost('num_failed', 'failed', failed)}; more than {100 * MOST_FAILED:g} % are too many"
+            )
+        if incomplete > MOST_INCOMPLETE:
+            lost = self._lost("num_incomplete", "were cut off by the end of the run", incomplete)
+            return f"lacks requests: {lost}, and their tokens are not counted"
+        if self.request_rate is not None:
+            each = f"{self.request_rate:g} request{'s' * (self.request_rate != 1)} a second"
+            mean = "" if self.in_flight is None else f" ({self.in_flight:.1f} in flight on average)"
+            return f"was asked {each}{mean}, so its tokens/s are those of the rate"
+        if self.in_flight is not None and self.in_flight < LEAST_IN_FLIGHT * self.concurrency:
+            return f"had {self.in_flight:.1f} requests in flight on average, not {self.concurrency:,}"
+        return None
+
+    def _lost(self, name: str, how: str, share: float) -> str:
+        lost = sum(getattr(one, name) or 0 for one in self.repeats)
+        asked = sum((one.num_completed or 0) + (one.num_failed or 0) for one in self.repeats)
+        asked += sum(one.num_incomplete or 0 for one in self.repeats) if name == "num_incomplete" else 0
+        return f"{lost:,} of {asked:,} requests {how} ({100 * share:.3g} %)"
+
+    @property
+    def point(self) -> tuple[Hashable, ...]:
+        """Rows are repeats of one another only if this is equal."""
+        apart = tuple(sorted(self.settings.items()))
+        return (self.checkpoint, self.source, self.scheme, apart, self.request_rate, *self.like)
 
     @property
     def like(self) -> tuple[Hashable, ...]:
@@ -109,8 +219,8 @@ class SpeedRow(Part):
 
     @property
     def is_comparable(self) -> bool:
-        """Not emulated, and speculation is stated."""
-        return not self.emulated and self.speculation is not None
+        """Whether its speed may be compared and chosen by; `why_not_chosen` says why not."""
+        return self.why_not_chosen is None
 
 
 class NotMeasured(Part):
@@ -138,11 +248,10 @@ class SpeedRecord(Record):
     def _one_row_a_point(self) -> Self:
         seen: set[tuple[Hashable, ...]] = set()
         for row in self.rows:
-            point = (row.checkpoint, row.source, *row.like)
-            if point in seen:
+            if row.point in seen:
                 at = f"concurrency {row.concurrency}, {row.prompts}, from {row.source}"
                 raise ValueError(f"two rows of {row.checkpoint} at {at}")
-            seen.add(point)
+            seen.add(row.point)
         return self
 
     def of_bytes(self, hashes: Mapping[str, str]) -> tuple[SpeedRecord, tuple[str, ...]]:

@@ -112,7 +112,7 @@ def environment(*, html: bool) -> Environment:
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
     made.filters |= FILTERS
-    made.filters["tokens_s"] = findings.tokens_s
+    made.filters["latency_s"] = findings.latency_s
     made.globals["NOT_MEASURED"] = NOT_MEASURED
     return made
 

@@ -44,9 +44,15 @@ def speed_conditions(run: Run) -> str | None:
     few = min(len(row.repeats) for row in rows)
     cpu = " On a CPU the benchmark's client computes on the same cores." if any(row.num_gpus == 0 for row in rows) else ""
     more = " or more" if any(len(row.repeats) != few for row in rows) else ""
+    starts = {len({repeat.server_start for repeat in row.repeats}) for row in rows}
+    shared = (
+        f"Repeats ({few}{more} a point) are of {min(starts)}{' or more' if len(starts) > 1 else ''} starts of each server."
+        if min(starts) > 1
+        else f"Repeats ({few}{more} a point) share a start of their server: by how much starts differ is assumed (3 %)."
+    )
     return (
         f"Speed is of {', '.join([*parts, *lengths])}, {flight} in flight: nothing is known of other hardware, lengths or "
-        f"loads. Repeats ({few}{more} a point) share a server, so what differs from start to start is in no interval.{cpu}"
+        f"loads. {shared}{cpu}"
     )
 
 

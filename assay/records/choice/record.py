@@ -35,9 +35,9 @@ class Cell(Part):
     state: State
     why: str | None = None
     output_tokens_s: float | None = None
-    """Mean over the repeats, all streams together."""
+    """`SpeedRow.tokens_s`: the geometric mean over starts and repeats, all streams together."""
     interval: Interval | None = None
-    """Of it, over the repeats. None: one repeat."""
+    """Of it: of repeats and of what differs from start to start. None: one repeat."""
     num_repeats: int = 0
     tokens_s_user: float | None = None
     tokens_s_gpu: float | None = None
@@ -90,7 +90,10 @@ class Pick(Part):
     """Pick over next best, where the rows are alike. None: they are not (`no_ratio`), or there is no other."""
     no_ratio: str | None = None
     chance_best: float | None = None
-    """Share of draws in which it stays the pick. None: every row has one repeat and quality was assumed."""
+    """Share of draws in which it is the best. None: nothing was drawn."""
+    expected_tokens_s: Interval | None = None
+    """What it is expected to run at, with the range of 95 % of draws. The fastest of `n` setups is partly the luckiest, so this
+    lies below the `output_tokens_s` that was measured of it. None: nothing was drawn, or chosen before this was."""
 
 
 class Flip(Part):
@@ -165,6 +168,8 @@ class Choice(Record):
     """Rows that could not be used, and why."""
     seed: int
     num_draws: int
+    noise: str | None = None
+    """What the draws take for the noise of speeds, and what of it is assumed. None: nothing was drawn."""
 
     def why_outdated(self, model: str, hashes: Mapping[str, str], overall: Mapping[str, Status] | None) -> str | None:
         """Why it is not about this run as it is now, in a clause; None: it is.

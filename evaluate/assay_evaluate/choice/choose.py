@@ -10,16 +10,20 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from assay.records.base import Interval
 from assay.records.choice.record import Cell, Choice, Flip, Pick, Quality, Regret, Setup
 from assay.records.speed import SpeedRow
 from assay.records.verdict import GateReport
-from assay_evaluate.choice.curves import NOBODY, ROUNDING, Curve, Envelope, Known, envelope, gap, turns
+from assay_evaluate.choice.curves import LEVEL, NOBODY, ROUNDING, Array, Curve, Envelope, Known, envelope, gap, turns
 from assay_evaluate.choice.quality import judged, losses
 from assay_evaluate.choice.rows import Key, Usable, latencies, usable
 from assay_evaluate.choice.sentences import if_passed, recommendation, within_noise, without_speed
 from assay_evaluate.roofline.beside import Beside
 from assay_evaluate.roofline.predicted import SPREAD
-from assay_evaluate.speed.ratio import mean_of, output_tokens_s, ratio, why_unlike
+from assay_evaluate.speed.noise import Noise, noise_of_rows, sample_of
+from assay_evaluate.speed.ratio import Estimate, mean_of, output_tokens_s, ratio, why_unlike
 
 SEED, NUM_DRAWS = 17, 2000
 LIMITS = {"ttft_s": "TTFT", "tpot_s": "TPOT", "end_to_end_s": "end to end"}
@@ -48,8 +52,9 @@ def choose(rows: Sequence[SpeedRow], gates: GateReport | None, wanted: Wanted, *
     objective = dict(wanted.objective or {})
     setups = [key[0] for key in found.setups]
     quality = judged(gates, [*setups, *(row.checkpoint for row in found.others), *_judged_labels(gates, setups)])
+    noise = noise_of_rows(found.rows.values(), output_tokens_s)
     cells = {
-        (key, at): _cell(found, key, at, wanted, objective, gates is not None) for key in found.setups for at in points
+        (key, at): _cell(found, key, at, wanted, objective, noise) for key in found.setups for at in points
     }  # fmt: skip
     may = [key for key in found.setups if quality[key[0]].may_be_chosen]
     curves = [_curve(found, key, quality[key[0]]) for key in may]
@@ -89,19 +94,19 @@ def choose(rows: Sequence[SpeedRow], gates: GateReport | None, wanted: Wanted, *
         set_aside=found.set_aside,
         seed=SEED,
         num_draws=NUM_DRAWS if best.noisy else 0,
+        noise=best.noise.words if best.noise is not None and found.conditions[0] != "predicted" else None,
     )
 
 
 # ------------------------------------------------------------------------------------------------ cells
 def _cell(
-    found: Usable, key: Key, at: int, wanted: Wanted, objective: Mapping[str, float], judged_here: bool
+    found: Usable, key: Key, at: int, wanted: Wanted, objective: Mapping[str, float], noise: Noise
 ) -> Cell:  # fmt: skip
     setup = found.setups[key]
     row = found.rows.get((key, at))
     if row is None:
         return Cell(setup=setup.name, concurrency=at, state="missing", why=_why_missing(found, key, at, wanted))
-    speed = mean_of(row, output_tokens_s)
-    assert speed is not None
+    speed = mean_of(row, output_tokens_s, noise) or Estimate(row.tokens_s, None, None, 1)
     known, derived = latencies(row)
     meets, misses = _against(known, objective)
     seen = None if wanted.beside is None else wanted.beside(row)
@@ -146,7 +151,7 @@ def _without_rows(
             guess = max((row for row in rows if row.origin == "predicted"), key=_tokens_s, default=None)
             speed = None if guess is None else mean_of(guess, output_tokens_s)
             tpot = None if guess is None else latencies(guess)[0].get("tpot_s")
-            made[(label, 0, ()), at] = Cell(
+            made[(label, 0, (), ()), at] = Cell(
                 setup=label,
                 concurrency=at,
                 state="missing" if guess is None else "predicted",
@@ -181,6 +186,8 @@ def _why_no_row(label: str, rows: Sequence[SpeedRow], wanted: Wanted) -> str:
         return why
     if any(row.emulated for row in rows):
         return "emulated here, which says nothing about speed"
+    if (lost := next((row for row in rows if row.speculation is not None and not row.is_comparable), None)) is not None:
+        return f"its row {lost.why_not_chosen}"
     if any(row.origin != "predicted" for row in rows):
         return "only rows that may not be compared with the others"
     return (wanted.not_measured or {}).get(label, "nobody measured it")
@@ -190,6 +197,8 @@ def _why_missing(found: Usable, key: Key, at: int, wanted: Wanted) -> str:
     if (why := (wanted.infeasible or {}).get(key[0])) is not None:
         return why
     elsewhere = [row for row in found.others if row.checkpoint == key[0] and row.concurrency == at]
+    if elsewhere and elsewhere[0].speculation is not None and elsewhere[0].why_not_chosen is not None:
+        return f"its row {elsewhere[0].why_not_chosen}"
     if elsewhere:
         return f"{elsewhere[0].origin} under other conditions only"
     return "nobody measured it"
@@ -240,7 +249,8 @@ def _beats(one: Cell, its_loss: float | None, other: Cell, other_loss: float | N
 def _curve(found: Usable, key: Key, quality: Quality) -> Curve:
     rows = sorted((row for (of, _), row in found.rows.items() if of == key), key=lambda row: row.concurrency)
     known = tuple(
-        Known(row.concurrency, tuple(one.output_tokens_s for one in row.repeats), latencies(row)[0]) for row in rows
+        Known(row.concurrency, sample, latencies(row)[0])
+        for row in rows if (sample := sample_of(row, output_tokens_s)) is not None
     )  # fmt: skip
     spread = SPREAD if found.conditions[0] == "predicted" else 1.0
     return Curve(found.setups[key].name, key[0], known, quality.chance_of_failing or 0.0, spread)
@@ -267,6 +277,8 @@ def _pick(
         setup=found.setups[may[first]].name,
         chance_best=float((chosen[1:] == first).mean()) if best.noisy else None,
     )
+    if (drawn := best.logs.get((first, at))) is not None and best.noise is not None:
+        pick = pick.model_copy(update={"expected_tokens_s": _expected(drawn[1:], len(rivals) + 1)})
     if second is None:
         return pick
     other = found.rows[second, at]
@@ -280,6 +292,12 @@ def _pick(
             "no_ratio": why,
         }
     )
+
+
+def _expected(logs: Array, num_compared: int) -> Interval:
+    """Of the draws of the setup that is picked: what it will run at, after the luck of being the fastest of so many."""
+    low, high = np.quantile(logs, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(value=math.exp(float(logs.mean())), low=math.exp(low), high=math.exp(high), n=num_compared)
 
 
 def _why_none(there: Sequence[Cell], may: Sequence[Key], found: Usable) -> str:

@@ -9,6 +9,9 @@ from assay.records.choice.record import Quality
 from assay.records.verdict import GateReport, Verdict
 from assay_evaluate.statistics import normal_quantile
 
+WHOLE = "whole"
+"""Gate of the claim about all scores together (verdicts/whole/claim.py)."""
+
 
 def judged(gates: GateReport | None, checkpoints: Iterable[str]) -> dict[str, Quality]:
     """For every checkpoint that has rows. gates: None: quality is assumed."""
@@ -34,7 +37,7 @@ def _quality(gates: GateReport | None, label: str) -> Quality:
         may_be_chosen=word == "PASS",
         detail=gates.reasons.get(label) or f"its gates say {word}",
         to_run=() if word in ("PASS", "FAIL") else tuple(map(_to_run, (one for one in verdicts if one.status == word))),
-        chance_of_failing=_chance_of_failing(verdicts) if word == "PASS" else None,
+        chance_of_failing=_chance_of_failing(gates, label) if word == "PASS" else None,
     )
 
 
@@ -51,20 +54,32 @@ def _to_run(verdict: Verdict) -> str:
     return f"{what}: no number of items decides it if the loss seen is the true one ({asked:,} were asked)"
 
 
-def _chance_of_failing(verdicts: Iterable[Verdict]) -> float | None:
-    """Chance that a true loss is beyond its margin, were losses drawn from the intervals seen, each by itself."""
-    chances = [chance for one in verdicts if (chance := _beyond(one)) is not None]
+def _chance_of_failing(gates: GateReport, label: str) -> float | None:
+    """Chance that a true loss is beyond what a PASS allows, were losses drawn from the intervals seen, each by itself.
+
+    Of every score with its margin, also of one that is undecided alone: where the gates claim something of the whole, that one
+    may lose as much as the claim allows a task. And of the whole with its limit. They share losses, so this is no less than the
+    chance.
+    """
+    max_task = next((one.max_task for one in gates.wholes if one.candidate == label), 1.0)
+    chances = [
+        chance
+        for one in gates.verdicts
+        if one.candidate == label and (one.has_say or one.status == "UNDERPOWERED")
+        and (chance := _beyond(one, max_task if not one.has_say else 1.0)) is not None
+    ]  # fmt: skip
     return 1 - math.prod(1 - chance for chance in chances) if chances else None
 
 
-def _beyond(verdict: Verdict) -> float | None:
+def _beyond(verdict: Verdict, num_limits: float) -> float | None:
+    """Chance that what a gate limits is beyond `num_limits` times its limit. None: no score, or not measured."""
     seen = verdict.observed
-    if not verdict.gate.startswith("score ") or seen is None or verdict.limit is None:
+    if not verdict.gate.startswith(("score ", WHOLE)) or seen is None or verdict.limit is None:
         return None
-    error = (seen.high - seen.low) / (2 * normal_quantile(seen.level))
+    limit, error = num_limits * verdict.limit, (seen.high - seen.low) / (2 * normal_quantile(seen.level))
     if error <= 0:
-        return float(seen.value > verdict.limit)
-    return 0.5 * math.erfc((verdict.limit - seen.value) / error / math.sqrt(2))
+        return float(seen.value > limit)
+    return 0.5 * math.erfc((limit - seen.value) / error / math.sqrt(2))
 
 
 def losses(gates: GateReport | None) -> Mapping[str, float]:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from assay.errors import AssayError, did_you_mean
 from assay.foreign_text import shown
 from assay.records.choice.record import Setup
 from assay.records.speed import SpeedRow
-from assay_evaluate.speed.ratio import mean_of, output_tokens_s, ttft_s, why_unlike
+from assay_evaluate.speed.ratio import end_to_end_s, mean_of, tpot_s, ttft_s, why_unlike
 
 ORIGINS = ("measured", "imported", "predicted")
 """What is believed first."""
 Conditions = tuple[str, str, str, int, str | None]
-Key = tuple[str, int, tuple[tuple[str, int], ...]]
+Key = tuple[str, int, tuple[tuple[str, int], ...], tuple[str, ...]]
+"""(checkpoint, speculation, parallelism, what else tells setups apart: the scheme, and settings of an imported file)."""
 
 
 def conditions(row: SpeedRow) -> Conditions:
@@ -23,9 +24,11 @@ def conditions(row: SpeedRow) -> Conditions:
     return row.origin, row.prompts, row.hardware, row.num_gpus, row.engine
 
 
-def key_of(row: SpeedRow) -> Key:
-    assert row.speculation is not None
-    return row.checkpoint, row.speculation, tuple(sorted(row.parallelism.items()))
+def key_of(row: SpeedRow, in_several_schemes: Collection[str]) -> Key:
+    """Of a row that states its speculation. in_several_schemes: checkpoints of whose name rows state more than one scheme."""
+    settings = (f"{name} {value}" for name, value in sorted(row.settings.items()))
+    scheme = [row.scheme or "scheme not stated"] if row.checkpoint in in_several_schemes else []
+    return row.checkpoint, row.speculation or 0, tuple(sorted(row.parallelism.items())), (*scheme, *settings)
 
 
 @dataclass(frozen=True)
@@ -68,23 +71,27 @@ def usable(rows: Sequence[SpeedRow], prompts: str | None, concurrency: Sequence[
     kinds = sorted({row.prompts for row in rows})
     if prompts is not None and prompts not in kinds:
         raise AssayError(f"--prompts {shown(prompts)}: {did_you_mean(prompts, kinds)}there are speeds for {', '.join(kinds)}")
+    schemes: dict[str, set[str]] = defaultdict(set)
+    for row in rows:
+        schemes[row.checkpoint] |= {row.scheme} if row.scheme else set()
+    several = [checkpoint for checkpoint, known in schemes.items() if len(known) > 1]
     groups: dict[Conditions, list[SpeedRow]] = defaultdict(list)
     for row in rows:
         if row.is_comparable and prompts in (None, row.prompts):
             groups[conditions(row)].append(row)
     if not groups:
-        why = "emulated, or nobody states whether they drafted" if rows else "there are no rows"
+        why = "; ".join(_left_out(rows, None)[:3]) if rows else "there are no rows"
         raise AssayError(f"no speeds to choose by: {why}; measure with `assay speed`, or import with --speed FILE")
 
     def worth(group: Conditions) -> tuple[int, int]:
         asked = [row for row in groups[group] if concurrency is None or row.concurrency in concurrency]
-        return -ORIGINS.index(group[0]), len({(key_of(row), row.concurrency) for row in asked})
+        return -ORIGINS.index(group[0]), len({(key_of(row, several), row.concurrency) for row in asked})
 
     chosen = max(groups, key=worth)
     taken: dict[tuple[Key, int], SpeedRow] = {}
     aside: list[str] = []
     for row in groups[chosen]:
-        if (at := (key_of(row), row.concurrency)) in taken:
+        if (at := (key_of(row, several), row.concurrency)) in taken:
             aside.append(
                 f"{row.checkpoint} at {row.concurrency} from {row.source}: there is another row from {taken[at].source}"
             )
@@ -96,16 +103,19 @@ def usable(rows: Sequence[SpeedRow], prompts: str | None, concurrency: Sequence[
 
 def _setups(rows: Mapping[tuple[Key, int], SpeedRow]) -> dict[Key, Setup]:
     keys = list(dict.fromkeys(key for key, _ in rows))
-    drafting = any(speculation for _, speculation, _ in keys)
-    lengths = {checkpoint: len({k for c, k, _ in keys if c == checkpoint and k}) for checkpoint, _, _ in keys}
+    drafting = any(key[1] for key in keys)
+    lengths = {key[0]: len({other[1] for other in keys if other[0] == key[0] and other[1]}) for key in keys}
+    variants = {key[0]: len({other[3] for other in keys if other[0] == key[0]}) for key in keys}
 
     def short(key: Key) -> str:
-        checkpoint, speculation, _ = key
+        checkpoint, speculation, _, variant = key
+        if variants[checkpoint] > 1:
+            checkpoint = f"{checkpoint} ({', '.join(variant)})" if variant else checkpoint
         if not drafting:
             return checkpoint
         if not speculation:
             return f"{checkpoint} without MTP"
-        return f"{checkpoint} with MTP" + (f" {speculation}" if lengths[checkpoint] > 1 else "")
+        return f"{checkpoint} with MTP" + (f" {speculation}" if lengths[key[0]] > 1 else "")
 
     same = Counter(map(short, keys))
     made = {}
@@ -115,17 +125,19 @@ def _setups(rows: Mapping[tuple[Key, int], SpeedRow]) -> dict[Key, Setup]:
     return made
 
 
-def _left_out(rows: Iterable[SpeedRow], chosen: Conditions) -> list[str]:
-    """One line for each reason."""
+def _left_out(rows: Iterable[SpeedRow], chosen: Conditions | None) -> list[str]:
+    """One line for each reason. chosen: None: none could be."""
     why: dict[str, list[SpeedRow]] = defaultdict(list)
     for row in rows:
-        if row.origin == "predicted" != chosen[0]:
+        if chosen is not None and row.origin == "predicted" != chosen[0]:
             continue  # it fills a cell
         if row.emulated:
             reason = "emulated, which says nothing about speed"
         elif row.speculation is None:
             reason = "nobody states whether they drafted"
-        else:
+        elif row.why_not_chosen is not None:
+            reason = f"at {row.concurrency}: it {row.why_not_chosen}"
+        elif chosen is not None:
             names = ("origin", "prompts", "hardware", "number of GPUs", "engine")
             unlike = [
                 f"{name} {shown(str(theirs)) if theirs is not None else 'not stated'}"
@@ -176,9 +188,7 @@ def _drafts(row: SpeedRow) -> str:
 
 
 def _speed(row: SpeedRow) -> float:
-    found = mean_of(row, output_tokens_s)
-    assert found is not None
-    return found.value
+    return row.tokens_s
 
 
 # ------------------------------------------------------------------------------------------------ latencies
@@ -190,10 +200,9 @@ def latencies(row: SpeedRow) -> tuple[dict[str, float], bool]:
     found: dict[str, float] = {}
     if (first := mean_of(row, ttft_s)) is not None:
         found["ttft_s"] = first.value
-    for name in ("tpot_s", "end_to_end_s"):
-        values = [part.mean for one in row.repeats if (part := getattr(one, name)) is not None]
-        if values:
-            found[name] = sum(values) / len(values)
+    for name, quantity in (("tpot_s", tpot_s), ("end_to_end_s", end_to_end_s)):
+        if (mean := mean_of(row, quantity)) is not None:
+            found[name] = mean.value
     if "tpot_s" in found or row.output_tokens is None or row.output_tokens <= 1:
         return found, False
     whole = row.output_tokens * row.concurrency / _speed(row)

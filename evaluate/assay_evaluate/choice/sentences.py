@@ -11,6 +11,8 @@ from assay_evaluate.choice.curves import NOBODY, Envelope
 SURE = 0.8
 """A change to another setup and back is said if each of the two is in so many of the draws, or if the setup before is beaten in
 so many at some number of streams between them."""
+LEAST_LIKELY = 0.1
+"""Share of the draws in which a setup is the best from which it is named among those that cannot be told apart."""
 HOW = {"measured": "", "imported": "", "predicted": "predicted, not measured: "}
 
 
@@ -23,7 +25,31 @@ def recommendation(
     limited: there is an objective.
     """
     said = "quality was not measured (--quality assumed): " if assumed else ""
-    return f"{said}{HOW[origin]}{_clause(names, best, flips, points, picks, limited)}"
+    alike = [] if origin == "predicted" else _alike(names, best, flips, points)
+    return "; ".join([f"{said}{HOW[origin]}{_clause(names, best, flips, points, picks, limited)}", *alike])
+
+
+def _alike(names: Sequence[str], best: Envelope, flips: Sequence[Flip], points: Sequence[int]) -> list[str]:
+    """Where the setup that is recommended is not known to be the fastest: `at 4 and 8 streams b may be as fast as a`."""
+    numbers, between, _ = _without_noise(best, flips)
+    places: dict[tuple[int, ...], list[int]] = {}
+    for at in points:
+        number = numbers[sum(flip.at < at for flip in between)]
+        drawn = best.at(at)[1:][best.passed[1:]]
+        if number == NOBODY or not len(drawn) or (drawn == number).mean() >= SURE:
+            continue
+        rivals = [rival for rival in range(len(names)) if rival != number and (drawn == rival).mean() >= LEAST_LIKELY]
+        if rivals:
+            places.setdefault((number, *rivals), []).append(at)
+    said = []
+    for (number, *rivals), streams in places.items():
+        where = f"at {_and(list(map(str, streams)))} stream{'s' * (streams != [1])}"
+        said.append(f"{where} {_and([names[rival] for rival in rivals])} may be as fast as {names[number]}")
+    return said
+
+
+def _and(words: list[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
 def _clause(

@@ -31,6 +31,8 @@ class Ladder:
     speculation: tuple[int, ...] = (0, 1)
     prompts: tuple[str, ...] = ("chat",)
     repeats: int = 3
+    starts: int = 2
+    """Of each server, no more than repeats: those of one start do not show by how much starts differ (decision 214)."""
     num_requests: int | None = None
     output_tokens: int = 128
     prompt_tokens: int = 1024
@@ -60,23 +62,39 @@ class Ladder:
     def settings(self) -> dict[str, Any]:
         """All of it, for the record."""
         asked = {name: list(getattr(self, name)) for name in ("concurrency", "speculation", "prompts")}
-        return {**asked, "repeats": self.repeats, **self.same_points()}
+        return {**asked, "repeats": self.repeats, "starts": self.starts, **self.same_points()}
 
 
-def shuffled(points: Sequence[Point], repeats: int, seed: str) -> Iterator[tuple[int, Point]]:
-    """(repeat, point): every repeat is a pass over all points, each pass in an order of its own.
+def shuffled(points: Mapping[Point, range], seed: str) -> Iterator[tuple[int, Point]]:
+    """(repeat, point): every repeat is a pass over all points that it is wanted of, each pass in an order of its own.
 
     So the repeats of a point are spread over the time that its server runs, and a machine that slows down does not slow down
     one point only (randomized complete blocks).
     """
-    for repeat in range(repeats):
+    for repeat in sorted({repeat for repeats in points.values() for repeat in repeats}):
         one_pass = list(points)
         random.Random(f"{seed}:order:{repeat}").shuffle(one_pass)
-        yield from ((repeat, point) for point in one_pass)
+        yield from ((repeat, point) for point in one_pass if repeat in points[point])
 
 
-def shuffled_servers(servers: Sequence[tuple[str, int]], seed: int) -> list[tuple[str, int]]:
-    """(label, speculation) of the servers in the order in which they are started."""
+def dealt(num_repeats: int, num_starts: int, ladder: Ladder) -> list[range]:
+    """Repeats that each further start of a server measures of a point that has `num_repeats`, of `num_starts` starts.
+
+    As many starts in all as the ladder says, if need be with more repeats than it says; none where nothing is missing.
+    """
+    starts = max(min(ladder.starts, ladder.repeats) - num_starts, 0)
+    missing = max(ladder.repeats - num_repeats, starts)
+    starts = max(starts, 1 if missing else 0)
+    made, first = [], num_repeats
+    for start in range(starts):
+        num = missing // starts + (start < missing % starts)
+        made.append(range(first, first + num))
+        first += num
+    return made
+
+
+def shuffled_servers(servers: Sequence[tuple[str, int]], seed: int, turn: int = 0) -> list[tuple[str, int]]:
+    """(label, speculation) of the servers in the order in which they are started in their turn."""
     order = list(servers)
-    random.Random(f"{seed}:servers").shuffle(order)
+    random.Random(f"{seed}:servers{f':{turn}' if turn else ''}").shuffle(order)
     return order

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +25,7 @@ from assay.records.speed import SPEED_RECORD, NotMeasured, SpeedRecord, SpeedRep
 from assay_evaluate.serving.hardware import describe_hardware, find_gpus
 from assay_evaluate.serving.server import Server, ServerSpec, planned_fingerprint, serve
 from assay_evaluate.speed.bench import Job, benchmark, write_prompts
-from assay_evaluate.speed.ladder import Ladder, Point, shuffled, shuffled_servers
+from assay_evaluate.speed.ladder import Ladder, Point, dealt, shuffled, shuffled_servers
 from assay_evaluate.speed.prompts import LONG, Prompts, has_chat_template, token_counter
 from assay_evaluate.speed.rows import WHERE, count, repeat_of, tokens_each
 from assay_evaluate.speed.watch import Watch
@@ -78,21 +78,28 @@ class Measuring:
     def run(self) -> SpeedRecord:
         """Measure what is missing; the record, as it lies in the run's folder."""
         self._take_over()
-        missing: dict[tuple[str, int], list[tuple[int, Point]]] = {}
+        missing: dict[tuple[str, int], list[list[tuple[int, Point]]]] = {}
         subjects = {one.label: one for one in self.subjects}
         for one in self.subjects:
             for speculation in self.ladder.speculation:
                 if wanted := self._missing(one, speculation):
                     missing[one.label, speculation] = wanted
         record = self._save()
-        for label, speculation in shuffled_servers(list(missing), self.ladder.seed):
-            try:
-                self._measure_server(subjects[label], speculation, missing[label, speculation])
-            except ServeError as error:
-                reason = f"its server did not serve: {one_line(str(error).splitlines()[0])}"
-                self.on_progress(f"{label}: {reason}")
-                self.left_out.append(NotMeasured(checkpoint=label, speculation=speculation, reason=reason))
-            record = self._save()
+        if missing:
+            self.on_progress(f"{sum(map(len, missing.values()))} starts of servers, {_starts(missing)}")
+        broken: set[tuple[str, int]] = set()
+        # Every server once, then every server again: what drifts over hours is not the effect of one start.
+        for turn in range(max(map(len, missing.values()), default=0)):
+            servers = [key for key, wanted in missing.items() if turn < len(wanted) and key not in broken]
+            for label, speculation in shuffled_servers(servers, self.ladder.seed, turn):
+                try:
+                    self._measure_server(subjects[label], speculation, missing[label, speculation][turn])
+                except ServeError as error:
+                    reason = f"its server did not serve: {one_line(str(error).splitlines()[0])}"
+                    self.on_progress(f"{label}: {reason}")
+                    self.left_out.append(NotMeasured(checkpoint=label, speculation=speculation, reason=reason))
+                    broken.add((label, speculation))
+                record = self._save()
         return record
 
     # -------------------------------------------------------------------------------------------- what is there
@@ -120,8 +127,8 @@ class Measuring:
             return "it would be served differently now"
         return None if same else "requests, lengths, objective or seed are others"
 
-    def _missing(self, subject: Subject, speculation: int) -> list[tuple[int, Point]]:
-        """(repeat, point) that are to be measured, in order. What cannot be is noted."""
+    def _missing(self, subject: Subject, speculation: int) -> list[list[tuple[int, Point]]]:
+        """(repeat, point) that each start of its server is to measure, in order. What cannot be is noted."""
         planned = self._planned(subject, speculation)
         self.versions |= planned.versions
         reason = None
@@ -137,27 +144,42 @@ class Measuring:
                 self.on_progress(f"{subject.label}: not measured: {reason}")
                 self.left_out.append(noted)
             return []
-        order = shuffled(self.ladder.points, self.ladder.repeats, f"{self.ladder.seed}:{subject.label}:{speculation}")
-        done = {point: self._repeats_of(subject.label, speculation, point) for point in self.ladder.points}
-        wanted = [(repeat, point) for repeat, point in order if repeat >= done[point]]
+        repeats = {
+            point: dealt(len(done), len({one.server_start for one in done}), self.ladder)
+            for point in self.ladder.points for done in (self._repeats_of(subject.label, speculation, point),)
+        }  # fmt: skip
+        seed = f"{self.ladder.seed}:{subject.label}:{speculation}"
+        wanted = [
+            list(shuffled({point: one[start] for point, one in repeats.items() if start < len(one)}, seed))
+            for start in range(max(map(len, repeats.values()), default=0))
+        ]
         if not wanted:
             self.on_progress(f"{subject.label}: speculation {speculation or 'off'}: measured already")
         return wanted
 
-    def _repeats_of(self, label: str, speculation: int, point: Point) -> int:
+    def _repeats_of(self, label: str, speculation: int, point: Point) -> tuple[SpeedRepeat, ...]:
         row = self.rows.get(("measured", label, speculation, point.prompts, point.concurrency))
-        return 0 if row is None else len(row.repeats)
+        return () if row is None else row.repeats
+
+    def _next_start(self, label: str, speculation: int) -> int:
+        """Number of the next start of a server; those of rows from before starts were told are one, and have none."""
+        told = [
+            one.server_start
+            for row in self.rows.values() if (row.origin, row.checkpoint, row.speculation) == ("measured", label, speculation)
+            for one in row.repeats if one.server_start is not None
+        ]  # fmt: skip
+        return max(told, default=-1) + 1
 
     # -------------------------------------------------------------------------------------------- one server
-    def spec(self, subject: Subject, speculation: int) -> ServerSpec:
-        """How a checkpoint is served: as an evaluation serves it, but for the number of drafts."""
+    def spec(self, subject: Subject, speculation: int, start: int = 0) -> ServerSpec:
+        """How a checkpoint is served: as an evaluation serves it, but for the number of drafts. start: for the log's name."""
         serving, profile = drafting(self.serving, self.profile, speculation)
         return ServerSpec(
             checkpoint=subject.checkpoint,
             profile=profile,
             serving=serving,
             speculate=speculation > 0,
-            log_path=self.run_dir / "logs" / f"vllm-{subject.label}-speed-{speculation}.log",
+            log_path=self.run_dir / "logs" / f"vllm-{subject.label}-speed-{speculation}{_of_start(start)}.log",
         )
 
     def _planned(self, subject: Subject, speculation: int) -> Fingerprint:
@@ -165,10 +187,11 @@ class Measuring:
 
     def _measure_server(self, subject: Subject, speculation: int, wanted: Sequence[tuple[int, Point]]) -> None:
         """All missing repeats of one checkpoint with one speculation. ServeError: its server did not start, or died."""
-        started = time.monotonic()
-        spec, log_path = self.spec(subject, speculation), self.run_dir / "logs" / f"bench-{subject.label}-{speculation}.log"
+        started, start = time.monotonic(), self._next_start(subject.label, speculation)
+        spec = self.spec(subject, speculation, start)
+        log_path = self.run_dir / "logs" / f"bench-{subject.label}-{speculation}{_of_start(start)}.log"
         name = f"{subject.label}: speculation {speculation or 'off'}"
-        self.on_progress(f"{name}: {len(wanted)} runs")
+        self.on_progress(f"{name}: start {start + 1} of its server, {len(wanted)} runs")
         count_tokens, failed = token_counter(subject.checkpoint), set[Point]()
         folder = Path(tempfile.mkdtemp(prefix="assay-speed-"))
         try:
@@ -180,15 +203,15 @@ class Measuring:
                         if point in failed:
                             continue
                         try:
-                            row = self._row(bench, subject, speculation, server, repeat, point, folder, count_tokens, startup_s)
+                            run = (speculation, start, repeat, point)
+                            row = self._row(bench, subject, server, run, folder, count_tokens, startup_s)
                         except MeasureError as error:
                             failed.add(point)
-                            self.left_out.append(
-                                NotMeasured(
-                                    checkpoint=subject.label, speculation=speculation, concurrency=point.concurrency,
-                                    prompts=point.prompts, reason=one_line(str(error)),
-                                )
+                            noted = NotMeasured(
+                                checkpoint=subject.label, speculation=speculation, concurrency=point.concurrency,
+                                prompts=point.prompts, reason=one_line(str(error)),
                             )  # fmt: skip
+                            self.left_out += [noted] if noted not in self.left_out else []
                             self.on_progress(f"{name}: {point.prompts} at {point.concurrency}: {error}")
                             continue
                         self.rows[_key(row)] = row
@@ -196,6 +219,8 @@ class Measuring:
                         rate = row.repeats[-1].output_tokens_s
                         where = f"{point.prompts} at {point.concurrency} in flight"
                         self.on_progress(f"{name}: {number}/{len(wanted)} {where}: {rate:.1f} tokens/s")
+                        if row.why_not_chosen is not None:
+                            self.on_progress(f"{name}: {where}: never chosen: it {row.why_not_chosen}")
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -230,10 +255,11 @@ class Measuring:
         return f"{needed} tokens of prompt and reply do not fit the server's {server.max_model_len}"
 
     def _row(
-        self, bench: Bench, subject: Subject, speculation: int, server: Server, repeat: int, point: Point, folder: Path,
+        self, bench: Bench, subject: Subject, server: Server, run: tuple[int, int, int, Point], folder: Path,
         count_tokens: Callable[[str], int], startup_s: float,
     ) -> SpeedRow:  # fmt: skip
-        """The point's row with one repeat more. MeasureError: it could not be measured."""
+        """The point's row with one repeat more. run: (speculation, start, repeat, point). MeasureError: it has none."""
+        speculation, start, repeat, point = run
         if (why := self._too_long(server, point.prompts)) is not None:
             raise MeasureError(why)
         part, num = f"{point.concurrency}:{repeat}", self.ladder.requests_of(point)
@@ -246,7 +272,7 @@ class Measuring:
         num_gpus, parallelism = ranks_of(fingerprint, self.profile)
         with Watch(server.pid, on_gpus=num_gpus > 0) as seen:
             result = bench.run(job)
-        one = repeat_of(result, WHERE, memory_bytes=seen.memory_bytes, energy_j=seen.energy_j)
+        one = repeat_of(result, WHERE, memory_bytes=seen.memory_bytes, energy_j=seen.energy_j, server_start=start)
         before = self.rows.get(("measured", subject.label, speculation, point.prompts, point.concurrency))
         if before is not None:
             return _with_repeat(before, one, result)
@@ -286,11 +312,21 @@ class Measuring:
         return record
 
 
+def _of_start(start: int) -> str:
+    return f"-start-{start + 1}" if start else ""
+
+
+def _starts(missing: Mapping[tuple[str, int], Sequence[object]]) -> str:
+    """`2 of each of 4 servers`."""
+    each = {len(wanted) for wanted in missing.values()}
+    return f"{min(each)}{f' to {max(each)}' if len(each) > 1 else ''} of each of {len(missing)} setups"
+
+
 def _key(row: SpeedRow) -> tuple[object, ...]:
     """Of a measured row its point; of others everything that tells them apart."""
     if row.origin == "measured":
         return ("measured", row.checkpoint, row.speculation, row.prompts, row.concurrency)
-    return (row.checkpoint, row.source, *row.like)
+    return row.point
 
 
 def _with_repeat(row: SpeedRow, one: SpeedRepeat, result: dict[str, Any]) -> SpeedRow:

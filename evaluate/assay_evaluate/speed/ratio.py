@@ -1,23 +1,21 @@
 """What repeats say of a point, and how two like points compare. Unlike rows have no ratio.
 
-Intervals are over repeats. Of one row: Student's t. Of a ratio: Welch's t on the logarithms of the repeats, so that it is an
-interval of the ratio of geometric means, and cannot reach below zero. One repeat has no interval.
+A value is the geometric mean over starts of the server of the geometric means of their repeats (`SpeedRow.tokens_s`). Intervals
+are on logarithms, so that they cannot reach below zero, and hold what differs from start to start as well (`noise.py`). One
+repeat has no interval.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
-
-from scipy import stats
 
 from assay.errors import MeasureError
 from assay.records.base import Interval
 from assay.records.speed import SpeedRepeat, SpeedRow
+from assay_evaluate.speed.noise import Noise, Quantity, Sample, noise_of_rows, sample_of
 
-Quantity = Callable[[SpeedRepeat], float | None]
 LEVEL = 0.95
 NOT_STATED = "not stated"
 """Prompts of an imported row that does not say what was asked."""
@@ -48,33 +46,42 @@ def output_tokens_s(repeat: SpeedRepeat) -> float | None:
 
 def ttft_s(repeat: SpeedRepeat) -> float | None:
     """The median."""
-    return None if repeat.ttft_s is None else repeat.ttft_s.p50
+    return None if repeat.ttft_s is None else repeat.ttft_s.p50 or None
 
 
 def tpot_s(repeat: SpeedRepeat) -> float | None:
+    """The mean. Of an earlier record that has 0: None."""
+    return None if repeat.tpot_s is None else repeat.tpot_s.mean or None
+
+
+def end_to_end_s(repeat: SpeedRepeat) -> float | None:
     """The mean."""
-    return None if repeat.tpot_s is None else repeat.tpot_s.mean
+    return None if repeat.end_to_end_s is None else repeat.end_to_end_s.mean or None
 
 
-def mean_of(row: SpeedRow, quantity: Quantity) -> Estimate | None:
-    """Mean over the repeats that have the quantity, with Student's t interval. None: none has it."""
-    values = [value for repeat in row.repeats if (value := quantity(repeat)) is not None]
-    if not values:
+def mean_of(row: SpeedRow, quantity: Quantity, noise: Noise | None = None) -> Estimate | None:
+    """Geometric mean over the repeats that have the quantity, and its interval. None: none has it.
+
+    noise: of the rows that it stands among; None: of this row alone.
+    """
+    sample = sample_of(row, quantity)
+    if sample is None:
         return None
-    mean = statistics.fmean(values)
-    if len(values) == 1:
-        return Estimate(mean, None, None, 1)
-    half = float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
-    return Estimate(mean, mean - half, mean + half, len(values))
+    if sample.num_repeats == 1:
+        return Estimate(math.exp(sample.mean), None, None, 1)
+    known = noise_of_rows([row], quantity) if noise is None else noise
+    half = known.quantile(LEVEL) * known.error(sample)
+    value, low, high = (math.exp(sample.mean + side * half) for side in (0, -1, 1))
+    return Estimate(value, low, high, sample.num_repeats)
 
 
 def why_unlike(one: SpeedRow, other: SpeedRow) -> str | None:
     """One line that says why two rows have no ratio; None: they have one."""
     for row in (one, other):
-        if row.emulated:
-            return f"{row.checkpoint} was emulated, which says nothing about speed"
-        if row.speculation is None:
+        if row.speculation is None and not row.emulated:
             return f"of {row.checkpoint} nobody states whether it drafted, so it is compared with none"
+        if row.why_not_chosen is not None:
+            return f"{row.checkpoint} {row.why_not_chosen}"
     if one.speculation != other.speculation:
         return f"{one.checkpoint} drafted {_drafts(one)}, {other.checkpoint} {_drafts(other)}"
     if one.prompts == other.prompts == NOT_STATED and one.source != other.source:
@@ -88,28 +95,36 @@ def why_unlike(one: SpeedRow, other: SpeedRow) -> str | None:
     return None
 
 
-def ratio(one: SpeedRow, other: SpeedRow, quantity: Quantity = output_tokens_s) -> Estimate:
-    """`one` over `other`, with Welch's interval. MeasureError: they are unlike, or one does not have the quantity."""
+def ratio(
+    one: SpeedRow, other: SpeedRow, quantity: Quantity = output_tokens_s, noise: Noise | None = None
+) -> Estimate:  # fmt: skip
+    """`one` over `other`, with the interval of the difference of logarithms. noise: as `mean_of` has it.
+
+    MeasureError: they are unlike, or one does not have the quantity.
+    """
     if (why := why_unlike(one, other)) is not None:
         raise MeasureError(f"no ratio: {why}")
-    ours, theirs = _logs(one, quantity), _logs(other, quantity)
-    value = math.exp(statistics.fmean(ours) - statistics.fmean(theirs))
-    n = min(len(ours), len(theirs))
+    ours, theirs = _sample(one, quantity), _sample(other, quantity)
+    value = math.exp(ours.mean - theirs.mean)
+    n = min(ours.num_repeats, theirs.num_repeats)
     if n < 2:
         return Estimate(value, None, None, n)
-    errors = [statistics.variance(side) / len(side) for side in (ours, theirs)]
-    if (total := sum(errors)) == 0:
-        return Estimate(value, value, value, n)
-    freedom = total**2 / sum(error**2 / (len(side) - 1) for error, side in zip(errors, (ours, theirs), strict=True))
-    half = float(stats.t.ppf((1 + LEVEL) / 2, freedom)) * math.sqrt(total)
+    known = noise_of_rows([one, other], quantity) if noise is None else noise
+    half = known.quantile(LEVEL) * math.hypot(known.error(ours), known.error(theirs))
     return Estimate(value, value * math.exp(-half), value * math.exp(half), n)
 
 
-def _logs(row: SpeedRow, quantity: Quantity) -> list[float]:
-    values = [value for repeat in row.repeats if (value := quantity(repeat)) is not None]
-    if not values or min(values) <= 0:
+def is_ahead(one: SpeedRow, other: SpeedRow, noise: Noise) -> bool:
+    """Whether `one` writes more tokens a second than `other` beyond their noise, at 95 %, also where each has one repeat."""
+    ours, theirs = _sample(one, output_tokens_s), _sample(other, output_tokens_s)
+    return ours.mean - theirs.mean > noise.quantile(LEVEL) * math.hypot(noise.error(ours), noise.error(theirs))
+
+
+def _sample(row: SpeedRow, quantity: Quantity) -> Sample:
+    sample = sample_of(row, quantity)
+    if sample is None:
         raise MeasureError(f"no ratio: {row.checkpoint} at {row.concurrency} in flight does not have this quantity")
-    return [math.log(value) for value in values]
+    return sample
 
 
 def _drafts(row: SpeedRow) -> str:
@@ -125,8 +140,9 @@ def _shown(value: object) -> str:
 def pairs(rows: Sequence[SpeedRow], reference: str) -> list[tuple[SpeedRow, SpeedRow, Estimate]]:
     """(row, the reference's row like it, ratio of tokens/s) for every row of another checkpoint that has one."""
     found = []
+    noise = noise_of_rows(rows, output_tokens_s)
     for row in rows:
         for base in rows:
             if base.checkpoint == reference != row.checkpoint and base.source == row.source and why_unlike(row, base) is None:
-                found.append((row, base, ratio(row, base)))
+                found.append((row, base, ratio(row, base, output_tokens_s, noise)))
     return found

@@ -14,6 +14,8 @@ from assay.errors import MeasureError
 from assay.records.speed import MOST_COUNT, Quantiles, SpeedRepeat
 
 WHERE = "vllm bench serve"
+ROUNDED = 0.05
+"""Share by which a rate may differ from tokens over seconds: files hold rounded numbers."""
 
 
 def number(found: Mapping[str, Any], name: str) -> float | None:
@@ -35,37 +37,82 @@ def count(found: Mapping[str, Any], name: str) -> int | None:
 
 
 def quantiles(found: Mapping[str, Any], metric: str) -> Quantiles | None:
-    """`mean_ttft_ms`, `median_ttft_ms`, `p99_ttft_ms`, ... in seconds. None: there is no mean or no median."""
-    mean, median = number(found, f"mean_{metric}_ms"), number(found, f"median_{metric}_ms")
-    if mean is None or median is None:
+    """`mean_ttft_ms`, `median_ttft_ms`, `p99_ttft_ms`, ... in seconds. None: there is no mean or no median, or it is 0.
+
+    A time of 0 was not measured: vLLM writes it of TPOT where every reply has one token, of TTFT where nothing was streamed.
+    """
+    mean, median, p90, p99 = (number(found, f"{name}_{metric}_ms") for name in ("mean", "median", "p90", "p99"))
+    return quantiles_of(mean, median, p90, p99, per_s=1000)
+
+
+def quantiles_of(
+    mean: float | None, median: float | None, p90: float | None, p99: float | None, per_s: float = 1.0
+) -> Quantiles | None:  # fmt: skip
+    """In seconds, `per_s` of what is told. None: mean or median is not told, or 0, which no request takes."""
+    if not mean or not median:
         return None
-    p90, p99 = number(found, f"p90_{metric}_ms"), number(found, f"p99_{metric}_ms")
-    return Quantiles(
-        mean=mean / 1000, p50=median / 1000, p90=None if p90 is None else p90 / 1000, p99=None if p99 is None else p99 / 1000
-    )
+    above = [None if value is None else value / per_s for value in (p90, p99)]
+    return Quantiles(mean=mean / per_s, p50=median / per_s, p90=above[0], p99=above[1])
+
+
+def in_flight_of(
+    completed_s: float | None, end_to_end: Quantiles | None, ttft: Quantiles | None, tpot: Quantiles | None,
+    output_tokens: float | None,
+) -> float | None:  # fmt: skip
+    """Mean number of requests in flight, by Little's law: completed requests a second, times the mean seconds of one.
+
+    Where a file has no end-to-end time it is TTFT + TPOT * (tokens - 1). None: that is not told either.
+    """
+    if end_to_end is not None:
+        each_s = end_to_end.mean
+    elif ttft is not None and tpot is not None and output_tokens is not None and output_tokens >= 1:
+        each_s = ttft.mean + tpot.mean * (output_tokens - 1)
+    else:
+        return None
+    found = None if completed_s is None else completed_s * each_s
+    return found if found is not None and found <= MOST_COUNT else None
 
 
 def repeat_of(
-    found: Mapping[str, Any], where: str, *, memory_bytes: int | None = None, energy_j: float | None = None
+    found: Mapping[str, Any], where: str, *, memory_bytes: int | None = None, energy_j: float | None = None,
+    server_start: int | None = None,
 ) -> SpeedRepeat:  # fmt: skip
-    """One result of `vllm bench serve`. where: for the MeasureError: it has no output throughput, or every request failed."""
-    rate = number(found, "output_throughput")
-    completed = count(found, "completed")
+    """One result of `vllm bench serve`.
+
+    where: for the MeasureError: it has no output throughput, or one that its tokens and seconds contradict, or every request
+    failed.
+    """
+    rate, duration_s = number(found, "output_throughput"), number(found, "duration")
+    completed, asked, failed = (count(found, name) for name in ("completed", "num_prompts", "failed"))
     if rate is None or rate <= 0 or completed == 0:
-        failed = count(found, "failed")
         why = "no request was answered" if completed == 0 else "it has no `output_throughput`"
         raise MeasureError(f"{where}: {why}" + (f" ({failed} failed)" if completed == 0 and failed else ""))
-    # A reply of one token has no time per output token: vLLM takes it as 0, and so is the mean if all are so short.
-    tpot = quantiles(found, "tpot")
+    tokens = count(found, "total_output_tokens")
+    if tokens is not None and duration_s and abs(math.log(max(tokens, 1) / duration_s / rate)) > ROUNDED:
+        raise MeasureError(
+            f"{where}: it says {rate:,.6g} tokens/s, and {tokens:,} tokens in {duration_s:,.6g} s are "
+            f"{tokens / duration_s:,.6g}; one of them is wrong"
+        )
+    ttft, tpot, end_to_end = (quantiles(found, metric) for metric in ("ttft", "tpot", "e2el"))
+    each = tokens / completed if tokens is not None and completed else None
+    total_s, prompts = number(found, "total_token_throughput"), count(found, "total_input_tokens")
+    if total_s and duration_s and tokens and prompts is not None:
+        is_off = abs(math.log((tokens + prompts) / duration_s / total_s)) > ROUNDED
+        total_s = None if is_off else total_s
     return SpeedRepeat(
-        duration_s=number(found, "duration"),
+        duration_s=duration_s,
         num_completed=completed,
-        num_failed=count(found, "failed"),
+        num_failed=failed,
+        # Before it told of failures, a result had fewer completed requests than prompts.
+        num_incomplete=max(0, asked - completed) if asked is not None and completed is not None and failed is None else None,
+        in_flight=in_flight_of(completed / duration_s if completed and duration_s else None, end_to_end, ttft, tpot, each),
+        peak_in_flight=count(found, "max_concurrent_requests") or None,
+        server_start=server_start,
         output_tokens_s=rate,
-        total_tokens_s=number(found, "total_token_throughput"),
-        ttft_s=quantiles(found, "ttft"),
-        tpot_s=None if tpot is not None and tpot.mean == 0 else tpot,
-        end_to_end_s=quantiles(found, "e2el"),
+        total_tokens_s=total_s,
+        ttft_s=ttft,
+        tpot_s=tpot,
+        end_to_end_s=end_to_end,
         acceptance_length=number(found, "spec_decode_acceptance_length"),
         goodput_requests_s=number(found, "request_goodput"),
         memory_bytes=memory_bytes,

@@ -16,8 +16,8 @@ def with_rows(record: SpeedRecord | None, rows: Sequence[SpeedRow], left_out: Se
 
     left_out: what has no row, and why; said once.
     """
-    points = {(row.checkpoint, row.source, *row.like) for row in rows}
-    kept = [] if record is None else [row for row in record.rows if (row.checkpoint, row.source, *row.like) not in points]
+    points = {row.point for row in rows}
+    kept = [] if record is None else [row for row in record.rows if row.point not in points]
     before = SpeedRecord(rows=()) if record is None else record
     noted = (*before.not_measured, *(one for one in left_out if one not in before.not_measured))
     try:

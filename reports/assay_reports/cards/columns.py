@@ -6,11 +6,10 @@ if they were measured here, on the very bytes of that checkpoint, with native ke
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from assay.records.speed import SpeedRecord, SpeedRow
+from assay_evaluate.speed.ratio import mean_of, tpot_s, ttft_s
 from assay_reports.cards.metadata import measured_tasks
 from assay_reports.run import UNQUANTIZED_LABELS
 from assay_reports.schema import Report, Row
@@ -129,15 +128,10 @@ def _engine(row: SpeedRow) -> str:
 
 
 def _speed(row: SpeedRow) -> str:
-    """Medians over the repeats."""
-    cell = f"{statistics.median(repeat.output_tokens_s for repeat in row.repeats):,.1f} tokens/s"
-    if (ttft := _median(repeat.ttft_s.p50 for repeat in row.repeats if repeat.ttft_s is not None)) is not None:
-        cell += f", first after {ttft:.3g} s"
-    if (tpot := _median(repeat.tpot_s.p50 for repeat in row.repeats if repeat.tpot_s is not None)) is not None:
-        cell += f", then one every {1000 * tpot:.3g} ms"
+    """The geometric means over the repeats, as `assay speed` prints them."""
+    cell = f"{row.tokens_s:,.1f} tokens/s"
+    if (ttft := mean_of(row, ttft_s)) is not None:
+        cell += f", first after {ttft.value:.3g} s"
+    if (tpot := mean_of(row, tpot_s)) is not None:
+        cell += f", then one every {1000 * tpot.value:.3g} ms"
     return cell
-
-
-def _median(values: Iterable[float]) -> float | None:
-    found = list(values)
-    return statistics.median(found) if found else None

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from assay.quantities import change, lost_or_gained, points_short, signed, size
 from assay.records.base import Interval
 from assay.records.speed import SpeedRow
-from assay_reports.page.findings import candidates, ladders, name_of, scored, tokens_s
+from assay_reports.page.findings import candidates, ladders, name_of, scored
 from assay_reports.page.svg import SERIES, Box, Picture, Scale, axis_below, axis_left, legend, place_names, shape_of, steps
 from assay_reports.schema import Report, Row, TaskNumbers
 
@@ -275,12 +275,12 @@ def _ladder(report: Report, rows: Sequence[SpeedRow], title: str) -> Markup:
     axis_below(to, across, height - 48, streams, lambda v: f"{v:g}", "requests in flight", 34)
     for name in names:
         mine = sorted((row for row in rows if row.checkpoint == name), key=lambda row: row.concurrency)
-        to.path([(across(row.concurrency), up(tokens_s(row))) for row in mine], f"path {shade[name]}")
+        to.path([(across(row.concurrency), up(row.tokens_s)) for row in mine], f"path {shade[name]}")
         for row in mine:
             speeds = [repeat.output_tokens_s for repeat in row.repeats]
             x = across(row.concurrency)
             to.line(x, up(min(speeds)), x, up(max(speeds)), f"bar {shade[name]}")
-            said = f"{name}, {row.concurrency} in flight: {tokens_s(row):,.1f} tokens/s ({len(speeds)} repeats)"
-            to.mark(x, up(tokens_s(row)), shade[name], shape_of(shade[name]), said)
-        to.text(across(mine[-1].concurrency) + 9, up(tokens_s(mine[-1])) + 4, name, "name")
+            said = f"{name}, {row.concurrency} in flight: {row.tokens_s:,.1f} tokens/s ({len(speeds)} repeats)"
+            to.mark(x, up(row.tokens_s), shade[name], shape_of(shade[name]), said)
+        to.text(across(mine[-1].concurrency) + 9, up(mine[-1].tokens_s) + 4, name, "name")
     return to.drawn()

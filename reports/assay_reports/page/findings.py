@@ -6,11 +6,12 @@ A loss is named where its interval lies above zero; what was not measured is nev
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from statistics import median
 
 from assay import quantities
 from assay.quantities import capital, points_short
 from assay.records.speed import SpeedRow
+from assay_evaluate.speed.noise import Noise, noise_of_rows
+from assay_evaluate.speed.ratio import is_ahead, mean_of, output_tokens_s, tpot_s, ttft_s
 from assay_reports.schema import PlanNumbers, Report, Row, TaskNumbers
 
 NOISE = 1.5
@@ -176,9 +177,10 @@ def fidelity(report: Report) -> str:
 
 
 # ------------------------------------------------------------------------------------------------ speed
-def tokens_s(row: SpeedRow) -> float:
-    """Median over the repeats."""
-    return median(repeat.output_tokens_s for repeat in row.repeats)
+def latency_s(row: SpeedRow, what: str) -> float | None:
+    """`ttft` (of medians) or `tpot` (of means) of a row, as `assay speed` prints it. None: not measured."""
+    found = mean_of(row, ttft_s if what == "ttft" else tpot_s)
+    return None if found is None else found.value
 
 
 def ladders(rows: Iterable[SpeedRow]) -> dict[tuple[object, ...], list[SpeedRow]]:
@@ -197,20 +199,27 @@ def speed(report: Report) -> str:
     if not groups:
         return "Speed: every row is of an emulated format, or does not say whether it drafted, so none is compared"
     rows = max(groups.values(), key=lambda some: (any(row.origin == "measured" for row in some), len(some)))
-    fastest = {
-        row.concurrency: max((tokens_s(r), r.checkpoint) for r in rows if r.concurrency == row.concurrency) for row in rows
-    }
-    low, high = min(fastest), max(fastest)
-    (least, one), (most, other) = fastest[low], fastest[high]
-    said = f"{one} is fastest at {_streams(low)} ({least:,.1f} tokens/s)"
-    if high != low and one != other:
-        said = f"{said}, {other} at {high} ({most:,.1f})"
+    noise = noise_of_rows(report.speed.rows, output_tokens_s)
+    low, high = min(row.concurrency for row in rows), max(row.concurrency for row in rows)
+    (few, many) = (_fastest([row for row in rows if row.concurrency == at], noise) for at in (low, high))
+    said = f"{few[0]} at {_streams(low)} ({few[1]:,.1f} tokens/s)"
+    if high != low and few[0] == many[0]:
+        said += f" and at {high} ({many[1]:,.1f})"
     elif high != low:
-        said = f"{one} is fastest at {_streams(low)} ({least:,.1f} tokens/s) and at {high} ({most:,.1f})"
+        said += f", {many[0]} at {high} ({many[1]:,.1f})"
     first = rows[0]
     how = "" if first.origin == "measured" else f", {first.origin}"
     draft = "speculation off" if not first.speculation else f"{first.speculation} drafted"
     return f"{said}; {first.hardware}, {first.prompts}, {draft}{how}"
+
+
+def _fastest(rows: Sequence[SpeedRow], noise: Noise) -> tuple[str, float]:
+    """(`fp8 is fastest`, or `fp8 and bf16 cannot be told apart`; its tokens/s). rows: of one number of streams."""
+    first, *others = sorted(rows, key=lambda row: (row.tokens_s, row.checkpoint), reverse=True)
+    alike = [row.checkpoint for row in others if row.checkpoint != first.checkpoint and not is_ahead(first, row, noise)]
+    if alike:
+        return f"{and_([first.checkpoint, *alike])} cannot be told apart", first.tokens_s
+    return f"{first.checkpoint} is fastest", first.tokens_s
 
 
 def _streams(number: int) -> str:

@@ -8,12 +8,22 @@ import numpy as np
 import pytest
 
 from assay_evaluate.choice.curves import NOBODY, Curve, Known, envelope, turns
+from assay_evaluate.speed.noise import Sample
 
 POINTS = (1, 8, 32)
 
 
+def known(at: int, values: tuple[float, ...], limits: dict[str, float], starts: tuple[int, ...] = ()) -> Known:
+    """starts: how many of the values each start has; (): one start."""
+    logs, made = [math.log(value) for value in values], []
+    for num in starts or (len(values),):
+        made.append(tuple(logs[:num]))
+        logs = logs[num:]
+    return Known(at, Sample(tuple(made)), limits)
+
+
 def curve(name: str, speeds: dict[int, tuple[float, ...]], chance: float = 0.0, **limits: float) -> Curve:
-    rows = tuple(Known(at, values, limits) for at, values in speeds.items())
+    rows = tuple(known(at, values, limits) for at, values in speeds.items())
     return Curve(name, name, rows, chance_of_failing=chance)
 
 
@@ -23,12 +33,12 @@ NV = {1: (116.3,), 8: (455.5,), 32: (925.2,)}
 
 def test_a_crossing_between_two_rows() -> None:
     """Linear in the logarithms: at 8 w4a16 leads by ln(495.7 / 455.5), at 32 it is behind by ln(925.2 / 828.4)."""
-    found = envelope([curve("w4a16", W4), curve("nvfp4", NV)], POINTS, {}, num_draws=50, seed=0)
+    found = envelope([curve("w4a16", W4), curve("nvfp4", NV)], POINTS, {}, num_draws=0, seed=0)
     (turn,) = turns(found)
     lead, behind = math.log(495.7 / 455.5), math.log(925.2 / 828.4)
     assert (turn.before, turn.after) == (0, 1)
     assert turn.at == pytest.approx(8 * 4 ** (lead / (lead + behind)), rel=0.01)
-    assert (turn.low, turn.high, turn.chance) == (None, None, None)  # one repeat each: nothing is known of the noise
+    assert (turn.low, turn.high, turn.chance) == (None, None, None)  # nothing was drawn
     assert [int(found.at(at)[0]) for at in POINTS] == [0, 0, 1]
     assert not found.noisy
 
@@ -42,7 +52,7 @@ def test_a_setup_is_known_between_its_rows_only() -> None:
 
 def test_an_objective_ends_where_tpot_reaches_it() -> None:
     """TPOT of 10 ms at 1 and 40 ms at 16 streams is 20 ms at 4; a setup without TPOT is never chosen."""
-    fast = Curve("a", "a", (Known(1, (100.0,), {"tpot_s": 0.01}), Known(16, (400.0,), {"tpot_s": 0.04})))
+    fast = Curve("a", "a", (known(1, (100.0,), {"tpot_s": 0.01}), known(16, (400.0,), {"tpot_s": 0.04})))
     found = envelope([fast, curve("untold", {1: (900.0,), 16: (900.0,)})], (1, 16), {"tpot_s": 0.02}, num_draws=0, seed=0)
     (turn,) = turns(found)
     assert (turn.before, turn.after, turn.at) == (0, NOBODY, pytest.approx(4.0, rel=0.01))
@@ -51,35 +61,67 @@ def test_an_objective_ends_where_tpot_reaches_it() -> None:
 @pytest.mark.filterwarnings("error")
 def test_an_objective_beyond_the_rows_warns_of_nothing() -> None:
     """Where a setup has no rows nothing is computed of it: numpy's warning would stand before the recommendation."""
-    alone = Curve("a", "a", (Known(4, (100.0, 101.0), {"tpot_s": 0.01}),))
+    alone = Curve("a", "a", (known(4, (100.0, 101.0), {"tpot_s": 0.01}),))
     found = envelope([alone], (1, 4, 16), {"tpot_s": 0.02}, num_draws=20, seed=0)
     assert [int(found.at(at)[0]) for at in (1, 4, 16)] == [NOBODY, 0, NOBODY]
 
 
 def test_the_range_holds_the_true_crossing() -> None:
-    """Rows of five repeats, drawn 60 times around curves that cross at 8: the range of 95 % misses it in few of them."""
+    """Rows of three repeats in two starts of a server that differ by 3 %, drawn 60 times around curves that cross at 8."""
     rng = np.random.default_rng(3)
-    inside = 0
+    inside = told = 0
     for number in range(60):
 
-        def repeats(true: float) -> tuple[float, ...]:
-            return tuple(float(true * math.exp(0.04 * draw)) for draw in rng.standard_normal(5))
+        def rows(ends: dict[int, float]) -> tuple[Known, ...]:
+            effects = rng.normal(0, 0.03, 2)
+            return tuple(
+                known(at, tuple(float(math.exp(math.log(true) + effects[start] + rng.normal(0, 0.01))) for start in (0, 0, 1)),
+                      {}, (2, 1))
+                for at, true in ends.items()
+            )  # fmt: skip
 
-        a = curve("a", {2: repeats(120.0), 32: repeats(400.0)})
-        b = curve("b", {2: repeats(100.0), 32: repeats(480.0)})
-        made = turns(envelope([a, b], (2, 32), {}, num_draws=400, seed=number))
-        assert len(made) == 1 and made[0].low is not None and made[0].high is not None
-        inside += made[0].low <= 8 <= made[0].high
-        assert made[0].chance is not None and made[0].chance > 0.5
-    assert 52 <= inside <= 60
+        curves = [Curve("a", "a", rows({2: 130.0, 32: 400.0})), Curve("b", "b", rows({2: 100.0, 32: 520.0}))]
+        (turn,) = turns(envelope(curves, (2, 32), {}, num_draws=300, seed=number))
+        assert turn.low is not None and turn.high is not None
+        inside += turn.low <= 8 <= turn.high
+        told += turn.high < 6 * turn.low
+    assert 54 <= inside and told == 60
+
+
+def test_the_fastest_of_equals_is_not_believed_to_be_faster() -> None:
+    """Of 8 equal setups the fastest was measured 3 to 4 % above what all run at; said is less than 1.5 % too much on average."""
+    rng = np.random.default_rng(7)
+    measured, said, sure = [], [], 0
+    for number in range(60):
+        curves = []
+        for name in "abcdefgh":
+            effects = rng.normal(0, 0.03, 2)
+            logs = [effects[start] + rng.normal(0, 0.01) for start in (0, 0, 1)]
+            curves.append(Curve(name, name, (known(8, tuple(100 * math.exp(one) for one in logs), {}, (2, 1)),)))
+        found = envelope(curves, (8,), {}, num_draws=300, seed=number)
+        pick = int(found.at(8)[0])
+        measured.append(curves[pick].rows[0].log - math.log(100))
+        said.append(float(found.logs[pick, 8][1:].mean()) - math.log(100))
+        sure += (found.at(8)[1:] == pick).mean() > 0.9
+    assert 0.02 < np.mean(measured) < 0.045 and abs(np.mean(said)) < 0.015 and sure == 0
+
+
+def test_a_table_is_not_free_of_noise() -> None:
+    """One run of each, 0.4 % apart at 32 streams: who is ahead is not known there, beside repeated rows or not."""
+    fp8 = {1: (94.4,), 8: (394.2,), 32: (921.4,)}
+    found = envelope([curve("fp8", fp8), curve("nvfp4", NV)], POINTS, {}, num_draws=2000, seed=0)
+    assert found.noisy and 0.4 < (found.at(32)[1:] == 1).mean() < 0.65 and (found.at(1)[1:] == 1).mean() > 0.95
+    repeated = {at: (value, 1.001 * value, 0.999 * value) for at, (value,) in fp8.items()}
+    beside = envelope([curve("fp8", repeated), curve("nvfp4", NV)], POINTS, {}, num_draws=2000, seed=0)
+    assert 0.4 < (beside.at(32)[1:] == 1).mean() < 0.65
 
 
 def test_quality_that_may_fail_makes_a_flip_uncertain() -> None:
     """nvfp4 has passed, but its intervals leave one chance in four that it should not have: so many draws have no flip."""
-    found = envelope([curve("w4a16", W4), curve("nvfp4", NV, chance=0.25)], POINTS, {}, num_draws=2000, seed=0)
+    far = {1: (60.0,), 8: (240.0,), 32: (1900.0,)}
+    found = envelope([curve("w4a16", W4), curve("nvfp4", far, chance=0.25)], POINTS, {}, num_draws=2000, seed=0)
     (turn,) = turns(found)
     assert turn.chance == pytest.approx(0.75, abs=0.03)
-    assert turn.low == pytest.approx(turn.at) and turn.high == pytest.approx(turn.at)
     assert (found.at(32)[1:] == 1).mean() == pytest.approx(0.75, abs=0.03)
 
 
@@ -92,8 +134,8 @@ def test_a_change_that_happens_twice_has_two_ranges() -> None:
     first, back, second = turns(envelope([a, b], (1, 4, 16, 64), {}, num_draws=1000, seed=0))
     assert (first.before, first.after) == (second.before, second.after) == (0, 1) == (back.after, back.before)
     assert first.low is not None and first.high is not None and second.low is not None and second.high is not None
-    assert 1 < first.low < first.at < first.high < 6 < 20 < second.low < second.at < second.high < 40
-    assert first.chance is not None and 0.6 < first.chance < 0.95 and second.chance == 1.0
+    assert 1 < first.low < first.at < first.high < 10 < 16 < second.low < second.at < second.high < 50
+    assert first.chance is not None and second.chance is not None and 0.4 < first.chance < 0.8 and second.chance > 0.95
 
 
 def test_a_prediction_may_be_wrong_by_its_spread() -> None:

@@ -99,8 +99,9 @@ def flips_of(ladder: Ladder, most_tpot_s: float | None) -> list[tuple[str | None
 
 
 def mean(ladder: Ladder, name: str, at: int) -> float:
+    """Geometric, as `value` has it."""
     values = ladder[name][at].tokens_s
-    return sum(values) / len(values)
+    return math.prod(values) ** (1 / len(values))
 
 
 def worst_of(ladder: Ladder, most_tpot_s: float | None) -> dict[str, tuple[float, int]]:

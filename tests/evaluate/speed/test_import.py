@@ -30,6 +30,7 @@ def written(folder: Path, data: Any, name: str = "found.json") -> Path:
 def test_what_vllm_bench_saved() -> None:
     """A real result: vLLM 0.32, tiny-glm, one token drafted, four in flight."""
     (row,) = read_imported(DATA / "vllm-bench-c4.json", None, HERE)
+    data = json.loads((DATA / "vllm-bench-c4.json").read_text())
     assert row == SpeedRow(
         checkpoint="model",
         origin="imported",
@@ -46,6 +47,8 @@ def test_what_vllm_bench_saved() -> None:
                 duration_s=3.150487785000223,
                 num_completed=8,
                 num_failed=0,
+                in_flight=8 / 3.150487785000223 * 1.4298657342499155,
+                peak_in_flight=data["max_concurrent_requests"],
                 output_tokens_s=153.94441530899815,
                 total_tokens_s=284.71781553025016,
                 ttft_s=Quantiles(
@@ -116,6 +119,7 @@ def test_rows_of_inferencex(tmp_path: Path) -> None:
         engine="vllm/vllm-openai:v0.23.0",
         repeats=(
             SpeedRepeat(
+                in_flight=922.0 / 1024 * (0.4 + 1023 * 0.03),
                 output_tokens_s=922.0,
                 total_tokens_s=1844.0,
                 ttft_s=Quantiles(mean=0.4, p50=0.35, p99=1.5),
@@ -126,7 +130,11 @@ def test_rows_of_inferencex(tmp_path: Path) -> None:
     assert (second.speculation, second.assumptions) == (None, ("drafts: mtp; how many tokens is not stated",))
     apart = INFERENCEX | {"is_multinode": True, "disagg": True, "num_prefill_gpu": 8, "num_decode_gpu": 16}
     (row,) = read_imported(written(tmp_path, apart), "inferencex", Stated())
-    assert (row.num_gpus, row.repeats[0].output_tokens_s, row.parallelism) == (24, 16 * 115.25, {})
+    assert (row.num_gpus, row.repeats[0].output_tokens_s, row.parallelism) == (
+        24,
+        16 * 115.25,
+        {"prefill GPUs": 8, "decode GPUs": 16},
+    )
     assert row.assumptions == ("prefill and decode ran on GPUs of their own",)
 
 
@@ -180,6 +188,8 @@ def test_a_report_of_guidellm(tmp_path: Path) -> None:
                 duration_s=30.0,
                 num_completed=40,
                 num_failed=1,
+                num_incomplete=2,
+                in_flight=7.6,
                 output_tokens_s=500.0,
                 total_tokens_s=1500.0,
                 ttft_s=Quantiles(mean=0.2, p50=0.18, p90=0.4, p99=0.6),

@@ -22,7 +22,7 @@ from assay.records.speed import NotMeasured, SpeedRecord, SpeedRow
 from assay_evaluate.serving.server import Server, ServerSpec
 from assay_evaluate.speed import measure, watch
 from assay_evaluate.speed.bench import Job, words_of
-from assay_evaluate.speed.ladder import Ladder, Point, shuffled, shuffled_servers
+from assay_evaluate.speed.ladder import Ladder, Point, dealt, shuffled, shuffled_servers
 from assay_evaluate.speed.measure import Measuring, Subject, check_concurrency, drafting, ranks_of
 from assay_evaluate.speed.objective import parse_objective
 from assay_evaluate.speed.prompts import Prompts
@@ -47,6 +47,15 @@ def fingerprint(spec: ServerSpec, *, emulated: bool | None = None, drafts: bool 
     )  # fmt: skip
 
 
+def lasted(rate: float) -> dict[str, Any]:
+    """The result, were it so many tokens a second."""
+    return RESULT | {
+        "output_throughput": rate,
+        "duration": RESULT["total_output_tokens"] / rate,
+        "total_token_throughput": None,
+    }
+
+
 @dataclass
 class World:
     """What was started and asked; `jobs`: (drafts, concurrency, prompts) of every job, warm-ups included."""
@@ -59,6 +68,7 @@ class World:
     has_drafts: bool = True
     broken: Callable[[Job], None] = lambda job: None
     dead: str | None = None
+    failed: int = 0
 
     def measuring(self, ladder: Ladder = LADDER, *subjects: Subject, **changes: Any) -> Measuring:
         fields: dict[str, Any] = {
@@ -92,8 +102,8 @@ class World:
                 world.broken(job)
                 drafts = speculation["num_speculative_tokens"] if speculation else 0
                 world.jobs.append((drafts, job.concurrency, prompts))
-                plain = {name: value for name, value in RESULT.items() if drafts or not name.startswith("spec_decode")}
-                return plain | {"output_throughput": 100.0 + len(world.jobs), "completed": job.num_requests}
+                told = lasted(100.0 + len(world.jobs)) | {"completed": job.num_requests, "failed": world.failed}
+                return {name: value for name, value in told.items() if drafts or not name.startswith("spec_decode")}
 
         yield Bench()
 
@@ -119,27 +129,30 @@ def test_a_row_for_each_point(world: World) -> None:
         output_tokens=RESULT["total_output_tokens"] / 4, concurrency=4, emulated=None, kernels=("Using CPU kernels",),
         fingerprint_sha256=row.fingerprint_sha256, engine="vllm 0.32.0", startup_s=row.startup_s,
         repeats=tuple(
-            repeat_of(RESULT, "").model_copy(update={"output_tokens_s": rate, "num_completed": 4}) for rate in rates
+            repeat_of(lasted(rate) | {"completed": 4}, "", server_start=start) for rate, start in zip(rates, (0, 0, 1), strict=True)
         ),
     )  # fmt: skip
     assert row.startup_s is not None and row.repeats[0].acceptance_length == RESULT["spec_decode_acceptance_length"]
     assert all(one.acceptance_length is None for other in record.rows if other.speculation == 0 for one in other.repeats)
     assert record.settings == {
-        "concurrency": [1, 4], "speculation": [0, 1], "prompts": ["chat"], "repeats": 3, "num_requests": 4, "output_tokens": 32,
-        "prompt_tokens": 1024, "objective": {}, "seed": 0, "profile": "cpu-emulated",
+        "concurrency": [1, 4], "speculation": [0, 1], "prompts": ["chat"], "repeats": 3, "starts": 2, "num_requests": 4,
+        "output_tokens": 32, "prompt_tokens": 1024, "objective": {}, "seed": 0, "profile": "cpu-emulated",
     }  # fmt: skip
     assert (record.seed, record.versions, record.not_measured) == (0, {"vllm": "0.32.0"}, ())
 
 
 def test_order_and_prompts(world: World) -> None:
-    """One server for each speculation; first a warm-up, then passes over all points; no prompt of a server comes twice."""
+    """Two starts of a server for each speculation, in turns; in each a warm-up, then passes over all points; every repeat has
+    prompts of its own."""
     world.measuring().run()
-    assert sorted(world.servers) == [("checkpoint", 0), ("checkpoint", 1)]
+    assert [sorted(world.servers[at : at + 2]) for at in (0, 2)] == [[("checkpoint", 0), ("checkpoint", 1)]] * 2
+    assert len(world.servers) == 4 and world.lines[0] == "4 starts of servers, 2 of each of 2 setups"
     for drafts in (0, 1):
         jobs = [(concurrency, prompts) for told, concurrency, prompts in world.jobs if told == drafts]
-        assert len(jobs) == 7 and jobs[0][0] == 4
-        assert [sorted(concurrency for concurrency, _ in jobs[at : at + 2]) for at in (1, 3, 5)] == [[1, 4]] * 3
-        assert max(Counter(prompt for _, prompts in jobs for prompt in prompts).values()) <= 2  # short stories repeat by chance
+        assert len(jobs) == 8 and jobs[0][0] == jobs[5][0] == 4 and jobs[0] == jobs[5]
+        assert [sorted(concurrency for concurrency, _ in jobs[at : at + 2]) for at in (1, 3, 6)] == [[1, 4]] * 3
+        counts = Counter(prompt for _, prompts in jobs[:5] + jobs[6:] for prompt in prompts)
+        assert max(counts.values()) <= 2  # short stories repeat by chance
         assert len({prompts for _, prompts in jobs}) == 7
     both = [sorted(prompts for told, _, prompts in world.jobs if told == drafts) for drafts in (0, 1)]
     assert both[0] == both[1], "drafts or not, the same questions"
@@ -158,7 +171,8 @@ def test_an_interrupted_ladder_goes_on(world: World) -> None:
     world.broken, asked = lambda job: None, len(world.jobs)
     record = world.measuring().run()
     assert sorted(len(row.repeats) for row in record.rows) == [3] * 4
-    assert len(world.jobs) - asked == 9 + 2, "what was missing, and a warm-up for each server"
+    assert len(world.jobs) - asked == 9 + 3, "what was missing, and a warm-up for each start of a server"
+    assert {len({one.server_start for one in row.repeats}) for row in record.rows} == {2}
     before = {(row.speculation, row.concurrency): row.repeats for row in kept.rows}
     after = {(row.speculation, row.concurrency): row.repeats for row in record.rows}
     assert all(after[point][: len(repeats)] == repeats for point, repeats in before.items())
@@ -249,13 +263,41 @@ def test_prompts_that_do_not_fit(world: World) -> None:
 # ------------------------------------------------------------------------------------------------ parts
 def test_shuffled() -> None:
     points = tuple(Point("chat", concurrency) for concurrency in range(1, 9))
-    order = list(shuffled(points, 3, "0"))
+    wanted = dict.fromkeys(points, range(3))
+    order = list(shuffled(wanted, "0"))
     passes = [[point for repeat, point in order if repeat == number] for number in range(3)]
     assert [repeat for repeat, _ in order] == [0] * 8 + [1] * 8 + [2] * 8
     assert all(sorted(one) == sorted(points) for one in passes) and passes[0] != passes[1] != list(points)
-    assert order == list(shuffled(points, 3, "0")) != list(shuffled(points, 3, "1"))
+    assert order == list(shuffled(wanted, "0")) != list(shuffled(wanted, "1"))
+    assert list(shuffled({points[0]: range(2, 3), points[1]: range(1)}, "0")) == [(0, points[1]), (2, points[0])]
     servers = [(label, drafts) for label in "abcd" for drafts in (0, 1)]
     assert sorted(shuffled_servers(servers, 0)) == servers != shuffled_servers(servers, 0)
+
+
+@pytest.mark.parametrize(
+    ("num_repeats", "num_starts", "dealt_out"),
+    [(0, 0, [[0, 1], [2]]), (1, 1, [[1, 2]]), (2, 1, [[2]]), (3, 2, []), (3, 1, [[3]]), (5, 1, [[5]]), (5, 2, [])],
+)
+def test_repeats_are_dealt_out_to_starts(num_repeats: int, num_starts: int, dealt_out: list[list[int]]) -> None:
+    """Three repeats in two starts; what an earlier version measured in one start gets another."""
+    assert [list(one) for one in dealt(num_repeats, num_starts, Ladder())] == dealt_out
+
+
+def test_one_repeat_is_of_one_start() -> None:
+    assert [list(one) for one in dealt(0, 0, Ladder(repeats=1))] == [[0]]
+    assert [list(one) for one in dealt(0, 0, Ladder(repeats=7, starts=3))] == [[0, 1, 2], [3, 4], [5, 6]]
+
+
+def test_requests_that_failed_are_told(world: World) -> None:
+    """One request in 26 failed: the row is there, and said never to be chosen."""
+    world.failed = 1
+    record = world.measuring(replace(LADDER, speculation=(0,), concurrency=(4,), num_requests=25)).run()
+    (row,) = record.rows
+    assert (row.failed_share, row.is_comparable) == (1 / 26, False)
+    assert (
+        "bf16: speculation off: chat at 4 in flight: never chosen: it lost requests: 3 of 78 requests failed (3.85 %); more "
+        "than 1 % are too many"
+    ) in world.lines
 
 
 def test_words_for_vllm(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from assay.cli.run_folders import refuse_runs
 from assay.cli.terminal import console, emit, escape, print_rows, results, say
 from assay.errors import AssayError
 from assay.foreign_text import check_label, shown
-from assay.records.speed import SPEED_RECORD, SpeedRecord, SpeedRow
+from assay.quantities import percent_of_events
+from assay.records.speed import SPEED_RECORD, NotMeasured, SpeedRecord, SpeedRow
 
 if TYPE_CHECKING:
     from assay.cli.targets import Target
@@ -26,10 +27,13 @@ OFF = {"off": "0"}
 MOST = 4096
 """Requests in flight, tokens drafted, repeats: beyond it is a slip of the finger."""
 MEASURED_ONLY = ("checkpoints", "concurrency", "output_tokens", "prompt_tokens", "profile")
+LADDER_ONLY = ("prompts", "repeats", "starts", "requests", "objective", "seed")
 IMPORTED_ONLY = ("form", "label", "hardware", "prompt_kind")
 PREDICTED_ONLY = ("acceptance_length",)
 FROM_A_FILE, NO_FILE = "with --import", "without --import"
 PREDICTED = "with --aiconfigurator"
+FEW_IN_FLIGHT = 0.75
+"""Share of its concurrency below which the table says how many requests a row had in flight on average."""
 
 
 def numbers(option: str, values: list[str] | None, least: int) -> tuple[int, ...] | None:
@@ -79,6 +83,13 @@ def speed(
     ] = None,
     repeats: Annotated[
         int | None, typer.Option("--repeats", min=1, max=1000, help="Of every point, in shuffled order. Default: 3.")
+    ] = None,
+    starts: Annotated[
+        int | None,
+        typer.Option(
+            "--starts", min=1, max=100,
+            help="Of each server, to which repeats are dealt out; one does not show how starts differ. Default: 2.",
+        ),
     ] = None,
     requests: Annotated[
         int | None,
@@ -142,14 +153,15 @@ def speed(
     """
     refuse_runs(ctx, target)
     if imported is not None:
-        refuse_unused(ctx, FROM_A_FILE, *MEASURED_ONLY, "prompts", "repeats", "requests", "objective", "seed", *PREDICTED_ONLY)
+        refuse_unused(ctx, FROM_A_FILE, *MEASURED_ONLY, *LADDER_ONLY, *PREDICTED_ONLY)
         one_label, names = labels_of(label)
         rows = _rows_of_file(imported, form, one_label, hardware, prompt_kind, numbers("--speculation", speculation, 0), names)
         place = place_of(target, runs)
-        for line in _strangers(rows, place):
+        rows, refused = _without_refused(rows, imported.name)
+        for line in (*_strangers(rows, place), *_notes(rows)):
             say(line)
         with place.at_work():
-            record = _with_rows(place.run_dir, rows)
+            record = _with_rows(place.run_dir, rows, refused)
         say(f"{len(rows)} imported row{'s' if len(rows) != 1 else ''}")
     else:
         refuse_unused(ctx, NO_FILE, *IMPORTED_ONLY)
@@ -157,11 +169,11 @@ def speed(
             concurrency=numbers("--concurrency", concurrency, 1),
             speculation=numbers("--speculation", speculation, 0),
             prompts=None if prompts is None else tuple(prompts),
-            repeats=repeats, num_requests=requests, output_tokens=output_tokens, prompt_tokens=prompt_tokens,
+            repeats=repeats, starts=starts, num_requests=requests, output_tokens=output_tokens, prompt_tokens=prompt_tokens,
             objective=_objective(objective), seed=seed,
         )  # fmt: skip
         if aiconfigurator is not None:
-            refuse_unused(ctx, PREDICTED, "prompts", "repeats", "requests", "objective", "seed")
+            refuse_unused(ctx, PREDICTED, *LADDER_ONLY)
             if profile is None:
                 raise AssayError(
                     "--aiconfigurator: say for which GPUs, with --profile (8xh200, or another of recipes/profiles/)"
@@ -256,25 +268,55 @@ def _strangers(rows: Sequence[SpeedRow], place: Place) -> Iterator[str]:
             )
 
 
-def _with_rows(run_dir: Path, rows: Sequence[SpeedRow]) -> SpeedRecord:
+def _without_refused(rows: Sequence[SpeedRow], where: str) -> tuple[list[SpeedRow], list[NotMeasured]]:
+    """(rows that are speeds, what the others are). AssayError: none is one; it says why of the first."""
+    kept = [row for row in rows if row.why_refused is None]
+    refused = [
+        NotMeasured(
+            checkpoint=row.checkpoint, speculation=row.speculation, concurrency=row.concurrency, prompts=row.prompts,
+            reason=f"not imported from {where}: {row.why_refused}",
+        )
+        for row in rows if row.why_refused is not None
+    ]  # fmt: skip
+    if not kept:
+        more = f" (and so of {len(rows) - 1} more)" if len(rows) > 1 else ""
+        raise AssayError(
+            f"{where}: {rows[0].checkpoint} at {rows[0].concurrency}: {rows[0].why_refused}{more}; measure it again"
+        )
+    return kept, refused
+
+
+def _notes(rows: Sequence[SpeedRow]) -> Iterator[str]:
+    from assay_evaluate.speed.foreign.read import notes_of
+
+    yield from (f"note: {escape(line)}" for line in notes_of(rows))
+
+
+def _with_rows(run_dir: Path, rows: Sequence[SpeedRow], left_out: Sequence[NotMeasured]) -> SpeedRecord:
     from assay_evaluate.speed.rows_in_record import with_rows
 
-    record = with_rows(SpeedRecord.load_if_there(run_dir / SPEED_RECORD), rows)
+    record = with_rows(SpeedRecord.load_if_there(run_dir / SPEED_RECORD), rows, left_out)
     record.save(run_dir / SPEED_RECORD)
     return record
 
 
 def _failed(record: SpeedRecord) -> bool:
     """Whether something was wanted, could have been measured, and was not."""
-    return any(not one.reason.startswith(("emulated:", "nothing drafts:", "not predicted:")) for one in record.not_measured)
+    known = ("emulated:", "nothing drafts:", "not predicted:", "not imported")
+    lost = any(row.origin == "measured" and row.why_refused is not None for row in record.rows)
+    return lost or any(not one.reason.startswith(known) for one in record.not_measured)
 
 
 # ------------------------------------------------------------------------------------------------ the table
 def print_speed(record: SpeedRecord, reference: str, out: Console) -> None:
     """A line for each point, then the ratios of like points, then what was not measured. Intervals are of 95 %."""
     from assay_evaluate.speed import ratio
+    from assay_evaluate.speed.noise import noise_of_rows
 
-    columns = ("checkpoint", "drafts", "prompts", "in flight", "tokens/s", "TTFT", "TPOT", "accepted")
+    noise = {
+        quantity: noise_of_rows(record.rows, quantity) for quantity in (ratio.output_tokens_s, ratio.ttft_s, ratio.tpot_s)
+    }  # fmt: skip
+    columns = ("checkpoint", "drafts", "prompts", "in flight", "failed", "tokens/s", "TTFT", "TPOT", "accepted")
     lines = []
     for row in sorted(
         record.rows,
@@ -283,14 +325,20 @@ def print_speed(record: SpeedRecord, reference: str, out: Console) -> None:
         where = row.checkpoint if row.origin == "measured" else f"{row.checkpoint} ({row.origin})"
         accepted = [one.acceptance_length for one in row.repeats if one.acceptance_length is not None]
         lines.append((
-            escape(where), drafts(row), escape(row.prompts), str(row.concurrency),
-            told(ratio.mean_of(row, ratio.output_tokens_s), 1, "{:.1f}"),
-            told(ratio.mean_of(row, ratio.ttft_s), 1e3, "{:.0f} ms"),
-            told(ratio.mean_of(row, ratio.tpot_s), 1e3, "{:.1f} ms"),
+            escape(where), drafts(row), escape(row.prompts), in_flight(row), lost(row),
+            told(ratio.mean_of(row, ratio.output_tokens_s, noise[ratio.output_tokens_s]), 1, "{:.1f}"),
+            told(ratio.mean_of(row, ratio.ttft_s, noise[ratio.ttft_s]), 1e3, "{:.0f} ms"),
+            told(ratio.mean_of(row, ratio.tpot_s, noise[ratio.tpot_s]), 1e3, "{:.1f} ms"),
             f"{sum(accepted) / len(accepted):.2f}" if accepted else "-",
         ))  # fmt: skip
     if lines:
         print_rows(columns, lines, out)
+    for row in record.rows:
+        if not row.emulated and row.speculation is not None and row.why_not_chosen is not None:
+            point = f"{drafts(row)}, {row.prompts}, {row.concurrency} in flight"
+            out.print(escape(f"never chosen: {row.checkpoint} ({point}): it {row.why_not_chosen}"))
+    if any(len(row.repeats) > 1 for row in record.rows):
+        out.print(escape(f"95 % intervals: {noise[ratio.output_tokens_s].words}"))
     # A published reference has no row of its own where rows were imported; the FP8 release is what people compare with.
     labels = {row.checkpoint for row in record.rows}
     against = ratio.pairs(record.rows, reference if reference in labels else "fp8")
@@ -314,6 +362,20 @@ def print_speed(record: SpeedRecord, reference: str, out: Console) -> None:
 def drafts(row: SpeedRow) -> str:
     """`off`, a number, `?`."""
     return "?" if row.speculation is None else str(row.speculation) if row.speculation else "off"
+
+
+def in_flight(row: SpeedRow) -> str:
+    """`64`, or `64 (mean 12.0)` where fewer were in flight on average."""
+    mean = row.in_flight
+    few = mean is not None and mean < FEW_IN_FLIGHT * row.concurrency
+    return f"{row.concurrency} (mean {mean:.1f})" if few else str(row.concurrency)
+
+
+def lost(row: SpeedRow) -> str:
+    """Shares of requests that failed and that were cut off, `2.4 %`, `2.4 % + 4.7 % cut off`; `-`: not told."""
+    failed, cut = row.failed_share, row.incomplete_share
+    said = [] if failed is None else [percent_of_events(failed) if failed else "0 %"]
+    return " + ".join([*said, *([f"{percent_of_events(cut)} cut off"] if cut else [])]) or "-"
 
 
 def told(found: Any, unit: float, form: str) -> str:

@@ -179,7 +179,7 @@ def print_choice(found: Choice, out: Console) -> None:
     about = [found.hardware, f"prompts {found.prompts}", found.engine or "engine not stated", f"{found.origin} speeds"]
     out.print(escape("; ".join(about + ([limits] if limits else []))))
     cells = {(cell.setup, cell.concurrency): cell for cell in found.cells}
-    columns = ("streams", "choice", "tokens/s", "per user", "TTFT", "TPOT", "$ per M tokens", "next best")
+    columns = ("streams", "choice", "tokens/s", "expected", "per user", "TTFT", "TPOT", "$ per M tokens", "next best")
     print_rows(columns, [tuple(map(escape, _row(pick, cells))) for pick in found.picks], out)
     for line in _below(found):
         out.print(escape(line))
@@ -187,7 +187,7 @@ def print_choice(found: Choice, out: Console) -> None:
 
 def _row(pick: Pick, cells: dict[tuple[str, int], Cell]) -> tuple[str, ...]:
     if pick.setup is None:
-        return str(pick.concurrency), "none", *[""] * 6
+        return str(pick.concurrency), "none", *[""] * 7
     cell = cells[pick.setup, pick.concurrency]
     speed = cell.output_tokens_s or 0.0
     noise = "" if cell.interval is None else f" ± {_half(cell.interval)}"
@@ -196,6 +196,7 @@ def _row(pick: Pick, cells: dict[tuple[str, int], Cell]) -> tuple[str, ...]:
         str(pick.concurrency),
         pick.setup,
         f"{speed:,.1f}{noise}",
+        _expected(pick),
         f"{cell.tokens_s_user or 0.0:,.1f}",
         "not known" if cell.ttft_s is None else _seconds(cell.ttft_s),
         "not known" if cell.tpot_s is None else _seconds(cell.tpot_s) + (" *" if cell.tpot_derived else ""),
@@ -204,14 +205,23 @@ def _row(pick: Pick, cells: dict[tuple[str, int], Cell]) -> tuple[str, ...]:
     )
 
 
+def _expected(pick: Pick) -> str:
+    """`488 (451 to 520)`: what the pick will run at, as far as its noise and the luck of the fastest tell."""
+    found = pick.expected_tokens_s
+    if found is None:
+        return "not known"
+    value, low, high = (f"{one:,.1f}" if found.value < 10 else f"{one:,.0f}" for one in (found.value, found.low, found.high))
+    return f"{value} ({low} to {high})"
+
+
 def _next(pick: Pick, cells: dict[tuple[str, int], Cell]) -> str:
     if pick.next_best is None:
         return "no other"
     speed = cells[pick.next_best, pick.concurrency].output_tokens_s or 0.0
     lead = f"the choice {100 * (pick.ratio - 1):+.1f} %" if pick.ratio is not None else "no ratio: unlike rows"
     single = min(cells[name, pick.concurrency].num_repeats for name in (str(pick.setup), pick.next_best)) < 2
-    noise = ", one run each" if single else ""
-    sure = noise if pick.chance_best is None else f", best in {100 * pick.chance_best:.0f} % of draws"
+    sure = "" if pick.chance_best is None else f", best in {100 * pick.chance_best:.0f} % of draws"
+    sure += ", one run each" if single else ""
     return f"{pick.next_best}: {speed:,.1f} ({lead}{sure})"
 
 
@@ -248,7 +258,7 @@ def _below(found: Choice) -> Iterator[str]:
         elif flip.chance is not None:
             sure = "no draw has it"
         else:
-            sure = "one run each, so its range is not known"
+            sure = "nothing was drawn, so its range is not known"
         yield f"{at}{where} ({sure})"
     if (one := found.one_for_all) is not None and len(found.picks) > 1:
         share = "" if one.relative is None else f" ({percent_short(one.relative)})"
@@ -257,6 +267,8 @@ def _below(found: Choice) -> Iterator[str]:
         least = f"at most {one.worst_tokens_s:,.1f} tokens/s{share} less than the best{cost}, at {_streams(one.at)}"
         first = "nowhere slower than the choice" if one.misses else "the best wherever there is a choice"
         yield f"one for all: {one.setup}, {least if one.worst_tokens_s > 0 else first}{misses}"
+    if found.noise is not None:
+        yield f"noise: {found.noise}"
     for state in ("measured", "imported", "predicted"):
         if count := sum(cell.state == state for cell in found.cells):
             yield f"{state}: {count} of {len(found.cells)} cells"

@@ -10,8 +10,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from assay.records.speed import Quantiles, SpeedRepeat, SpeedRow
-from assay_evaluate.speed.foreign.stated import SPECULATION_UNKNOWN, Stated, num_gpus_of, required, text, whole, wrong
-from assay_evaluate.speed.rows import count, number
+from assay_evaluate.speed.foreign.stated import (
+    SPECULATION_UNKNOWN,
+    Stated,
+    num_gpus_of,
+    one_label,
+    required,
+    text,
+    whole,
+    wrong,
+)
+from assay_evaluate.speed.rows import count, number, quantiles_of
 from assay_evaluate.transport.foreign_json import object_in, objects_in
 
 
@@ -27,24 +36,21 @@ def read_guidellm(found: Mapping[str, Any], stated: Stated, where: str) -> list[
         raise wrong(where, "no report of guidellm (it has no `benchmarks` with `metrics`)")
     hardware = required(stated.hardware, "the hardware", "--hardware 8xH200", where)
     told = text(object_in(found, "args"), "model")
-    rows: dict[int, SpeedRow] = {}
+    models = {told or text(object_in(object_in(one, "config"), "backend"), "model") for one in objects_in(found, "benchmarks")}
+    one_label(stated, [model for model in models if model], where)
+    rows = []
     for at, one in enumerate(objects_in(found, "benchmarks"), 1):
         here = f"{where}, benchmark {at}"
         model = told or text(object_in(object_in(one, "config"), "backend"), "model")
         label = required(stated.label or model, "the checkpoint", "--label NAME", here)
-        row = _row(one, label, hardware, stated, here, where)
-        before = rows.get(row.concurrency)
-        # The same concurrency twice: two repeats of one point.
-        rows[row.concurrency] = (
-            row if before is None else before.model_copy(update={"repeats": (*before.repeats, *row.repeats)})
-        )
-    return list(rows.values())
+        rows.append(_row(one, label, hardware, stated, here, where))
+    return rows
 
 
 def _row(found: Mapping[str, Any], label: str, hardware: str, stated: Stated, here: str, where: str) -> SpeedRow:
     metrics = object_in(found, "metrics")
     rate = number(_successful(metrics, "output_tokens_per_second"), "mean")
-    concurrency, note = _concurrency(found, metrics)
+    concurrency, request_rate, note = _concurrency(found, metrics)
     if not rate or concurrency is None:
         raise wrong(here, "has no successful output tokens a second, or no requests in flight")
     totals = object_in(metrics, "request_totals")
@@ -61,15 +67,18 @@ def _row(found: Mapping[str, Any], label: str, hardware: str, stated: Stated, he
         prompt_tokens=number(_successful(metrics, "prompt_token_count"), "mean"),
         output_tokens=number(_successful(metrics, "output_token_count"), "mean"),
         concurrency=concurrency,
+        request_rate=request_rate,
         repeats=(
             SpeedRepeat(
                 duration_s=number(found, "duration"),
                 num_completed=count(totals, "successful"),
                 num_failed=count(totals, "errored"),
+                num_incomplete=count(totals, "incomplete"),
+                in_flight=number(_successful(metrics, "request_concurrency"), "mean"),
                 output_tokens_s=rate,
                 total_tokens_s=number(_successful(metrics, "tokens_per_second"), "mean"),
-                ttft_s=_quantiles(metrics, "time_to_first_token_ms", 1e-3),
-                tpot_s=_quantiles(metrics, "inter_token_latency_ms", 1e-3),
+                ttft_s=_quantiles(metrics, "time_to_first_token_ms", 1000),
+                tpot_s=_quantiles(metrics, "inter_token_latency_ms", 1000),
                 end_to_end_s=_quantiles(metrics, "request_latency", 1.0),
             ),
         ),
@@ -77,33 +86,37 @@ def _row(found: Mapping[str, Any], label: str, hardware: str, stated: Stated, he
     )
 
 
-def _concurrency(found: Mapping[str, Any], metrics: Mapping[str, Any]) -> tuple[int | None, str | None]:
-    """(requests in flight, a note): those of a concurrent strategy, one of a synchronous, else the mean that was seen."""
+RATED = ("constant", "poisson", "async")
+"""Strategies that send requests at a rate, however fast they are answered."""
+
+
+def _concurrency(found: Mapping[str, Any], metrics: Mapping[str, Any]) -> tuple[int | None, float | None, str | None]:
+    """(requests in flight, requests a second at which they were sent, a note).
+
+    In flight: the streams of a concurrent strategy, one of a synchronous, else the mean that was seen.
+    """
+    rate = None
     for holder in (object_in(found, "config"), object_in(found, "args")):
         strategy = object_in(holder, "strategy")
         if strategy.get("type_") == "synchronous":
-            return 1, None
+            return 1, None, None
         if (streams := whole(strategy, "streams")) and strategy.get("type_") == "concurrent":
-            return streams, None
+            return streams, None, None
+        if strategy.get("type_") in RATED and rate is None:
+            rate = number(strategy, "rate")
     seen = number(_successful(metrics, "request_concurrency"), "mean")
     if seen is None:
-        return None, None
-    return max(1, round(seen)), f"requests were sent at a rate; {seen:.1f} were in flight on average"
+        return None, None, None
+    how = "as fast as they were taken" if rate is None else "at a rate"
+    return max(1, round(seen)), rate, f"requests were sent {how}; {seen:.1f} were in flight on average"
 
 
 def _successful(metrics: Mapping[str, Any], name: str) -> dict[str, Any]:
     return object_in(object_in(metrics, name), "successful")
 
 
-def _quantiles(metrics: Mapping[str, Any], name: str, unit_s: float) -> Quantiles | None:
+def _quantiles(metrics: Mapping[str, Any], name: str, per_s: float) -> Quantiles | None:
     told = _successful(metrics, name)
-    mean, median, percentiles = number(told, "mean"), number(told, "median"), object_in(told, "percentiles")
-    if not mean or not median:
-        return None
+    percentiles = object_in(told, "percentiles")
     p90, p99 = number(percentiles, "p90"), number(percentiles, "p99")
-    return Quantiles(
-        mean=mean * unit_s,
-        p50=median * unit_s,
-        p90=None if p90 is None else p90 * unit_s,
-        p99=None if p99 is None else p99 * unit_s,
-    )
+    return quantiles_of(number(told, "mean"), number(told, "median"), p90, p99, per_s)

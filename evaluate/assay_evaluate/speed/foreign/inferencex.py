@@ -6,14 +6,28 @@ whether there were drafts, never how many, so a row with them is compared with n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from assay.errors import AssayError
 from assay.records.speed import Quantiles, SpeedRepeat, SpeedRow
-from assay_evaluate.speed.foreign.stated import SPECULATION_UNKNOWN, Stated, required, text, whole, wrong
-from assay_evaluate.speed.rows import number
+from assay_evaluate.speed.foreign.stated import (
+    SPECULATION_UNKNOWN,
+    Stated,
+    num_gpus_of,
+    one_label,
+    required,
+    speculation_of,
+    text,
+    whole,
+    wrong,
+)
+from assay_evaluate.speed.rows import count, in_flight_of, number, quantiles_of
 
 _OFF = {"none", "off", "false", "", "0"}
+_NOT_STATED = "not stated"
+_TRUE = {"true", "1", "yes", "on"}
 
 
 def is_inferencex(found: Any) -> bool:
@@ -22,63 +36,131 @@ def is_inferencex(found: Any) -> bool:
 
 
 def read_inferencex(found: Any, stated: Stated, where: str) -> list[SpeedRow]:
-    """A row for each object. AssayError: one has no hardware, requests in flight, GPUs or throughput."""
+    """A row for each object. AssayError: one has no hardware, requests in flight, GPUs or throughput, or contradicts an option.
+
+    A model that the file has in several precisions is as many checkpoints: `zai-org/GLM-5 (fp4)`.
+    """
     objects = found if isinstance(found, list) else [found]
     if not objects or not all(is_inferencex(one) for one in objects):
         raise wrong(where, "no rows of InferenceX (each has `hw`, `conc` and `output_tput_per_gpu`)")
-    return [_row(one, stated, f"{where}, row {at}" if len(objects) > 1 else where, where) for at, one in enumerate(objects, 1)]
+    names = _names(objects)
+    one_label(stated, filter(None, names), where)
+    drafted = [_drafting(one) for one in objects]
+    # An option for the rows that drafted says nothing of those that did not, where a file has both.
+    has_both = "on" in drafted and 0 in drafted and bool(stated.speculation)
+    rows = []
+    for at, (one, name, told) in enumerate(zip(objects, names, drafted, strict=True), 1):
+        here = f"{where}, row {at}" if len(objects) > 1 else where
+        drafts = 0 if has_both and told == 0 else speculation_of(told, stated, here)
+        rows.append(_row(one, name, drafts, stated, here, where))
+    return rows
 
 
-def _row(found: Mapping[str, Any], stated: Stated, here: str, where: str) -> SpeedRow:
+def _names(objects: Sequence[Mapping[str, Any]]) -> list[str | None]:
+    """What each object's checkpoint is called; with its precision where the file has several of the model."""
+    precisions: dict[str | None, set[str | None]] = defaultdict(set)
+    for one in objects:
+        precisions[text(one, "model")].add(text(one, "precision"))
+    return [
+        f"{model} ({text(one, 'precision') or 'precision not stated'})" if model and len(precisions[model]) > 1 else model
+        for one in objects
+        for model in (text(one, "model"),)
+    ]
+
+
+def _drafting(found: Mapping[str, Any]) -> int | str | None:
+    """0: it did not; `on`: it did; None: not stated."""
+    told = _told_drafting(found)
+    return 0 if told in _OFF else None if told == _NOT_STATED else "on"
+
+
+def _told_drafting(found: Mapping[str, Any]) -> str:
+    return str(found["spec_decoding"] if "spec_decoding" in found else found.get("mtp", _NOT_STATED)).strip().lower()
+
+
+def _row(
+    found: Mapping[str, Any], name: str | None, speculation: int | None, stated: Stated, here: str, where: str
+) -> SpeedRow:  # fmt: skip
     if found.get("modality") == "image":
         raise wrong(here, "is a row of images a second, not of tokens")
-    prefill, decode = whole(found, "num_prefill_gpu"), whole(found, "num_decode_gpu")
-    is_disaggregated = prefill is not None
-    ranks = {kind: whole(found, name) for kind, name in (("tensor", "tp"), ("expert", "ep"), ("pipeline", "pp"))}
-    num_gpus = (prefill or 0) + (decode or 0) if is_disaggregated else (ranks["tensor"] or 0) * (ranks["pipeline"] or 1)
+    is_split = found.get("disagg") is not False and whole(found, "num_prefill_gpu") is not None
+    decode = whole(found, "num_decode_gpu")
+    parallelism = _split(found) if is_split else _ranks(found)
+    num_gpus = (whole(found, "num_prefill_gpu") or 0) + (decode or 0) if is_split else _num_gpus(parallelism)
     per_gpu, concurrency = number(found, "output_tput_per_gpu"), whole(found, "conc")
     if not num_gpus or not per_gpu or not concurrency:
         raise wrong(here, "has no number of GPUs (tp), requests in flight (conc) or throughput")
-    total = number(found, "tput_per_gpu")
+    if stated.hardware is not None and num_gpus_of(stated.hardware) not in (0, num_gpus):
+        raise AssayError(f"{here}: is of {num_gpus} GPUs, and --hardware says {stated.hardware}; leave the option out")
     # Where prefill has GPUs of its own, output is counted for the GPUs that decode.
-    output = per_gpu * ((decode or num_gpus) if is_disaggregated else num_gpus)
+    output = per_gpu * ((decode or num_gpus) if is_split else num_gpus)
     isl, osl = whole(found, "isl"), whole(found, "osl")
-    told = str(found["spec_decoding"] if "spec_decoding" in found else found.get("mtp", "not stated")).lower()
-    speculation = stated.speculation if stated.speculation is not None else 0 if told in _OFF else None
-    notes = [] if speculation is not None else [f"drafts: {told}; how many tokens is not stated"]
-    notes = [SPECULATION_UNKNOWN] if notes and told == "not stated" else notes
-    notes += ["prefill and decode ran on GPUs of their own"] if is_disaggregated and decode else []
+    notes = [] if speculation is not None else [_unknown_drafts(found)]
+    notes += ["prefill and decode ran on GPUs of their own"] if is_split and decode else []
     gpu = required(text(found, "hw"), "the hardware", "--hardware 8xH200", here)
-    engine = text(found, "image") or text(found, "framework")
+    total = number(found, "tput_per_gpu")
+    ttft, tpot, end_to_end = (_quantiles(found, metric) for metric in ("ttft", "tpot", "e2el"))
     return SpeedRow(
-        checkpoint=required(stated.label or text(found, "model"), "the checkpoint", "--label NAME", here),
+        checkpoint=required(stated.label or name, "the checkpoint", "--label NAME", here),
         scheme=text(found, "precision"),
         origin="imported",
         source=f"InferenceX: {where}",
         hardware=stated.hardware or f"{num_gpus}x{gpu}",
         num_gpus=num_gpus,
-        parallelism={kind: count for kind, count in ranks.items() if count and not is_disaggregated},
+        parallelism=parallelism,
         speculation=speculation,
         prompts=stated.prompts or (f"random {isl}/{osl}" if isl and osl else "not stated"),
         prompt_tokens=isl,
         output_tokens=osl,
         concurrency=concurrency,
-        engine=engine,
+        engine=text(found, "image") or text(found, "framework"),
         repeats=(
             SpeedRepeat(
+                num_completed=count(found, "completed"),
+                num_failed=count(found, "failed"),
+                in_flight=in_flight_of(output / osl if osl else None, end_to_end, ttft, tpot, osl),
                 output_tokens_s=output,
                 total_tokens_s=None if total is None else total * num_gpus,
-                ttft_s=_quantiles(found, "ttft"),
-                tpot_s=_quantiles(found, "tpot"),
-                end_to_end_s=_quantiles(found, "e2el"),
+                ttft_s=ttft,
+                tpot_s=tpot,
+                end_to_end_s=end_to_end,
             ),
         ),
         assumptions=tuple(notes),
     )
 
 
+def _unknown_drafts(found: Mapping[str, Any]) -> str:
+    told = _told_drafting(found)
+    return SPECULATION_UNKNOWN if told == _NOT_STATED else f"drafts: {told}; how many tokens is not stated"
+
+
+def _ranks(found: Mapping[str, Any], prefix: str = "", words: str = "") -> dict[str, int]:
+    """Kind of parallelism -> ranks. prefix: of the keys; words: of the names, for `prefill tensor`."""
+    spelt = {"tensor": "tp", "expert": "ep", "pipeline": "pp"}
+    ranks = {kind: whole(found, f"{prefix}{name}") for kind, name in spelt.items()}
+    if not prefix and not ranks["tensor"]:  # the database of InferenceX names the only server `decode`
+        ranks = {kind: whole(found, f"decode_{name}") for kind, name in spelt.items()}
+    attends = str(found.get(f"{prefix}dp_attention", found.get("decode_dp_attention") if not prefix else None)).strip().lower()
+    if attends in _TRUE and ranks["tensor"]:
+        ranks["data attention"] = ranks["tensor"]
+    return {f"{words}{kind}": num for kind, num in ranks.items() if num}
+
+
+def _split(found: Mapping[str, Any]) -> dict[str, int]:
+    """Of a server in two parts: the GPUs of each, and how each is split."""
+    gpus = {f"{part} GPUs": whole(found, f"num_{part}_gpu") for part in ("prefill", "decode")}
+    workers = {f"{part} workers": whole(found, f"{part}_num_workers") for part in ("prefill", "decode")}
+    return {
+        **(_ranks(found, "prefill_", "prefill ") | _ranks(found, "decode_", "decode ")),
+        **{name: num for name, num in (gpus | workers).items() if num},
+    }
+
+
+def _num_gpus(ranks: Mapping[str, int]) -> int:
+    return ranks.get("tensor", 0) * ranks.get("pipeline", 1)
+
+
 def _quantiles(found: Mapping[str, Any], metric: str) -> Quantiles | None:
-    mean, median = number(found, f"mean_{metric}"), number(found, f"median_{metric}")
-    if mean is None or median is None:
-        return None
-    return Quantiles(mean=mean, p50=median, p90=number(found, f"p90_{metric}"), p99=number(found, f"p99_{metric}"))
+    mean, median, p90, p99 = (number(found, f"{name}_{metric}") for name in ("mean", "median", "p90", "p99"))
+    return quantiles_of(mean, median, p90, p99)

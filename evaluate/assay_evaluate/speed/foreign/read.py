@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -14,6 +15,7 @@ from assay.records.speed import SpeedRow
 from assay.safe_files import read_record
 from assay.safe_yaml import NotPlainYaml, read_yaml
 from assay_evaluate.speed.foreign.guidellm import is_guidellm, read_guidellm
+from assay_evaluate.speed.foreign.in_flight import AS_MANY, SENT_AT
 from assay_evaluate.speed.foreign.inferencex import is_inferencex, read_inferencex
 from assay_evaluate.speed.foreign.stated import Stated, wrong
 from assay_evaluate.speed.foreign.table import is_table, read_table
@@ -31,6 +33,7 @@ READERS: Mapping[Format, tuple[Callable[[Any], bool], Callable[[Any, Stated, str
 """Format -> (whether a file looks like it, reader)."""
 _YAML = {".yaml", ".yml"}
 _NAMES = ("checkpoint", "scheme", "source", "hardware", "prompts", "engine")
+COPIES = "copies of another result:"
 MOST_NAME = 200
 MOST_BYTES = 500_000_000
 """Longest file that is read; guidellm keeps every request."""
@@ -49,6 +52,14 @@ def read_imported(path: Path, form: str | None, stated: Stated) -> list[SpeedRow
     raise wrong(where, f"is of none of the formats {', '.join(FORMATS)}, as far as can be seen")
 
 
+def notes_of(rows: Sequence[SpeedRow]) -> list[str]:
+    """What rows say otherwise than their file: how many were in flight, which results are copies. One line each."""
+    said = (SENT_AT, AS_MANY, COPIES)
+    return [
+        f"{row.checkpoint} at {row.concurrency}: {note}" for row in rows for note in row.assumptions if note.startswith(said)
+    ]
+
+
 def _parsed(path: Path) -> Any:
     try:
         if path.suffix in _YAML:
@@ -56,13 +67,39 @@ def _parsed(path: Path) -> Any:
         data = read_record(path)
         if len(data) > MOST_BYTES:
             raise AssayError(f"{path}: {len(data):,} bytes, {MOST_BYTES:,} are read; leave the single requests out")
-        return read_json(data)
+        return _json_or_lines(data)
     except OSError as error:
         raise AssayError(f"{path}: cannot be read: {error.strerror}") from None
     except NotPlainYaml as error:
         raise AssayError(f"{path}: {error}") from None
     except NotJson as error:
         raise AssayError(f"{path}: {one_line(str(error))}; give JSON, or YAML in a file that ends in .yaml") from None
+
+
+def _json_or_lines(data: bytes) -> Any:
+    """One value, or a list of the objects that stand one after the other, as `--append-result` and JSON lines write them."""
+    try:
+        return read_json(data)
+    except NotJson as error:
+        if "Extra data" not in str(error):
+            raise
+        return _objects(data.decode("utf-8", errors="replace"), error)
+
+
+def _objects(text: str, error: NotJson) -> list[Any]:
+    """NotJson: one of them is none; `error` where that is the first, so that the whole is something else."""
+    decoder, objects, at = json.JSONDecoder(), list[Any](), 0
+    while at < len(text):
+        try:
+            told, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            if objects and isinstance(objects[0], dict):
+                where = f"object {len(objects) + 1}, after line {text.count(chr(10), 0, at)}"
+                raise NotJson(f"several objects, of which {where} is no JSON: {shown(repr(text[at : at + 60]))}") from None
+            raise error from None
+        objects.append(told)
+        at += len(text[at:]) - len(text[at:].lstrip())
+    return objects
 
 
 def _checked(rows: list[SpeedRow], where: str) -> list[SpeedRow]:
@@ -78,10 +115,17 @@ def _checked(rows: list[SpeedRow], where: str) -> list[SpeedRow]:
 
 
 def _together(rows: Sequence[SpeedRow]) -> list[SpeedRow]:
-    """Rows of one point as one, with their repeats."""
-    found: dict[tuple[object, ...], SpeedRow] = {}
+    """Rows of one point as one, with their repeats. Copies are one repeat: they say nothing of the noise."""
+    points: dict[tuple[object, ...], list[SpeedRow]] = {}
     for row in rows:
-        point = (row.checkpoint, row.source, *row.like)
-        before = found.get(point)
-        found[point] = row if before is None else before.model_copy(update={"repeats": (*before.repeats, *row.repeats)})
-    return list(found.values())
+        points.setdefault(row.point, []).append(row)
+    made = []
+    for same in points.values():
+        repeats = [repeat for row in same for repeat in row.repeats]
+        once = tuple(repeat for at, repeat in enumerate(repeats) if repeat not in repeats[:at])
+        notes = dict.fromkeys(note for row in same for note in row.assumptions)
+        if len(once) < len(repeats):
+            notes[f"{COPIES} {len(repeats) - len(once)} of {len(repeats)} results of this point: they count once"] = None
+        doubt = next((row.doubt for row in same if row.doubt is not None), None)
+        made.append(same[0].model_copy(update={"repeats": once, "assumptions": tuple(notes), "doubt": doubt}))
+    return made

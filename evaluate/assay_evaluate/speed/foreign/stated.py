@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,13 +29,20 @@ class Stated:
 def renamed(rows: Sequence[SpeedRow], names: Mapping[str, str], where: str) -> list[SpeedRow]:
     """names: what the file calls a checkpoint -> its label here; others keep theirs. Each row says what it was called.
 
-    AssayError: the file has no such checkpoint.
+    AssayError: the file has no such checkpoint, or two of them would have one label.
     """
     there = list(dict.fromkeys(row.checkpoint for row in rows))
     for name in names:
         if name not in there:
             hint = did_you_mean(name, there)
             raise AssayError(f"--label {shown(name)}=...: {hint}{where} has {', '.join(map(shown, there))}")
+    became: dict[str, str] = {}
+    for name in there:
+        label = names.get(name, name)
+        if (other := became.setdefault(label, name)) != name:
+            raise AssayError(
+                f"--label: {shown(other)} and {shown(name)} of {where} would both be {shown(label)}; give each its own"
+            )
     return [
         row.model_copy(
             update={
@@ -50,9 +57,59 @@ def renamed(rows: Sequence[SpeedRow], names: Mapping[str, str], where: str) -> l
 
 
 def num_gpus_of(hardware: str) -> int:
-    """8 of `8xH200`; 0 of anything else, which is taken for a CPU."""
+    """8 of `8xH200`; 0 of anything else, which is taken for a CPU. AssayError: a number of GPUs that counts nothing real."""
     found = _HARDWARE.fullmatch(hardware.strip())
-    return int(found[1]) if found else 0
+    if found is None:
+        return 0
+    if len(found[1]) > MOST_DIGITS or int(found[1]) > MOST_COUNT:
+        raise AssayError(f"hardware {shown(hardware, 60)}: is no number of GPUs; write 8xH200, or the name of a CPU")
+    return int(found[1])
+
+
+def one_label(stated: Stated, names: Iterable[str], where: str) -> None:
+    """AssayError: one label is stated for a file that has several checkpoints."""
+    there = sorted(set(names))
+    if stated.label is not None and len(there) > 1:
+        several = ", ".join(shown(one, 60) for one in there)
+        raise AssayError(
+            f"{where}: --label {shown(stated.label)} is one name for {len(there)} checkpoints, {several}; say --label "
+            "NAME=LABEL for each"
+        )
+
+
+def hardware_of(told: str | None, stated: Stated, where: str) -> str:
+    """The hardware that a file or the user states. AssayError: neither does, or they name different ones."""
+    if told is not None and stated.hardware is not None and told.strip().casefold() != stated.hardware.strip().casefold():
+        raise AssayError(
+            f"{where}: says hardware {shown(told, 60)}, and --hardware says {shown(stated.hardware, 60)}; leave the option "
+            "out, or mend the file"
+        )
+    return required(stated.hardware or told, "the hardware", "--hardware 8xH200", where)
+
+
+def speculation_of(told: int | str | None, stated: Stated, where: str) -> int | None:
+    """Tokens drafted a step. told: by the file: their number; `on`: they were, nobody says how many; None: it says nothing.
+
+    AssayError: --speculation says otherwise than the file, which knows what was measured.
+    """
+    if stated.speculation is None or told is None:
+        return stated.speculation if told is None else told if isinstance(told, int) else None
+    if told == "on" and stated.speculation:
+        return stated.speculation
+    if told != stated.speculation:
+        says = (
+            "it drafted"
+            if told == "on"
+            else "it did not draft"
+            if told == 0
+            else f"it drafted {told} token{'s' * (told != 1)} a step"
+        )
+        option = stated.speculation or "off"
+        raise AssayError(
+            f"{where}: says that {says}, and --speculation says {option}; leave the option out"
+            + (", or say how many tokens it drafted" if told == "on" else "")
+        )
+    return stated.speculation
 
 
 def required(value: str | None, what: str, option: str, where: str) -> str:

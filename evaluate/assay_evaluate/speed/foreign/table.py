@@ -57,7 +57,10 @@ def _row(fields: Mapping[str, Any], stated: Stated, here: str, where: str) -> Sp
     for repeat in [single] if repeats is None else repeats if isinstance(repeats, list) else []:
         for name in _LATENCIES if isinstance(repeat, dict) else ():
             value = repeat.get(name)
-            if isinstance(value, int | float) and type(value) is not bool:
+            if value == 0 and type(value) is not bool:
+                repeat[name] = None
+                notes.append(f"{name}: 0 is no time of a request; taken for not stated")
+            elif isinstance(value, int | float) and type(value) is not bool:
                 repeat[name] = {"mean": value, "p50": value}
                 notes.append(EITHER.format(name=name))
     if stated.label is not None or stated.hardware is not None or stated.speculation is not None or stated.prompts is not None:

@@ -1,65 +1,117 @@
 """What `vllm bench serve --save-result` writes, one object a file (vllm/benchmarks/serve.py).
 
+Several stand in one file after `--append-result`, a line each, and in the `summary.json` of `vllm bench sweep serve`, a list in
+which every run has the settings of its server and benchmark beside its results.
+
 It does not know the hardware, nor how its server was started; `--metadata hardware=8xH200 speculation=5 ...` puts that into it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from assay.foreign_text import one_line
 from assay.records.speed import SpeedRow
-from assay_evaluate.speed.foreign.stated import SPECULATION_UNKNOWN, Stated, num_gpus_of, required, text, whole, wrong
-from assay_evaluate.speed.rows import repeat_of, tokens_each
+from assay_evaluate.speed.foreign.in_flight import in_flight
+from assay_evaluate.speed.foreign.stated import (
+    SPECULATION_UNKNOWN,
+    Stated,
+    hardware_of,
+    num_gpus_of,
+    one_label,
+    required,
+    speculation_of,
+    text,
+    whole,
+    wrong,
+)
+from assay_evaluate.speed.rows import number, repeat_of, tokens_each
 
 METADATA = ("checkpoint", "hardware", "engine", "scheme", "prompts", "speculation", "tensor", "expert", "data", "pipeline")
 """Keys of `--metadata` that are read."""
+RANKS = ("tensor", "expert", "data", "pipeline")
+_RESULT = re.compile(
+    r"(mean|median|std|p[0-9.]+)_\w+|spec_decode_\w+|total_\w+_tokens|\w+_throughput|probe_\w+|request_goodput|ramp_up_\w+"
+    r"|max_concurrency|max_concurrent_requests|max_output_tokens_per_s|(tensor|data|pipeline)[_-]parallel[_-]size"
+    r"|rps_change_events|date|backend|endpoint_type|label|model_id|tokenizer_id|num_prompts|request_rate|burstiness|duration|completed|failed|rtfx"
+    r"|run_number|input_lens|output_lens|ttfts|itls|generated_texts|errors|start_times|latencies|queue_times"
+)
+"""Keys that tell what came out, when, or what is read by name; any other is a setting of a sweep."""
 
 
 def is_vllm_bench(found: Any) -> bool:
-    return isinstance(found, dict) and "output_throughput" in found and "max_concurrency" in found
+    first = found[0] if isinstance(found, list) and found else found
+    return isinstance(first, dict) and "output_throughput" in first and "max_concurrency" in first
 
 
-def read_vllm_bench(found: Mapping[str, Any], stated: Stated, where: str) -> list[SpeedRow]:
-    """One row of one repeat. AssayError: checkpoint or hardware is not stated, or the requests in flight were not limited."""
-    if not is_vllm_bench(found):
+def read_vllm_bench(found: Any, stated: Stated, where: str) -> list[SpeedRow]:
+    """A row of one repeat for each object. AssayError: checkpoint or hardware is not stated, the file contradicts an option, or
+    nobody knows how many requests were in flight."""
+    objects = found if isinstance(found, list) else [found]
+    if not all(is_vllm_bench(one) for one in objects):
         raise wrong(where, "no result of `vllm bench serve` (it has no `output_throughput` and `max_concurrency`)")
-    concurrency = whole(found, "max_concurrency")
-    if not concurrency:
-        raise wrong(where, "was measured without --max-concurrency, so nobody knows how many requests were in flight")
-    label = required(
-        stated.label or text(found, "checkpoint") or text(found, "model_id"), "the checkpoint", "--label NAME", where
-    )
-    hardware = required(stated.hardware or text(found, "hardware"), "the hardware", "--hardware 8xH200", where)
-    speculation = _speculation(found, stated)
-    unknown = [SPECULATION_UNKNOWN] if speculation is None else []
-    unknown += [] if text(found, "engine") else ["the version of the engine is not stated"]
-    parallelism = {name: ranks for name in ("tensor", "expert", "data", "pipeline") if (ranks := whole(found, name))}
+    one_label(stated, [name for one in objects if (name := text(one, "checkpoint") or text(one, "model_id"))], where)
+    apart = _apart(objects)
     return [
-        SpeedRow(
-            checkpoint=label,
-            scheme=text(found, "scheme"),
-            origin="imported",
-            source=f"vllm bench serve: {where}",
-            hardware=hardware,
-            num_gpus=num_gpus_of(hardware),
-            parallelism=parallelism,
-            speculation=speculation,
-            prompts=stated.prompts or text(found, "prompts") or "not stated",
-            prompt_tokens=tokens_each([found], "total_input_tokens"),
-            output_tokens=tokens_each([found], "total_output_tokens"),
-            concurrency=concurrency,
-            engine=text(found, "engine"),
-            repeats=(repeat_of(found, where),),
-            assumptions=tuple(unknown),
-        )
+        _row(one, stated, f"{where}, result {at}" if len(objects) > 1 else where, where, apart)
+        for at, one in enumerate(objects, 1)
     ]
 
 
-def _speculation(found: Mapping[str, Any], stated: Stated) -> int | None:
-    """As stated; else as many as there are positions with an acceptance rate. A result without rates says nothing."""
-    if stated.speculation is not None:
-        return stated.speculation
+def _apart(objects: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Settings in which the objects differ, and which no column of a row holds."""
+    names = dict.fromkeys(name for one in objects for name in one if not _RESULT.fullmatch(name) and name not in METADATA)
+    return [name for name in names if len({repr(one.get(name)) for one in objects}) > 1]
+
+
+def _row(found: Mapping[str, Any], stated: Stated, here: str, where: str, apart: Sequence[str]) -> SpeedRow:
+    repeat = repeat_of(found, here)
+    rate = None if found.get("request_rate") == "inf" else number(found, "request_rate")
+    held = in_flight(whole(found, "max_concurrency") or None, rate, whole(found, "num_prompts") or None, repeat)
+    if held is None:
+        raise wrong(here, "was measured without --max-concurrency, so nobody knows how many requests were in flight")
+    label = required(
+        stated.label or text(found, "checkpoint") or text(found, "model_id"), "the checkpoint", "--label NAME", here
+    )
+    hardware = hardware_of(text(found, "hardware"), stated, here)
+    speculation = speculation_of(_told_speculation(found), stated, here)
+    notes = [SPECULATION_UNKNOWN] if speculation is None else []
+    notes += [] if text(found, "engine") else ["the version of the engine is not stated"]
+    if repeat.total_tokens_s is None and number(found, "total_token_throughput") is not None:
+        notes.append("its `total_token_throughput` contradicts its tokens and duration, and is left out")
+    return SpeedRow(
+        checkpoint=label,
+        scheme=text(found, "scheme"),
+        origin="imported",
+        source=f"vllm bench serve: {where}",
+        hardware=hardware,
+        num_gpus=num_gpus_of(hardware),
+        parallelism=_ranks(found),
+        settings={one_line(name): one_line(str(found.get(name))) for name in apart},
+        speculation=speculation,
+        prompts=stated.prompts or text(found, "prompts") or "not stated",
+        prompt_tokens=tokens_each([found], "total_input_tokens"),
+        output_tokens=tokens_each([found], "total_output_tokens"),
+        concurrency=held.concurrency,
+        request_rate=held.request_rate,
+        engine=text(found, "engine"),
+        repeats=(repeat,),
+        assumptions=(*notes, *held.notes),
+        doubt=held.doubt,
+    )
+
+
+def _ranks(found: Mapping[str, Any]) -> dict[str, int]:
+    """As its metadata name them, or a sweep the options of its server."""
+    spelt = {name: (name, f"{name}_parallel_size", f"{name}-parallel-size") for name in RANKS}
+    told = {name: next(filter(None, (whole(found, one) for one in names)), None) for name, names in spelt.items()}
+    return {name: ranks for name, ranks in told.items() if ranks is not None}
+
+
+def _told_speculation(found: Mapping[str, Any]) -> int | None:
+    """As its metadata say; else as many as there are positions with an acceptance rate. A result without rates says nothing."""
     if (told := whole(found, "speculation")) is not None:
         return told
     positions = found.get("spec_decode_per_position_acceptance_rates")
