@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
@@ -198,6 +199,15 @@ class TaskResult(Part):
     """The reference's own second replies, which stand against its first: the noise floor of a task that is sampled."""
     served: ServedEvidence | None = None
     """What the replies say of who gave them. None: recorded before this was, or its replies are not kept (SWE-bench)."""
+
+    @property
+    def usual_error(self) -> str | None:
+        """What the server, or the client, said most often of requests that had no reply. None: nothing is recorded.
+
+        That a request was not sent any more comes last: the errors before it say why.
+        """
+        errors = Counter(item.error for item in self.items if item.error)
+        return max(errors, key=lambda error: (not error.startswith("not asked"), errors[error]), default=None)
 
 
 class PositionBucket(Part):

@@ -136,7 +136,11 @@ def _reasons(task: TaskResult) -> str:
 
 def failures(run: Run) -> str | None:
     failed = [
-        f"{t.num_failed} of {t.num_items} for {m.label} in {t.task}" for m in run.measurements for t in m.tasks if t.num_failed
+        f"{t.num_failed} of {t.num_items} for {m.label} in {t.task}"
+        + (f" (most often: {t.usual_error})" if t.usual_error else "")
+        for m in run.measurements
+        for t in m.tasks
+        if t.num_failed
     ]
     return f"Items without a reply (infrastructure) are left out on both sides: {'; '.join(failed)}." if failed else None
 

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.errors import MeasureError
+from assay.foreign_text import shown
 from assay.records.serving import Fingerprint
 from assay_evaluate.client.client import Client, NotMeasured
+from assay_evaluate.transport.foreign_json import objects_in
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -77,19 +79,25 @@ def plain_prompt(messages: Messages) -> str:
 
 
 def learn_dialect(client: Client, chat_template_kwargs: dict[str, Any]) -> Dialect:
-    """Ask the server what it understands: two small requests at most. MeasureError if it cannot be reached."""
+    """Ask the server what it understands: three small requests at most. MeasureError: it is away, or answers no chat.
+
+    An endpoint is there if what it answers is what it is for: gateways answer any path, with {} or a page.
+    """
     messages = [{"role": "user", "content": "1 + 1"}]
-    response = client.post("/tokenize", {"messages": messages})
-    if response.status == 200:
+    counted = client.post("/tokenize", {"messages": messages})
+    if counted.status == 200 and counted.num_prompt_tokens is not None:
         return Dialect(True, True, chat_template_kwargs)
-    can_tokenize = response.status not in {404, 405}
+    can_tokenize = counted.status == 400 and client.post("/tokenize", {"prompt": "1 + 1"}).num_prompt_tokens is not None
     response = client.post(CHAT, {"messages": messages, "max_tokens": 1})
-    if response.status == 200:
+    if response.status == 200 and any(objects_in(response.data, "choices")):
         return Dialect(True, can_tokenize, chat_template_kwargs)
-    message = response.message
-    if response.status == 400 and "template" in message:
+    if response.status == 400 and "template" in response.message:
         return Dialect(False, can_tokenize, {})
-    raise MeasureError(f"{client.endpoint.base_url}{CHAT}: HTTP {response.status}: {message}")
+    url = f"{client.endpoint.base_url}{CHAT}: HTTP {response.status}"
+    if response.status != 200:
+        raise MeasureError(f"{url}: {response.message}")
+    said = response.message or f"no completion: {shown(response.data, 100)}"
+    raise MeasureError(f"{url}: {said}; give the address of an OpenAI-compatible server")
 
 
 def count_tokens(client: Client, dialect: Dialect, question: str) -> int:

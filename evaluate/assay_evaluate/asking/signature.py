@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 from assay.errors import MeasureError
@@ -16,7 +17,7 @@ from assay.records.serving import Signature, SignedPrompt, mean_difference
 from assay_evaluate.asking.dialect import COMPLETIONS, sampling
 from assay_evaluate.client.client import Endpoint, NotMeasured
 from assay_evaluate.client.sending import COME_LATER, MISCONFIGURED, TRY_AGAIN
-from assay_evaluate.transport.connection import HttpReply, post_once, root_url
+from assay_evaluate.transport.connection import HttpReply, as_told, post_once, root_url
 from assay_evaluate.transport.errors import TransportError
 from assay_evaluate.transport.foreign_json import WRONG_SHAPE, fingerprint_in, text_in, text_of
 
@@ -38,6 +39,8 @@ PAUSES_S = (1.0, 4.0)
 TIMEOUT_S = 600.0
 ANSWERS_NOTHING = MISCONFIGURED | COME_LATER | {502, 503, 504}
 """HTTP statuses that say nothing about log-probabilities."""
+NOT_JSON = "not JSON compliant"
+"""vLLM's words where it would have to write NaN."""
 AskPrompt = Callable[[str, Mapping[str, Any]], HttpReply]
 
 
@@ -65,13 +68,24 @@ def apart(ours: Signature, theirs: Signature) -> str:
 def _signature(endpoint: Endpoint, url: str) -> Signature:
     ask = functools.partial(_ask, endpoint, url)
     form = _learn_form(ask)
-    alone = tuple(_sign(ask, prompt, form) for prompt in PROMPTS)
+    read = [_sign(ask, prompt, form) for prompt in PROMPTS]
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
-        together = tuple(pool.map(lambda prompt: _sign(ask, prompt, form), PROMPTS))
+        read += pool.map(lambda prompt: _sign(ask, prompt, form), PROMPTS)
+    signed = tuple(one.signed for one in read)
+    alone, together = signed[: len(PROMPTS)], signed[len(PROMPTS) :]
     noise = mean_difference(alone, together)
     if not math.isfinite(noise):
-        raise NotMeasured("its log-probabilities are no numbers (NaN), or not of the same tokens twice; see `assay probe`")
+        raise NotMeasured(_why_incomparable(read))
     return Signature(prompts_sha256=sha256_of(PROMPTS), prompts=alone, noise=noise)
+
+
+def _why_incomparable(read: Sequence[_Read]) -> str:
+    """NaN is said of what was NaN: a server that writes null has shown nothing that it computed."""
+    if any(one.has_nan for one in read):
+        return "its log-probabilities are no numbers (NaN or infinite); see `assay probe`"
+    if any(None in (*one.signed.logprobs, *one.signed.next.values()) for one in read):
+        return "it gives null in place of log-probabilities"
+    return "asked twice, it gives log-probabilities of other tokens of a prompt; see `assay probe`"
 
 
 def _learn_form(ask: AskPrompt) -> dict[str, Any]:
@@ -83,14 +97,16 @@ def _learn_form(ask: AskPrompt) -> dict[str, Any]:
             reply = ask(PROMPTS[0], form)
             if reply.status != 200:
                 said = f"HTTP {reply.status}: {reply.message}"
+                if NOT_JSON in said:
+                    raise NotMeasured(f"its log-probabilities are no numbers ({said}); see `assay probe`")
                 continue
-            signed = _read(reply)
+            signed = _read(reply).signed
             if signed.logprobs or signed.next:
                 return form
     raise NotMeasured(f"it gives no log-probabilities ({said}); start vLLM without --max-logprobs 0")
 
 
-def _sign(ask: AskPrompt, prompt: str, form: Mapping[str, Any]) -> SignedPrompt:
+def _sign(ask: AskPrompt, prompt: str, form: Mapping[str, Any]) -> _Read:
     reply = ask(prompt, form)
     if reply.status != 200:
         raise NotMeasured(f"it does not answer a prompt of the signature: HTTP {reply.status}: {reply.message}")
@@ -102,7 +118,7 @@ def _ask(endpoint: Endpoint, url: str, prompt: str, form: Mapping[str, Any]) -> 
     body = {"model": endpoint.model, "prompt": prompt, "max_tokens": 1, **sampling(0.0, None), **form}
     for seconds in (*PAUSES_S, None):
         try:
-            reply = post_once(url, COMPLETIONS, body, total_s=TIMEOUT_S, headers=endpoint.headers)
+            reply = as_told(post_once(url, COMPLETIONS, body, total_s=TIMEOUT_S, headers=endpoint.headers))
             if seconds is None or reply.status not in TRY_AGAIN:
                 break
         except TransportError as error:
@@ -117,7 +133,15 @@ def _ask(endpoint: Endpoint, url: str, prompt: str, form: Mapping[str, Any]) -> 
     return reply
 
 
-def _read(reply: HttpReply) -> SignedPrompt:
+@dataclass(frozen=True)
+class _Read:
+    """What one reply gives. has_nan: numbers are among it that are none, or infinite."""
+
+    signed: SignedPrompt
+    has_nan: bool
+
+
+def _read(reply: HttpReply) -> _Read:
     """What is in the reply; nothing, if it is not as vLLM has it."""
     try:
         data = reply.json()
@@ -125,15 +149,18 @@ def _read(reply: HttpReply) -> SignedPrompt:
         rows = (choice.get("prompt_logprobs") or [None])[1:]
         tokens = [next(iter(row.items())) for row in rows]
         following = ((choice.get("logprobs") or {}).get("top_logprobs") or [{}])[0]
-        return SignedPrompt(
+        told = [entry["logprob"] for _, entry in tokens]
+        signed = SignedPrompt(
             token_ids=tuple(int(token) for token, _ in tokens),
-            logprobs=tuple(_number(entry["logprob"]) for _, entry in tokens),
+            logprobs=tuple(map(_number, told)),
             next={str(text_of(token)): _number(value) for token, value in following.items()},
             model=shown(text_in(data, "model")) or None,
             system_fingerprint=fingerprint_in(data),
         )
+        numbers = [float(value) for value in (*told, *following.values()) if value is not None]
+        return _Read(signed, not all(map(math.isfinite, numbers)))
     except (*WRONG_SHAPE, StopIteration):
-        return SignedPrompt(token_ids=(), logprobs=(), next={})
+        return _Read(SignedPrompt(token_ids=(), logprobs=(), next={}), False)
 
 
 def _number(value: Any) -> float | None:

@@ -27,6 +27,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from assay.errors import MeasureError, ServeError, UnreachableError
+from assay.foreign_text import shown
 from assay_evaluate.client.dispatch import Answered, Dispatcher, Flight, PendingRequest
 from assay_evaluate.client.exchanges import Ask, Exchange, Ledger, exchange_of
 from assay_evaluate.client.journal import Identity, Journal, Reply, Request
@@ -43,10 +44,13 @@ from assay_evaluate.client.sending import (
 from assay_evaluate.client.waves import Slim, Tally, ask_in_waves, ask_together, gone
 from assay_evaluate.transport.connection import Connection, HttpReply, root_url
 from assay_evaluate.transport.errors import TransportError, UnusableReply
-from assay_evaluate.transport.foreign_json import NotJson, count_in, object_in
+from assay_evaluate.transport.foreign_json import MOST_MESSAGE, NotJson, count_in, object_in
+from assay_evaluate.transport.told_errors import error_in
 
 MOST_MISCONFIGURED = 8
 """Replies in a row with such a status after which the address or the key counts as wrong."""
+PAGE_ATTEMPTS = 2
+"""How often a question about the server is asked that is answered with status 200 and no JSON, or an error in it."""
 PROGRESS_EVERY_S = 10.0
 IDLE_EVERY_S = 0.05
 WINDOW = 64
@@ -97,18 +101,24 @@ class Address:
 
 @dataclass(frozen=True)
 class Told:
-    """What a server answered to a question about itself. `data`: the reply's JSON object; {} if the status is not 200."""
+    """What a server answered to a question about itself.
+
+    `data`: the reply's JSON object; {} if the status is not 200, or no object came: such an endpoint is not offered.
+    """
 
     status: int
+    """Of an error told with status 200, the status that it names, or 500."""
     data: dict[str, Any]
     message: str
-    """The server's own words about an error, on one line."""
+    """The server's own words about an error, or what came instead of an object, on one line."""
 
     @property
     def num_prompt_tokens(self) -> int | None:
-        """Of the prompt, as /tokenize counts them or a reply bills them. None: the server does not say."""
-        counted = count_in(self.data, "count")
-        return counted if counted is not None else count_in(object_in(self.data, "usage"), "prompt_tokens")
+        """Of the prompt, as /tokenize counts them or a reply bills them. None: the server does not say, or says 0.
+
+        A prompt has one at least; servers that do not count write zeros.
+        """
+        return count_in(self.data, "count") or count_in(object_in(self.data, "usage"), "prompt_tokens") or None
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -264,15 +274,19 @@ class Client:
         return jobs
 
     def post(self, path: str, body: dict[str, Any]) -> Told:
-        """A question about the server itself: not journaled. MeasureError: no reply, or none that is a JSON object."""
+        """A question about the server itself: not journaled. MeasureError: no reply that can be used comes.
+
+        The caller looks at what comes with status 200: gateways answer paths that they do not know with {} or a page.
+        """
         url = f"{self._urls[0]}{path}"
         for attempt in itertools.count(1):
             is_last = attempt == self._max_attempts
             waits_s = None
             try:
                 reply = self._post(path, body)
-                if reply.status not in TRY_AGAIN or is_last:
-                    return _told(url, reply)
+                told, may_help = _told(reply)
+                if is_last or not may_help or (reply.status == 200 and attempt == PAGE_ATTEMPTS):
+                    return told
                 waits_s = reply.retry_after_s
             except UnusableReply as error:
                 raise MeasureError(f"{url}: {error}") from None
@@ -432,13 +446,16 @@ def _gone(error: ServeError) -> str:
     return f"the server is gone, what was answered is kept, run again to go on: {error}"
 
 
-def _told(url: str, reply: HttpReply) -> Told:
+def _told(reply: HttpReply) -> tuple[Told, bool]:
+    """What was answered, and whether another may come if it is asked again."""
     if reply.status != 200:
-        return Told(reply.status, {}, reply.message)
+        return Told(reply.status, {}, reply.message), reply.status in TRY_AGAIN
     try:
         data = reply.json()
     except NotJson as error:
-        raise MeasureError(f"{url}: HTTP 200, but {error}; give the address of an OpenAI-compatible server") from None
+        return Told(200, {}, str(error)), True
     if not isinstance(data, dict):
-        raise MeasureError(f"{url}: HTTP 200, but no JSON object; give the address of an OpenAI-compatible server")
-    return Told(200, data, "")
+        return Told(200, {}, f"no JSON object: {shown(data, 100)}"), False
+    if (refusal := error_in(data)) is not None:
+        return Told(refusal.status or 500, {}, shown(refusal.message, MOST_MESSAGE)), refusal.status in TRY_AGAIN
+    return Told(200, data, ""), False

@@ -75,4 +75,8 @@ def _rows(journal: Path, statement: str, values: tuple[str, ...]) -> Iterator[An
 
 
 def _unpacked(stored: str | bytes) -> dict[str, Any]:
-    return dict(json.loads(stored if isinstance(stored, str) else zlib.decompress(stored)))
+    """MeasureError: it is not as a journal writes it."""
+    try:
+        return dict(json.loads(stored if isinstance(stored, str) else zlib.decompress(stored)))
+    except (ValueError, TypeError, zlib.error) as error:
+        raise MeasureError(f"a journal's request or reply is damaged: {one_line(str(error))}") from None

@@ -17,6 +17,8 @@ class TokenRow(NamedTuple):
     token: Token
     logprob: float
     top: tuple[tuple[Token, float], ...]
+    has_null: bool = False
+    """One of these was null, which is NaN here: nothing that the model computed."""
 
 
 def read_rows(choice: dict[str, Any]) -> tuple[TokenRow, ...]:
@@ -38,9 +40,11 @@ def read_rows(choice: dict[str, Any]) -> tuple[TokenRow, ...]:
 
 def _row(token: str, logprob: float | None, top: Iterable[tuple[str, float | None]]) -> TokenRow:
     """The likeliest best first; what is not a number comes last. Equal ones keep the server's order."""
-    found = [(_token(other), _number(value)) for other, value in top]
+    told = list(top)
+    found = [(_token(other), _number(value)) for other, value in told]
     ranked = sorted(found, key=lambda one: -one[1] if one[1] == one[1] else float("inf"))
-    return TokenRow(_token(token), _number(logprob), tuple(ranked))
+    has_null = logprob is None or any(value is None for _, value in told)
+    return TokenRow(_token(token), _number(logprob), tuple(ranked), has_null)
 
 
 def _token(told: str) -> Token:

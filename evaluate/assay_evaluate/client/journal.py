@@ -267,6 +267,18 @@ class Journal:
             self._execute_all("UPDATE requests SET status = 'changed' WHERE key = ?", [(key,) for key in changed])
         return found
 
+    def find_last(self, keys: Sequence[str]) -> dict[str, Reply]:
+        """The last reply to each request, final or not, by key: with failed ones, of which only the error is known."""
+        found = self.find_all(keys)
+        for first in range(0, len(keys), MOST_KEYS):
+            some = keys[first : first + MOST_KEYS]
+            marks = ",".join("?" * len(some))
+            for key, error in self._execute(
+                f"SELECT key, error FROM requests WHERE key IN ({marks}) AND status = 'failed'", some
+            ):
+                found[key] = Reply("failed", error=error)
+        return found
+
     def write_requests(self, requests: Sequence[tuple[str, Request]], who: Identity) -> None:
         """Note, in one transaction, that these requests are about to be sent, each under its key."""
         now = time.time()
@@ -322,13 +334,13 @@ class Journal:
     def request_of(self, key: str) -> tuple[str, dict[str, Any]]:
         """API path and body of the request under `key`, which must be there."""
         path, body = self._execute("SELECT path, body FROM requests WHERE key = ?", (key,))[0]
-        return str(path), dict(json.loads(_unpack(body)))
+        return str(path), dict(self._load("a request", body))
 
     # -------------------------------------------------------------------------------------------- items, counters
     def find_items(self, what: str, made_from: Any) -> list[Any] | None:
         """The items kept under `what` and `made_from` (anything JSON can hold), or None."""
         rows = self._execute("SELECT items FROM items WHERE key = ?", (sha256_of([what, made_from]),))
-        return None if not rows else list(json.loads(_unpack(rows[0][0])))
+        return None if not rows else list(self._load(what, rows[0][0]))
 
     def keep_items(self, what: str, made_from: Any, items: Sequence[Any]) -> None:
         """Keep generated items, so that every checkpoint of the run gets the same text."""
@@ -338,7 +350,16 @@ class Journal:
     def counters(self, key: str) -> dict[str, float]:
         """Sums kept by `add_counters` under `key`."""
         rows = self._execute("SELECT counters FROM counters WHERE key = ?", (key,))
-        return {} if not rows else dict(json.loads(rows[0][0]))
+        return {} if not rows else dict(self._load("counters", rows[0][0]))
+
+    def _load(self, what: str, stored: str | bytes) -> Any:
+        """MeasureError: it is not as it was written."""
+        try:
+            return json.loads(_unpack(stored))
+        except (ValueError, TypeError, zlib.error) as error:
+            raise MeasureError(
+                f"{self._path}: damaged ({what}: {one_line(str(error))}); move the file away to start a new one"
+            ) from None
 
     def add_counters(self, key: str, more: dict[str, float]) -> None:
         """Add to the sums under `key`: what a server counted while one phase of a suite ran."""
@@ -395,7 +416,8 @@ def _reply_json(reply: Reply) -> str:
 
 
 def _read_reply(kind: str, stored: bytes, logprobs: bytes | None) -> Reply:
-    data = json.loads(stored if kind == "text" else zlib.decompress(stored))
+    told = json.loads(stored if kind == "text" else zlib.decompress(stored))
+    data = {name: told[name] for name, _ in _DEFAULTS if name in told}  # a later version may have written more
     for name in ("token_ids", "prompt_token_ids", "tool_calls"):
         data[name] = None if data.get(name) is None else tuple(data[name])
     return Reply(**data, logprobs=None if logprobs is None else TokenLogprobs.unpack(logprobs))

@@ -31,7 +31,10 @@ def read_prompt_logprobs(data: dict[str, Any], choice: dict[str, Any], request: 
         return None
     if len(rows) != len(prompt):
         raise AnothersReply(f"{len(rows)} rows of prompt_logprobs for {len(prompt)} tokens")
-    found = _from_rows(rows[request.logprobs_from :], tokens_P, top_k)
+    try:
+        found = _from_rows(rows, request.logprobs_from, tokens_P, top_k)
+    except TypeError:
+        raise LookupError("prompt_logprobs of another shape, or null in place of a log-probability") from None
     asked = sampling.get("prompt_logprob_token_ids")
     return found if asked is None or packed is None else _with_exact_ids(found, asked, _array(packed))
 
@@ -43,15 +46,19 @@ def _array(packed: str) -> npt.NDArray[np.float32]:
         raise LookupError(f"prompt_token_id_logprobs is {error}") from None
 
 
-def _from_rows(rows: list[dict[str, Any] | None], tokens_P: npt.NDArray[np.int32], top_k: int) -> TokenLogprobs:
+def _from_rows(
+    rows: list[dict[str, Any] | None], first: int, tokens_P: npt.NDArray[np.int32], top_k: int
+) -> TokenLogprobs:  # fmt: skip
     """vLLM's `prompt_logprobs`: per position, id -> log-probability of the k most likely and of the token that stands there."""
     p = len(tokens_P)
     ids_PK = np.full((p, top_k), -1, np.int32)
     logprobs_PK = np.full((p, top_k), np.nan, np.float32)
     chosen_P = np.full(p, np.nan, np.float32)
-    for row, entries in enumerate(rows):
+    for row, entries in enumerate(rows[first:]):
         if entries is None:
-            continue  # nothing predicts the first token
+            if first + row == 0:
+                continue  # nothing predicts the first token
+            raise LookupError(f"no prompt_logprobs for token {first + row}")
         standing = str(tokens_P[row])
         if standing not in entries:
             raise AnothersReply(f"prompt_logprobs of other tokens than {standing} in place {row}")

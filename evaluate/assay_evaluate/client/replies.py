@@ -9,8 +9,7 @@ from assay.foreign_text import shown
 from assay_evaluate.client.journal import Reply, Request
 from assay_evaluate.client.message import contents
 from assay_evaluate.client.prompt_logprobs import read_prompt_logprobs
-from assay_evaluate.client.usage import usage_problem
-from assay_evaluate.transport.foreign_json import MOST_COUNT, fingerprint_in, plain, text_of
+from assay_evaluate.transport.foreign_json import MOST_COUNT, count_in, fingerprint_in, object_in, plain, text_of
 
 ENDED = {
     "stop": "stop", "eos": "stop", "eos_token": "stop", "stop_sequence": "stop", "end_turn": "stop", "complete": "stop",
@@ -24,6 +23,12 @@ eos_token, stop_sequence: TGI; eos: Together; end_turn, tool_use, max_tokens: An
 COMPLETE: Cohere; STOP, MAX_TOKENS: Gemini; function_call: OpenAI before tools; repetition: vLLM, where a model repeats itself.
 What is not listed (abort, error, content_filter, timeout, cancelled, network_error, ...) did not end as the model meant it:
 vLLM, SGLang and LMDeploy write `abort` where they took a request back, with what was generated so far as its text."""
+
+
+SLACK_TOKENS = 64
+"""Tokens without text that an ordinary reply may have: marks of thinking, calls and turns, blanks that parsers strip."""
+MOST_BYTES_PER_TOKEN = 256
+"""The longest tokens of large vocabularies have 128 bytes (blanks, rules)."""
 
 
 class NotFinished(ValueError):
@@ -108,6 +113,48 @@ def _read_speculation(data: dict[str, Any]) -> dict[str, int] | None:
         "num_draft_tokens": _known(stats["num_draft_tokens"]),
         "num_accepted_tokens": _known(stats["num_accepted_draft_tokens"]),
     }
+
+
+# ---------------------------------------------------------------------------------------------------- counts that cannot be
+def usage_problem(usage: dict[str, Any], reply: Reply, max_tokens: int | None) -> str | None:
+    """How the counts of a reply cannot be true, in words. None: they may be. max_tokens: as asked for.
+
+    Counts that contradict each other, or the reply, are not used: a reply of 90 tokens that is billed with its prompt seems to
+    fill its budget, and a healthy checkpoint to be cut off everywhere (kserve PR #3712; llama-cpp-python #1344: always 1). Only
+    what no healthy server writes is a contradiction. Totals above prompt and reply are none: Gemini's has thinking, Bedrock's
+    the cached prompt on top; nor are more tokens than the text can have, by themselves: thinking may be hidden.
+    """
+    prompt, output, total = reply.prompt_tokens, reply.output_tokens, count_in(usage, "total_tokens")
+    if not output:
+        return None
+    excess = prompt + output - total if prompt and total else 0
+    # Servers that take the cached part of the prompt out of the total are right, too.
+    if prompt and excess > 0 and excess != count_in(object_in(usage, "prompt_tokens_details"), "cached_tokens"):
+        return f"prompt_tokens {prompt:,} and completion_tokens {output:,} are more than total_tokens {total:,}"
+    if reply.token_ids is not None:
+        # One off is the end of the text, which some count and do not show.
+        num_ids = len(reply.token_ids)
+        return f"completion_tokens {output:,}, but {num_ids:,} token ids" if abs(output - num_ids) > 1 else None
+    return _against_text(reply, output, max_tokens)
+
+
+def _against_text(reply: Reply, output: int, max_tokens: int | None) -> str | None:
+    num_letters = len(reply.text) + len(reply.reasoning or "")
+    if output <= num_letters + SLACK_TOKENS and 4 * num_letters <= MOST_BYTES_PER_TOKEN * output:
+        return None  # a letter has 1 to 4 bytes: these need not be counted
+    num_bytes = len(reply.text.encode()) + len((reply.reasoning or "").encode())
+    counted = f"completion_tokens {output:,} for a text of {num_bytes:,} bytes"
+    if num_bytes > MOST_BYTES_PER_TOKEN * output:
+        return counted
+    most = num_bytes + SLACK_TOKENS
+    has_ended = reply.finish_reason == "stop" and not reply.has_tool_calls and num_bytes > 0
+    if output - (reply.thinking_tokens or 0) <= most or not has_ended:
+        return None
+    if max_tokens is not None and output > max_tokens:
+        return f"{counted}, where at most {max_tokens:,} were asked for"
+    if reply.reasoning and reply.prompt_tokens and 0 < output - reply.prompt_tokens <= most:
+        return f"{counted}: as many as prompt and reply"
+    return None
 
 
 # ---------------------------------------------------------------------------------------------------- values, checked

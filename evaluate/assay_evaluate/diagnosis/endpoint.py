@@ -115,8 +115,8 @@ def _find_offer(client: Client, headers: Mapping[str, str]) -> Offer:
         prompt_logprobs=most_prompt_logprobs() if completions and token_ids else None,
         token_ids=token_ids,
         extended_sampling=token_ids and said(path, **base, **EXTENDED).is_answered,
-        tokenize=_answers(client, "/tokenize", {"prompt": "1 + 1"}),
-        detokenize=_answers(client, "/detokenize", {"tokens": [1]}),
+        tokenize=bool(client.post("/tokenize", {"prompt": "1 + 1"}).tokens),
+        detokenize=isinstance(client.post("/detokenize", {"tokens": [1]}).data.get("prompt"), str),
         metrics=bool(counters),
         counts_nans="vllm:corrupted_requests_total" in counters,
         speculation=with_ids.reply.speculation is not None or "vllm:spec_decode_num_drafts_total" in counters,
@@ -124,11 +124,6 @@ def _find_offer(client: Client, headers: Mapping[str, str]) -> Offer:
         cache_salt=token_ids and said(path, **base, cache_salt="probe").is_answered,
         streams=_streams(client, path, base),
     )
-
-
-def _answers(client: Client, path: str, body: dict[str, Any]) -> bool:
-    status = client.exchange(Ask("find", path, body)).reply.http_status
-    return status == 200
 
 
 def _streams(client: Client, path: str, base: dict[str, Any]) -> bool:

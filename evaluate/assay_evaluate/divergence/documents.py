@@ -168,30 +168,34 @@ def _sampled(body: dict[str, Any]) -> dict[str, Any]:
 
 def write_replies(session: Session, questions: Sequence[TextQuestion]) -> list[Document]:
     """Let the reference answer. NotMeasured if the server does not return token ids, or nearly no reply came."""
-    documents = []
+    documents, why = [], ""
     replies = session.client.ask([question.request for question in questions])
     for question, reply in zip(questions, replies, strict=True):
-        if reply.status == "answered" and (document := _document(session, question, reply)) is not None:
+        if reply.status != "answered":
+            why = why or f"; the first error: {reply.error}"
+        elif reply.token_ids is None or reply.prompt_token_ids is None:
+            why = why or "; the server returns no token ids (vLLM's return_token_ids), so texts cannot be scored exactly"
+        elif (document := _document(session, question, reply.prompt_token_ids, reply.token_ids, reply)) is not None:
             documents.append(document)
     if len(documents) < max(2, len(questions) // 2):
-        raise NotMeasured(f"only {len(documents)} of {len(questions)} texts were written by the reference")
+        raise NotMeasured(f"only {len(documents)} of {len(questions)} texts were written by the reference{why}")
     return documents
 
 
-def _document(session: Session, question: TextQuestion, reply: Reply) -> Document | None:
-    if reply.token_ids is None or reply.prompt_token_ids is None:
-        raise NotMeasured("the server returns no token ids (vLLM's return_token_ids); texts cannot be scored exactly")
+def _document(
+    session: Session, question: TextQuestion, prompt_ids: tuple[int, ...], reply_ids: tuple[int, ...], reply: Reply
+) -> Document | None:
     # One position must stay free: scoring asks for one new token.
-    room = len(reply.token_ids)
+    room = len(reply_ids)
     if session.max_model_len is not None:
-        room = min(room, session.max_model_len - 1 - len(reply.prompt_token_ids))
+        room = min(room, session.max_model_len - 1 - len(prompt_ids))
     if room <= 0:
         return None
     return Document(
         question.request.item,
         question.language,
-        reply.prompt_token_ids,
-        reply.token_ids[:room],
+        prompt_ids,
+        reply_ids[:room],
         question.texts,
         question.domain,
         None if reply.thinking_tokens is None else min(reply.thinking_tokens, room),

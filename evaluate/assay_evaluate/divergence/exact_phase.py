@@ -137,7 +137,7 @@ def candidate_scores(text: ReferenceText, measurement: Measurement, who: Identit
     else:
         requests = scoring_requests(text.documents, text.top_k, sample, text.form)
     keys = [request.key(who) for request in requests]
-    found = journal.find_all(keys)
+    found = journal.find_last(keys)
     if any(key not in found for key in keys):
         raise NotMeasured("the journal has lost the candidate's log-probabilities; measure it again")
     return [found[key] for key in keys]

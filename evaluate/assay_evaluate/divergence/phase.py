@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,14 @@ from assay_evaluate.divergence.scoring import (
     find_scores,
     learn_scoring,
     pair_scores,
+    require_scores,
     scoring_requests,
 )
 from assay_evaluate.divergence.structural import StructuralIds, structural_ids
 from assay_evaluate.divergence.summary import summarize
 from assay_evaluate.serving.vllm_command import read_config
+
+REFERENCE = "the reference"
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,8 @@ class ReferenceText:
     top_k: int
     form: ScoringForm
     why_not: str | None
+    note: str | None = None
+    """Which texts are left out, for the reference cannot score them. None: none."""
 
 
 def reference_text(journal: Journal, suite: SuiteRecipe, who: Identity, why_not: str | None) -> ReferenceText | None:
@@ -62,7 +68,14 @@ def reference_text(journal: Journal, suite: SuiteRecipe, who: Identity, why_not:
     if kept is None:
         return None
     scores = find_scores(journal, who, kept.documents, kept.top_k, kept.form)
-    return None if scores is None else ReferenceText(who, kept.documents, scores, kept.top_k, kept.form, None)
+    if scores is None:
+        return None
+    try:
+        has, note = require_scores(kept.documents, scores, REFERENCE)
+    except NotMeasured as error:
+        return ReferenceText(who, (), (), 0, "completions", str(error))
+    documents, scores = list(compress(kept.documents, has)), list(compress(scores, has))
+    return ReferenceText(who, documents, scores, kept.top_k, kept.form, None, note)
 
 
 def _text_made_from(suite: SuiteRecipe, who: Identity) -> dict[str, Any]:
@@ -85,8 +98,11 @@ def write_and_score(
     tasks: Sequence[TaskResult],
     checkpoint: Path | None,
     fingerprint: Fingerprint,
-) -> dict[str, str]:
-    """The reference's part. What of the texts could not be had -> why. NotMeasured if there is no reply at all to score."""
+) -> tuple[dict[str, str], str | None]:
+    """The reference's part: (what of the texts could not be had -> why, a sentence about texts that are left out).
+
+    NotMeasured if there are too few replies to score, or too few can be scored.
+    """
     journal, made_from = session.client.journal, _text_made_from(suite, who)
     kept = find_texts(journal, made_from)
     if kept is None:
@@ -100,8 +116,8 @@ def write_and_score(
         kept = KeptTexts(tuple(documents), top_k, learn_scoring(session.client, fingerprint).form, why)
         keep_texts(journal, made_from, kept)
     scores = session.client.ask(scoring_requests(kept.documents, kept.top_k, session.sample, kept.form))
-    pair_scores(kept.documents, scores, scores)  # says now what cannot be scored, instead of with every candidate
-    return {} if kept.no_held_out is None else {"divergence on held-out text": kept.no_held_out}
+    note = require_scores(kept.documents, scores, REFERENCE)[1]  # now, instead of with every candidate
+    return {} if kept.no_held_out is None else {"divergence on held-out text": kept.no_held_out}, note
 
 
 def text_questions(
@@ -124,6 +140,8 @@ class DivergencePhase:
     fingerprint: Fingerprint
     not_measured: dict[str, str] = field(default_factory=dict)
     """What could not be had -> why, after `finish`."""
+    notes: list[str] = field(default_factory=list)
+    """What was left out, in sentences, after `finish`."""
     _asked: tuple[list[Request], Scoring] | None = None
 
     def begin(self) -> None:
@@ -139,9 +157,9 @@ class DivergencePhase:
         try:
             if self.text is not None:
                 return self._compare(spec, self.text)
-            self.not_measured |= write_and_score(
-                self.session, self.suite, spec, self.who, tasks, self.checkpoint, self.fingerprint
-            )
+            missing, note = write_and_score(self.session, self.suite, spec, self.who, tasks, self.checkpoint, self.fingerprint)
+            self.not_measured |= missing
+            self._note(note)
         except NotMeasured as error:
             self.not_measured["divergence"] = str(error)
         return None
@@ -149,7 +167,7 @@ class DivergencePhase:
     def _requests(self, text: ReferenceText) -> tuple[list[Request], Scoring]:
         if self._asked is None:
             offered = learn_scoring(self.session.client, self.fingerprint)
-            if offered.exact_ids and all(scored.logprobs is not None for scored in text.scores):
+            if offered.exact_ids:
                 self._asked = exact_requests(text.documents, text.scores, self.session.sample), offered
             else:
                 requests = scoring_requests(text.documents, text.top_k, self.session.sample, text.form)
@@ -160,8 +178,11 @@ class DivergencePhase:
         if text.why_not is not None:
             raise NotMeasured(text.why_not)
         requests, scoring = self._requests(text)
+        replies = self.session.client.ask(requests)
+        self._note(text.note)
+        self._note(require_scores(text.documents, replies, "it", may_be_nan=True)[1])
         return summarize(
-            pair_scores(text.documents, text.scores, self.session.client.ask(requests)),
+            pair_scores(text.documents, text.scores, replies),
             reference_checkpoint_sha256=text.who.checkpoint_sha256,
             top_k=text.top_k,
             position_buckets=spec.position_buckets,
@@ -169,6 +190,11 @@ class DivergencePhase:
             scored_by="exact_ids" if scoring.exact_ids else "top_k",
             structural_ids=self._structural_ids(),
         )
+
+    def _note(self, note: str | None) -> None:
+        if note is not None:
+            self.notes.append(note)
+            self.session.client.tell(note)
 
     def _structural_ids(self) -> StructuralIds | str:
         """By the candidate's own folder, whose tokenizer is the reference's; or why they are not known."""

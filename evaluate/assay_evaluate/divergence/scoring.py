@@ -25,6 +25,8 @@ from assay_evaluate.divergence.positions import ScoredDocument
 TASK_SCORE = "divergence.score"
 GENERATE = "/inference/v1/generate"
 SCALE_OUT = "enable-scale-out"
+MOST_LOST_SHARE = 0.1
+"""Of the texts, that one side may be unable to score: the longest ones run out of memory first, and say most."""
 ScoringForm = Literal["completions", "generate", "packed"]
 
 
@@ -37,23 +39,28 @@ class Scoring:
 
 
 def learn_scoring(client: Client, fingerprint: Fingerprint) -> Scoring:
-    """Ask the server, with three small requests at most; one that was started without the endpoint is not asked."""
+    """Ask the server, with three small requests at most; one that was started without the endpoint is not asked.
+
+    The endpoint is there if log-probabilities come: a gateway answers any path with status 200.
+    """
     if not fingerprint.flags.get(SCALE_OUT) and fingerprint.server != "external":
         return Scoring("completions", False)
-    first = _try(client, {"prompt_logprobs": 1, "flat_logprobs": True})
-    if first is None:
-        first = _try(client, {"prompt_logprobs": 1})
-        if first is None or "prompt_logprobs" not in first:
+    form: ScoringForm = "packed"
+    if not _has_array(_try(client, {"prompt_logprobs": 1, "flat_logprobs": True})):
+        form = "generate"
+        if not isinstance(_try(client, {"prompt_logprobs": 1}).get("prompt_logprobs"), list):
             return Scoring("completions", False)
-    form: ScoringForm = "packed" if first.get("prompt_token_id_logprobs") else "generate"
     exact = _try(client, {"prompt_logprobs": 1, "prompt_logprob_token_ids": [[0, 1]]})
-    return Scoring(form, exact is not None and bool(exact.get("prompt_token_id_logprobs")))
+    return Scoring(form, _has_array(exact))
 
 
-def _try(client: Client, more: dict[str, Any]) -> dict[str, Any] | None:
+def _try(client: Client, more: dict[str, Any]) -> dict[str, Any]:
     body = {"token_ids": [0, 0], "sampling_params": {"max_tokens": 1, "temperature": 0.0, "detokenize": False, **more}}
-    response = client.post(GENERATE, body)
-    return response.data if response.status == 200 else None
+    return client.post(GENERATE, body).data
+
+
+def _has_array(told: dict[str, Any]) -> bool:
+    return isinstance(told.get("prompt_token_id_logprobs"), str)
 
 
 def scoring_requests(documents: Sequence[Document], top_k: int, sample: int, form: ScoringForm) -> list[Request]:
@@ -102,27 +109,50 @@ def _request(document: Document, sample: int, path: str, body: dict[str, Any]) -
 def find_scores(
     journal: Journal, who: Identity, documents: Sequence[Document], top_k: int, form: ScoringForm
 ) -> list[Reply] | None:
-    """The reference's scores from the journal alone, or None if one is missing."""
-    replies = [journal.find(request.key(who)) for request in scoring_requests(documents, top_k, 0, form)]
-    return [reply for reply in replies if reply is not None] if None not in replies else None
+    """The reference's scores from the journal alone, those that failed among them, or None if one was never asked for."""
+    keys = [request.key(who) for request in scoring_requests(documents, top_k, 0, form)]
+    found = journal.find_last(keys)
+    return [found[key] for key in keys] if all(key in found for key in keys) else None
+
+
+def require_scores(
+    documents: Sequence[Document], replies: Sequence[Reply], whose: str, *, may_be_nan: bool = False
+) -> tuple[list[bool], str | None]:
+    """(which texts have scores, a sentence about those that have none; None: all have). NotMeasured: too many have none.
+
+    One text whose scoring fails, out of memory say, is one text. may_be_nan: NaN counts as a score, as of a candidate, whose
+    NaN is counted by positions.
+    """
+    has = [reply.logprobs is not None or (may_be_nan and is_nan(reply)) for reply in replies]
+    lost = [(document, reply) for document, reply, there in zip(documents, replies, has, strict=True) if not there]
+    if not lost:
+        return has, None
+    document, reply = lost[0]
+    first = f"{whose} cannot score {document.item}: {_why_lost(reply)}"
+    if len(lost) > max(1, int(MOST_LOST_SHARE * len(documents))):
+        raise NotMeasured(f"{len(lost)} of {len(documents)} texts cannot be scored, more than 1 in 10: {first}")
+    are = "is" if len(lost) == 1 else "are"
+    return has, f"divergence: {len(lost)} of {len(documents)} texts {are} left out: {first}"
+
+
+def _why_lost(reply: Reply) -> str:
+    if is_nan(reply):
+        return f"its log-probabilities are NaN ({reply.error})"
+    if reply.status == "answered":
+        return "no prompt_logprobs in the reply, which vLLM's /v1/completions has"
+    return reply.error or "no reply"
 
 
 def pair_scores(documents: Sequence[Document], reference: Sequence[Reply], candidate: Sequence[Reply]) -> list[ScoredDocument]:
-    """Both sides of every text that the reference could score and the candidate was able to be asked about.
+    """Both sides of every text that both could score.
 
-    A candidate that answers "not JSON compliant" computed NaN: kept, with no log-probabilities. NotMeasured if the server
-    refuses for another reason (top_k above --max-logprobs, say), or gives no log-probabilities at all.
+    A candidate that answers "not JSON compliant" computed NaN: kept, with no log-probabilities.
     """
-    scored = []
-    for document, ours, theirs in zip(documents, reference, candidate, strict=True):
-        for side in (ours, theirs):
-            if side.status == "refused" and not _is_nan(side):
-                raise NotMeasured(f"the server refuses to score text {document.item}: {side.error}")
-            if side.status == "answered" and side.logprobs is None:
-                raise NotMeasured("the server returns no prompt_logprobs; divergence needs vLLM's /v1/completions")
-        if ours.logprobs is not None and (theirs.logprobs is not None or _is_nan(theirs)):
-            scored.append(scored_document(document, ours.logprobs, theirs.logprobs))
-    return scored
+    return [
+        scored_document(document, ours.logprobs, theirs.logprobs)
+        for document, ours, theirs in zip(documents, reference, candidate, strict=True)
+        if ours.logprobs is not None and (theirs.logprobs is not None or is_nan(theirs))
+    ]
 
 
 def scored_document(document: Document, reference: TokenLogprobs, candidate: TokenLogprobs | None) -> ScoredDocument:
@@ -140,5 +170,6 @@ def scored_document(document: Document, reference: TokenLogprobs, candidate: Tok
     )
 
 
-def _is_nan(reply: Reply) -> bool:
+def is_nan(reply: Reply) -> bool:
+    """Whether a request for log-probabilities was refused because they are no numbers: in vLLM's words."""
     return reply.status == "refused" and "JSON compliant" in (reply.error or "")

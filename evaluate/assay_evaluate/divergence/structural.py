@@ -59,10 +59,12 @@ def structural_ids(checkpoint: Path) -> StructuralIds:
 def _added_tokens(checkpoint: Path) -> dict[int, str]:
     listed = _read(checkpoint, "tokenizer.json").get("added_tokens")
     if isinstance(listed, list):
-        return {one["id"]: one["content"] for one in listed if isinstance(one, dict) and {"id", "content"} <= one.keys()}
-    decoder = _read(checkpoint, "tokenizer_config.json").get("added_tokens_decoder")
-    entries = decoder.items() if isinstance(decoder, dict) else ()
-    return {int(token): one["content"] for token, one in entries if isinstance(one, dict) and "content" in one}
+        found = [(one.get("id"), one.get("content")) for one in listed if isinstance(one, dict)]
+    else:
+        decoder = _read(checkpoint, "tokenizer_config.json").get("added_tokens_decoder")
+        entries = decoder.items() if isinstance(decoder, dict) else ()
+        found = [(int(token), one.get("content")) for token, one in entries if isinstance(one, dict) and token.isdecimal()]
+    return {token: name for token, name in found if isinstance(token, int) and isinstance(name, str)}
 
 
 def _ends(checkpoint: Path) -> list[int]:

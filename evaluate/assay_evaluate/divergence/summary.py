@@ -39,6 +39,8 @@ def summarize(
     usable = _usable(scored, sampled)
     num_positions = sum(len(doc.reference.tokens_P) for doc in sampled)
     num_non_finite = num_positions - sum(int(one.finite_P.sum()) for _, one in usable)
+    if len(usable) < 2 and not num_non_finite:
+        raise NotMeasured(f"both sides have scored {len(sampled)} of the reference's replies, and two are needed")
     if len(usable) < 2:
         raise NotMeasured(
             f"{num_non_finite} of {num_positions} positions have no finite log-probability and fewer than two"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from assay.recipes.model import Serving
 from assay.records.base import sha256_of
 from assay.records.measurement import AskedWith
 from assay.records.serving import Fingerprint
+from assay.safe_files import read_json_object
 from assay_evaluate.asking.dialect import Dialect
 
 
@@ -28,12 +28,15 @@ def describe(
 
 
 def template_sha256(checkpoint: Path | None, instead: Path | None = None) -> str | None:
-    """Hash of the chat template's text; None if there is none here to read (a server elsewhere may have one)."""
+    """Hash of the chat template's text; None if there is none here to read (a server elsewhere may have one).
+
+    CheckpointError: tokenizer_config.json is no JSON object.
+    """
     for file in (instead, None if checkpoint is None else checkpoint / "chat_template.jinja"):
         if file is not None and file.is_file():
-            return sha256_of(file.read_text(encoding="utf-8"))
+            return sha256_of(file.read_text(encoding="utf-8", errors="replace"))
     if checkpoint is None:
         return None
-    config = checkpoint / "tokenizer_config.json"
-    template = json.loads(config.read_text(encoding="utf-8")).get("chat_template") if config.is_file() else None
+    there = (checkpoint / "tokenizer_config.json").is_file()
+    template = read_json_object(checkpoint, "tokenizer_config.json").get("chat_template") if there else None
     return None if template is None else sha256_of(template)

@@ -231,9 +231,7 @@ class _Evaluation:
                 return look_ahead(self, one, server, first, repeat), repeat
         with self.server(one) as server:
             first = self.measure(one, label, server, checkpoint, None)
-            text = self.text_of(first)
-            assert text is not None, "the reference has just written its texts"
-            repeat = self.measure(one, repeat_label, server, checkpoint, text, is_noise_floor=True)
+            repeat = self.measure(one, repeat_label, server, checkpoint, self.known_text(first), is_noise_floor=True)
             return look_ahead(self, one, server, first, repeat), repeat
 
     def measure_candidate(self, one: Candidate, reference: Measurement) -> Measurement:
@@ -241,8 +239,7 @@ class _Evaluation:
         found = self.find(one, one.label, checkpoint, reference.checkpoint_sha256)
         if found is not None and not self.lacks_own_texts(one, found):
             return found  # `go_on` asks further where that is due
-        text = self.text_of(reference)
-        assert text is not None, "measure_reference saw to it"
+        text = self.known_text(reference)
         with self.server(one) as server:
             require_alike(reference.fingerprint, server.fingerprint, reference.label, one.label)
             if found is None:
@@ -286,8 +283,7 @@ class _Evaluation:
         if one.endpoint is not None:
             why = {EXACT_MODE: "exact mode starts servers of its own on the checkpoints' folders; these run already"}
             return self.saved(measurement.model_copy(update={"not_measured": measurement.not_measured | why}))
-        text = self.text_of(first)
-        assert text is not None, "measure_reference saw to it"
+        text = self.known_text(first)
 
         def side(whose: Candidate, measured: Measurement) -> ExactSide:
             who = self.who(whose.label, measured.checkpoint_sha256, measured.fingerprint)
@@ -319,6 +315,16 @@ class _Evaluation:
         """What the reference wrote and how it scored it, from the journal; None if the journal does not have it."""
         who = self.who(reference.label, reference.checkpoint_sha256, reference.fingerprint)
         return reference_text(self.journal, self.suite, who, reference.not_measured.get("divergence"))
+
+    def known_text(self, reference: Measurement) -> ReferenceText:
+        """The same after the reference was measured. MeasureError: the journal has lost it since."""
+        text = self.text_of(reference)
+        if text is None:
+            raise MeasureError(
+                f"{self.journal.path}: does not hold what {reference.label} wrote, though it was measured: somebody else "
+                "changed the file; run again, which measures anew what is missing"
+            )
+        return text
 
     def probe(self, settings: ProbeSettings, label: str, server: Server, checkpoint: str) -> None:
         """Serving-fidelity probes, with the profile's concurrency; into run_dir/probes/LABEL.json."""

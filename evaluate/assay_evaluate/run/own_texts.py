@@ -112,9 +112,10 @@ def write_own_texts(asked: Asked, tasks: Sequence[TaskResult]) -> None:
         session = asked.session(client)
         accepted = asked.answer(session, asked.who, tasks)
         try:
-            missing = write_and_score(
+            missing, note = write_and_score(
                 session, asked.suite, asked.spec, asked.who, tasks, asked.checkpoint, asked.fingerprint
             )  # fmt: skip
+            missing |= {} if note is None else {"divergence on all texts": note}
         except NotMeasured as error:
             missing = {"divergence": str(error)}
     repeat = None

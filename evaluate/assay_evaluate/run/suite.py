@@ -85,7 +85,7 @@ def measure_suite(
         "divergence": divergence,
         "acceptance": accepted if suite.acceptance else None,
         "not_measured": not_measured,
-        "notes": (*notes, *(note for task in results for note in task_notes(task))),
+        "notes": (*notes, *phase.notes, *(note for task in results for note in task_notes(task))),
     }
 
 

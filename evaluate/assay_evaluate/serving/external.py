@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
@@ -15,7 +16,7 @@ from assay.errors import ServeError, UnreachableError
 from assay.foreign_text import shown
 from assay.records.manifest import load_manifest
 from assay.records.serving import Fingerprint
-from assay_evaluate.transport.connection import NO_HEADERS, HttpReply, get_once, post_once, root_url
+from assay_evaluate.transport.connection import NO_HEADERS, HttpReply, as_told, get_once, post_once, root_url
 from assay_evaluate.transport.errors import TransportError, UnusableReply
 from assay_evaluate.transport.foreign_json import WRONG_SHAPE, fingerprint_in, text_in
 
@@ -100,7 +101,7 @@ def _system_fingerprint(base_url: str, model: str, headers: Mapping[str, str] | 
     request = {"model": model, "prompt": [0], "max_tokens": 1, "temperature": 0}
     for seconds in (*PAUSES_S, None):
         try:
-            reply = post_once(base_url, "/v1/completions", request, total_s=600, headers=headers or NO_HEADERS)
+            reply = as_told(post_once(base_url, "/v1/completions", request, total_s=600, headers=headers or NO_HEADERS))
             if reply.status not in BUSY:
                 return fingerprint_in(reply.json()) if reply.status == 200 else None
             said = f"HTTP {reply.status}: {reply.message}"
@@ -187,7 +188,7 @@ def find_version(base_url: str, *, what: str, headers: Mapping[str, str] | None 
 def get(base_url: str, path: str, *, what: str, headers: Mapping[str, str] | None = None) -> HttpReply:
     """The reply to a GET. UnreachableError: none, or a server error; ServeError: another status than 200."""
     try:
-        reply = get_once(base_url, path, total_s=60, headers=headers or NO_HEADERS)
+        reply = as_told(get_once(base_url, path, total_s=60, headers=headers or NO_HEADERS))
     except UnusableReply as error:
         raise ServeError(f"{what} gives no reply that can be used at {base_url}{path}: {error}") from None
     except TransportError as error:
@@ -200,11 +201,13 @@ def get(base_url: str, path: str, *, what: str, headers: Mapping[str, str] | Non
 
 
 def sum_metrics(text: str) -> dict[str, float]:
-    """Prometheus text -> name -> value summed over labels; histogram buckets and creation times are left out."""
+    """Prometheus text -> name -> value summed over labels; histogram buckets, creation times, NaN and infinity are left out."""
     totals: dict[str, float] = {}
     for line in text.splitlines():
         match = _SAMPLE.match(line)
         if match and not match["name"].endswith(("_bucket", "_created")):
             with suppress(ValueError):  # its value is no number
-                totals[match["name"]] = totals.get(match["name"], 0.0) + float(match["value"])
+                value = float(match["value"])
+                if math.isfinite(value):
+                    totals[match["name"]] = totals.get(match["name"], 0.0) + value
     return totals

@@ -114,7 +114,9 @@ def read_config(checkpoint: Path) -> dict[str, Any]:
     path = checkpoint / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except RecursionError:
+        raise ServeError(f"{path}: cannot be read (nested too deeply); a model's config has a few levels") from None
+    except (OSError, ValueError) as error:  # not UTF-8, not JSON, or a number of thousands of digits
         reason = error.strerror if isinstance(error, OSError) else error
         raise ServeError(
             f"{path}: cannot be read ({reason}); give a checkpoint folder with config.json and *.safetensors"

@@ -22,15 +22,16 @@ import ssl
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from assay.errors import ServeError
 from assay.foreign_text import MOST_SHOWN, one_line, shown
 from assay_evaluate.transport.errors import TransportError, UnusableReply
-from assay_evaluate.transport.foreign_json import message_in, read_json
+from assay_evaluate.transport.foreign_json import NotJson, message_in, read_json
 from assay_evaluate.transport.incoming import Incoming, too_large
+from assay_evaluate.transport.told_errors import error_in
 
 T = TypeVar("T")
 
@@ -68,6 +69,18 @@ class HttpReply:
         if self.location is None or not 300 <= self.status < 400:
             return message_in(self.body)
         return f"a redirect to {shown(self.location)}, which is not followed; give the address it leads to"
+
+
+def as_told(reply: HttpReply) -> HttpReply:
+    """An error that came with status 200 as if it had come with the status that it names, or 500; any other reply as it is."""
+    if reply.status != 200:
+        return reply
+    try:
+        data = reply.json()
+    except NotJson:
+        return reply
+    told = error_in(data) if isinstance(data, dict) else None
+    return reply if told is None else replace(reply, status=told.status or 500)
 
 
 def root_url(url: str) -> str:

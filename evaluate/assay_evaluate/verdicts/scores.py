@@ -18,7 +18,6 @@ from assay_evaluate.alike.measurements import serving_fault
 from assay_evaluate.statistics import PairedEvidence, decide, holm
 from assay_evaluate.statistics import swe_difference as swe
 from assay_evaluate.statistics.item_pairs import (
-    Pairs,
     accuracy_of,
     find_task,
     output_tokens,
@@ -70,7 +69,7 @@ def judge_scores(
         scored[gate.task] = found
         why = (
             suspect.get(gate.task)
-            or _too_many_excluded(title_of(gate, found.reference), found.pairs, recipe)
+            or _too_many_excluded(title_of(gate, found.reference), found, (reference.label, candidate.label), recipe)
             or too_much_truncation(recipe, reference, found.reference)
             or _nothing_to_lose(gate, recipe, reference, found)
         )
@@ -200,14 +199,22 @@ def _verdict(
     )
 
 
-def _too_many_excluded(title: str, pairs: Pairs, recipe: GateRecipe) -> str | None:
+def _too_many_excluded(title: str, one: ComparedTask, labels: tuple[str, str], recipe: GateRecipe) -> str | None:
+    pairs = one.pairs
     if pairs.excluded_share <= recipe.max_excluded:
         return None
     return (
         f"{pairs.num_excluded} of {pairs.n + pairs.num_excluded} items of {title} have no reply on one side or both "
         f"({percent_short(pairs.excluded_share)}, allowed {percent_short(recipe.max_excluded)}): the others may not be a fair "
-        "sample. Run the evaluation again; it asks only what is missing."
+        f"sample{_failed(one, labels)}. Run the evaluation again; it asks only what is missing."
     )
+
+
+def _failed(one: ComparedTask, labels: tuple[str, str]) -> str:
+    """Which side lacks replies, and what its server said most often, in its own words."""
+    sides = zip(labels, (one.reference, one.candidate), strict=True)
+    told = [f"{label} lacks {task.num_failed}, most often: {task.usual_error}" for label, task in sides if task.usual_error]
+    return "".join(f"; {found}" for found in told)
 
 
 def _nothing_to_lose(gate: ScoreGate, recipe: GateRecipe, reference: Measurement, one: ComparedTask) -> str | None:

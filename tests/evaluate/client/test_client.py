@@ -12,10 +12,12 @@ import pytest
 from fake_server import FakeServer, Scripted
 
 from assay.errors import MeasureError
+from assay.records.serving import Fingerprint
 from assay_evaluate.asking.dialect import CHAT, Dialect, count_tokens, learn_dialect, sampling
-from assay_evaluate.client.client import Client
+from assay_evaluate.client.client import Client, NotMeasured
 from assay_evaluate.client.journal import Identity, Journal, Reply, Request
 from assay_evaluate.client.truncation import truncated_by
+from assay_evaluate.divergence.scoring import Scoring, learn_scoring
 
 WHO = Identity("checkpoint", "fingerprint")
 
@@ -228,6 +230,70 @@ def test_dialect_and_token_counts(tmp_path: Path, chat: bool, tokenize: bool) ->
         dialect = learn_dialect(client, {"enable_thinking": True} if chat else {})
         assert (dialect.is_chat, dialect.can_tokenize) == (chat, tokenize)
         assert count_tokens(client, dialect, "twelve chars") == 12 + (5 if chat else 1)
+
+
+CATCH_ALL: list[dict[str, Any] | bytes] = [{}, {"status": "ok"}, b"<!DOCTYPE html><p>Welcome", b"", [], {"error": "no route"}]
+
+
+@pytest.mark.parametrize("answer", CATCH_ALL)
+@pytest.mark.parametrize("chat", [True, False])
+def test_a_gateway_that_answers_paths_that_it_does_not_know(chat: bool, answer: Any, tmp_path: Path) -> None:
+    """What is billed is counted instead, and the token ids endpoint is not offered."""
+
+    class Gateway(FakeServer):
+        def _answer(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any] | bytes] | None:
+            return super()._answer(path, body) if path.startswith("/v1/") else (200, answer)
+
+    fingerprint = Fingerprint(
+        server="external", versions={}, hardware={}, profile="p", flags={}, environment={}, speculation=None,
+        checkpoint_flags={}, emulated=None, kernels=(),
+    )  # fmt: skip
+    with (
+        Gateway(chat_template=chat) as server,
+        Journal(tmp_path / "j.db") as journal,
+        Client(server, journal, WHO, max_attempts=1) as client,
+    ):
+        dialect = learn_dialect(client, {})
+        assert (dialect.is_chat, dialect.can_tokenize) == (chat, False)
+        assert count_tokens(client, dialect, "twelve chars") == 12 + (5 if chat else 1)
+        assert learn_scoring(client, fingerprint) == Scoring("completions", False)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ({}, "no completion: {}"),
+        (b"<!DOCTYPE html><p>Welcome", "no JSON (Expecting value: line 1 column 1 (char 0)): '<!DOCTYPE html><p>Welcome'"),
+        ({"choices": []}, "no completion: {'choices': []}"),
+    ],
+)
+def test_an_address_where_nobody_answers_chats(answer: Any, said: str) -> None:
+    class Page(FakeServer):
+        def _answer(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any] | bytes] | None:
+            return 200, answer
+
+    with Page() as server, Client(server) as client, pytest.raises(MeasureError) as error:
+        learn_dialect(client, {})
+    assert (
+        str(error.value)
+        == f"{server.base_url}/v1/chat/completions: HTTP 200: {said}; give the address of an OpenAI-compatible server"
+    )
+
+
+def test_a_count_of_no_tokens_is_none(tmp_path: Path) -> None:
+    """A prompt has one at least; servers that do not count write zeros."""
+
+    class Zeros(FakeServer):
+        def _generated(self, *of: Any) -> dict[str, Any]:
+            zeros = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+            return {**super()._generated(*of), "usage": zeros}
+
+    with (
+        Zeros(tokenize=False) as server,
+        Client(server) as client,
+        pytest.raises(NotMeasured, match="tokens cannot be counted"),
+    ):
+        count_tokens(client, learn_dialect(client, {}), "twelve chars")
 
 
 def test_every_sampling_parameter_is_pinned() -> None:

@@ -222,3 +222,36 @@ def test_counts_of_zero_are_none() -> None:
     found = read(chat(usage=usage(0, 0)))
     assert (found.prompt_tokens, found.output_tokens, found.usage_problem) == (None, None, None)
     assert read(chat("", usage=usage(3, 0))).output_tokens == 0
+
+
+# ------------------------------------------------------------------------------------------------ log-probabilities
+def scored(*rows: Any) -> Received:
+    """A prompt of three tokens, scored from the second on."""
+    asked = Request("t", "1", 0, "/v1/completions", {"prompt": [4, 5, 6], "prompt_logprobs": 1}, logprobs_from=1)
+    data = {"choices": [{"text": "x", "finish_reason": "length", "prompt_logprobs": list(rows)}]}
+    return received_of(HttpReply(200, json.dumps(data).encode()), asked, 0.0)
+
+
+def test_log_probabilities_that_are_missing_are_not_taken_for_nan() -> None:
+    five, six = {"5": {"logprob": -1.0, "rank": 1}}, {"6": {"logprob": float("nan"), "rank": 1}}
+    found = scored(None, five, six).reply.logprobs  # NaN that a server wrote, which is no JSON, is one
+    assert found is not None and found.chosen_P[0] == -1.0 and found.chosen_P[1] != found.chosen_P[1]
+    null = "prompt_logprobs of another shape, or null in place of a log-probability"
+    for rows, why in (
+        ((None, five, None), "no prompt_logprobs for token 2"),
+        ((None, five, {"6": {"logprob": None, "rank": 1}}), null),
+        ((None, five, {"6": {"logprob": -1.0}, "7": {"logprob": None}}), null),
+        ((None, five, [6]), "prompt_logprobs of other tokens than 6 in place 1"),
+    ):
+        assert f": {why}" in str(scored(*rows).reply.error)
+
+
+def test_generated_log_probabilities_tell_null_from_nan() -> None:
+    def rows(logprob: Any, top: Any) -> list[tuple[bool, bool]]:
+        told = {"tokens": ["a"], "token_logprobs": [logprob], "top_logprobs": [{"a": top}]}
+        return [(row.has_null, row.logprob == row.logprob) for row in received(chat(logprobs=told)).rows]
+
+    assert rows(-1.0, -1.0) == [(False, True)]
+    assert rows(float("nan"), float("nan")) == [(False, False)]
+    assert rows(None, -1.0) == [(True, False)]
+    assert rows(-1.0, None) == [(True, True)]

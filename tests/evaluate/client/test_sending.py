@@ -19,7 +19,7 @@ from raw_server import RawServer, endless, trickle
 
 from assay.errors import MeasureError
 from assay_evaluate.client import client as module
-from assay_evaluate.client.client import MOST_MISCONFIGURED, Address, Client
+from assay_evaluate.client.client import MOST_MISCONFIGURED, Address, Client, Told
 from assay_evaluate.client.exchanges import Ask, Ledger, exchange_of
 from assay_evaluate.client.journal import Identity, Journal, Reply, Request
 from assay_evaluate.client.sending import Sender, most_reply_bytes, received_of
@@ -261,16 +261,19 @@ def test_whatever_a_server_answers_can_be_kept(tmp_path: Path) -> None:
     assert len((tmp_path / "ledger.jsonl").read_text(encoding="utf-8").splitlines()) == 400
 
 
-def test_a_question_about_the_server_that_is_answered_with_html() -> None:
-    for body, why in (("<html>Sign in</html>", "but no JSON (Expecting value"), ("[]", "but no JSON object")):
-        with (
-            RawServer(http(body)) as server,
-            Client(Address(server.base_url, "model")) as client,
-            pytest.raises(MeasureError) as failed,
-        ):
-            client.post("/tokenize", {})
-        said = str(failed.value)
-        assert f"/tokenize: HTTP 200, {why}" in said and said.endswith("; give the address of an OpenAI-compatible server")
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ("<html>Sign in", 200, "no JSON (Expecting value: line 1 column 1 (char 0)): '<html>Sign in'"),
+        ("[]", 200, "no JSON object: []"),
+        ('{"error": {"message": "no such route", "code": 404}}', 404, "no such route"),
+        ('{"detail": "Not Found"}', 500, "Not Found"),
+    ],
+)
+def test_a_question_about_the_server_that_is_answered_with_something_else(body: str, status: int, message: str) -> None:
+    """Whoever asks finds nothing in it: the endpoint is not offered."""
+    with RawServer(http(body)) as server, Client(Address(server.base_url, "model"), max_attempts=1) as client:
+        assert client.post("/tokenize", {}) == Told(status, {}, message)
 
 
 def test_lone_surrogates_are_written_down_everywhere(tmp_path: Path) -> None:

@@ -223,3 +223,12 @@ def test_sampling_gap_of_the_record_has_an_interval() -> None:
     assert isinstance(gap, Interval) and gap.n == 24
     assert gap.low < 0 < gap.high
     assert gap.value == pytest.approx(np.concatenate([sampling_gap(doc.reference) for doc in documents]).mean())
+
+
+def test_too_few_texts_are_not_called_nan() -> None:
+    ln_p, ln_q, tokens = sampled_pair(seed=1, positions=20, sharpness=1.0, noise=0.5)
+    one = ScoredDocument("a", "en", top_k_of(ln_p, tokens, 5), top_k_of(ln_q, tokens, 5))
+    for documents in ([], [one]):
+        with pytest.raises(MeasureError) as error:
+            summarize(documents, reference_checkpoint_sha256="x", top_k=5, position_buckets=[0])
+        assert str(error.value) == f"both sides have scored {len(documents)} of the reference's replies, and two are needed"

@@ -156,6 +156,9 @@ def test_whole_verdict_of_a_score() -> None:
     )
 
 
+QUOTA = "HTTP 200 with an error in it (429): Provider returned error: quota of 5 requests exceeded"
+
+
 @pytest.mark.parametrize(
     ("failed", "max_excluded", "status"),
     [(2, 0.01, "PASS"), (3, 0.01, "NOT MEASURED"), (3, 0.02, "PASS"), (1, 0.0, "NOT MEASURED")],
@@ -163,14 +166,19 @@ def test_whole_verdict_of_a_score() -> None:
 @pytest.mark.parametrize("side", ["fp8", "w4a16"])
 def test_too_many_excluded_items_are_not_measured(failed: int, max_excluded: float, status: Status, side: str) -> None:
     gates = recipe(SCORE, {"kind": "truncation", "max_share": 1.0}).model_copy(update={"max_excluded": max_excluded})
-    sides = {label: measured(label, answers(200, failed=range(failed if label == side else 0))) for label in ("fp8", "w4a16")}
+    items = {label: answers(200, failed=range(failed if label == side else 0)) for label in ("fp8", "w4a16")}
+    items[side] = [
+        item if item.correct is not None else replace(item, error="not asked: HTTP 200" if i == 0 < failed - 1 else QUOTA)
+        for i, item in enumerate(items[side])
+    ]
+    sides = {label: measured(label, found) for label, found in items.items()}
     verdict = judged(sides["fp8"], sides["w4a16"], gates).verdicts[0]
     assert verdict.status == status
     if status == "NOT MEASURED":
         assert verdict.detail == (
             f"{failed} of 200 items of arithmetic have no reply on one side or both ({failed / 2:g} %, allowed "
-            f"{100 * max_excluded:g} %): the others may not be a fair sample. Run the evaluation again; it asks only what is "
-            "missing."
+            f"{100 * max_excluded:g} %): the others may not be a fair sample; {side} lacks {failed}, most often: {QUOTA}. "
+            "Run the evaluation again; it asks only what is missing."
         )
 
 

@@ -10,6 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from assay.errors import AssayError
+from assay.foreign_text import shown
+from assay.safe_files import read_json_object
 from assay_evaluate.tasks.ruler.draft import RulerError
 
 if TYPE_CHECKING:
@@ -40,13 +43,19 @@ class TokenCounter:
 
     def render(self, messages: Sequence[Message]) -> str:
         """The chat as the model reads it: up to where the assistant's reply begins, or goes on."""
+        from jinja2 import TemplateError
+
         is_continued = messages[-1]["role"] == "assistant"
-        text = self._template.render(
-            messages=list(messages),
-            add_generation_prompt=not is_continued,
-            **self._special_tokens,
-            **self.chat_template_kwargs,
-        )
+        try:
+            text = self._template.render(
+                messages=list(messages),
+                add_generation_prompt=not is_continued,
+                **self._special_tokens,
+                **self.chat_template_kwargs,
+            )
+        # a template is a stranger's program
+        except (TemplateError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+            raise RulerError(f"{self.checkpoint}: the chat template fails ({type(error).__name__}: {shown(error)})") from None
         if not is_continued:
             return text
         last = messages[-1]["content"].strip()
@@ -63,14 +72,19 @@ class TokenCounter:
         file = self.checkpoint / "tokenizer.json"
         if not file.is_file():
             raise RulerError(f"{file}: missing; without it, count tokens through the server instead")
-        return Tokenizer.from_file(str(file))
+        try:
+            return Tokenizer.from_file(str(file))
+        except Exception as error:  # noqa: BLE001  the library raises nothing more special
+            raise RulerError(f"{file}: cannot be read as a tokenizer ({shown(error)})") from None
 
     @cached_property
     def _config(self) -> dict[str, Any]:
-        file = self.checkpoint / "tokenizer_config.json"
-        config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        assert isinstance(config, dict)
-        return config
+        if not (self.checkpoint / "tokenizer_config.json").is_file():
+            return {}
+        try:
+            return read_json_object(self.checkpoint, "tokenizer_config.json")
+        except AssayError as error:
+            raise RulerError(str(error)) from None
 
     @cached_property
     def _special_tokens(self) -> dict[str, str]:
@@ -85,7 +99,7 @@ class TokenCounter:
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         file = self.checkpoint / "chat_template.jinja"
-        source = file.read_text(encoding="utf-8") if file.is_file() else self._config.get("chat_template")
+        source = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else self._config.get("chat_template")
         if not isinstance(source, str):
             raise RulerError(f"{self.checkpoint}: no chat template (chat_template.jinja); use style base")
         # the environment in which Hugging Face templates are written

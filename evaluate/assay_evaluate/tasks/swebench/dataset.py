@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from assay.errors import MeasureError
+from assay.foreign_text import shown
 from assay.recipes.swe import LOCAL_SUFFIXES, NAMED_DATASETS, SweOptions
 from assay.records.base import sha256_of
 
@@ -79,9 +80,15 @@ def check_rows(rows: list[DatasetRow], where: str) -> list[DatasetRow]:
 
 
 def tests_of(row: Mapping[str, Any], key: str) -> list[str]:
-    """FAIL_TO_PASS or PASS_TO_PASS, which some data sets ship as JSON text."""
+    """FAIL_TO_PASS or PASS_TO_PASS, which some data sets ship as JSON text. MeasureError: it is no list."""
     value = row[key]
-    return [str(name) for name in (json.loads(value) if isinstance(value, str) else value)]
+    try:
+        found = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, list | tuple):
+        raise MeasureError(f"{row.get('instance_id')}: {key} is no list of tests, nor one as JSON text: {shown(value, 60)}")
+    return [str(name) for name in found]
 
 
 def _read(name: str, split: str) -> list[DatasetRow]:

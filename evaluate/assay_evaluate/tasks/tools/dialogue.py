@@ -54,6 +54,8 @@ def fit(question: ToolQuestion, seed: str, count: CountPrompt) -> int:
     per_sentence = max((of(step) - of(0)) / step, 0.1)
     low, high = 0, max(step, int((length - of(0)) / per_sentence) + step)
     while of(high) <= length:
+        if high > length:  # a sentence has more than one token
+            raise ValueError(f"the server counts {of(high)} tokens in {high} sentences")
         low, high = high, 2 * high
     guess = max(low, high - 4 * step)
     if of(guess) <= length:

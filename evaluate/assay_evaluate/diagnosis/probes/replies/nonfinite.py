@@ -57,7 +57,8 @@ def nonfinite_sign(exchange: Exchange) -> Witness | None:
         return witness(exchange, "refused: not JSON compliant") if NOT_JSON in (exchange.reply.error or "") else None
     for at, row in enumerate(exchange.rows):
         if math.isnan(row.logprob) or row.logprob == math.inf or any(math.isnan(value) for _, value in row.top):
-            return witness(exchange, "a generated log-probability is not a number", at)
+            what = "null" if row.has_null else "not a number"
+            return witness(exchange, f"a generated log-probability is {what}", at)
     position = None if exchange.reply.logprobs is None else _first_bad(exchange.reply.logprobs)
     if position is not None:
         return witness(exchange, "a prompt log-probability is not a number", position)
