@@ -28,7 +28,8 @@ def item(number: int, **changes: Any) -> ItemResult:
         ItemResult(
             item=f"i{number}", language="en", correct=number % 10 > 0, truncated=False, wrong_script=False,
             finish_reason="stop", prompt_tokens=100 + number, output_tokens=40 + number % 97, answer=str(number),
-            reply_key=number, text_key=1000 + number, text_chars=160, reasoning_chars=80, ends_open=False, answer_in_reasoning=False,
+            reply_key=number, text_key=1000 + number, text_chars=160, reasoning_chars=80, ends_open=False,
+            answer_in_reasoning=False,
         ),
         **changes,
     )  # fmt: skip
