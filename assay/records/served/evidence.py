@@ -55,6 +55,8 @@ class ServedEvidence(Part):
     """Replies whose token counts contradict each other, or their text."""
     usage_problem: str | None = None
     """How those of the first such reply do."""
+    common_texts: dict[int, str] = Field(default_factory=dict)
+    """Beginning of the texts that were given to many different questions, by `ItemResult.text_key`. Short ones are left out."""
     prompt_counts: tuple[PromptCount, ...] = ()
     """Of the shortest and the longest prompts. Empty: there is no tokenizer to count with, or the pass is a repeat."""
     texts: TextCounts | None = None

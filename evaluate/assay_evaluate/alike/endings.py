@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from scipy import stats
 
 from assay.records.measurement import ItemResult
-from assay_evaluate.alike.sides import Finding, Pair, Side, exceeds, found, says_it_ended, some
+from assay_evaluate.alike.sides import Finding, Pair, exceeds, found, says_it_ended, some
 
 SHORTEST_CAP_TOKENS = 16
 """Shorter replies have one length by their form."""
@@ -21,7 +21,9 @@ CAP_P = 1e-6
 MOST_FINISHED = 0.2
 """Share of the replies of that length which may be finished ones: else it is the length of a form."""
 FORM_SHARE = 0.1
-"""Share of the other side's right replies of that length which shows that it is a form."""
+"""Share of the right replies of that length which shows that it is a form."""
+FEWEST_RIGHT = 5
+"""Replies without which nobody knows what an answer looks like; thinking without an answer is none all the same."""
 FEWEST_TURNED = 3
 TURNED_SHARE = 0.5
 
@@ -29,8 +31,9 @@ TURNED_SHARE = 0.5
 # ------------------------------------------------------------------------------------------------ cut
 def capped(pair: Pair) -> Iterator[Finding]:
     """Many replies that end at one length, without an answer and without `length`: a cap that says stop."""
-    for side, other in pair:
-        cap = _cap_of([item for item in side.answered if item.output_tokens is not None and says_it_ended(item)], other)
+    right = [item for side in (pair.reference, pair.candidate) for item in side.answered if item.correct]
+    for side, _ in pair:
+        cap = _cap_of([item for item in side.answered if item.output_tokens is not None and says_it_ended(item)], right)
         if cap is None:
             continue
         length, num, of = cap
@@ -42,14 +45,16 @@ def capped(pair: Pair) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _cap_of(ended: list[ItemResult], other: Side) -> tuple[int, int, int] | None:
+def _cap_of(ended: list[ItemResult], right: list[ItemResult]) -> tuple[int, int, int] | None:
     """(length, replies that end there unfinished, replies in all). None: there is no such length."""
     at_length = Counter(item.output_tokens or 0 for item in ended)
     unfinished = _num_unfinished(ended)
     for length, num in unfinished.most_common():
         if length < SHORTEST_CAP_TOKENS or not exceeds(num, len(ended), share=CAP_SHARE, least=FEWEST_AT_CAP):
             continue
-        if num < (1 - MOST_FINISHED) * at_length[length] or _is_form(length, other):
+        if num < (1 - MOST_FINISHED) * at_length[length] or _is_form(length, right):
+            continue
+        if len(right) < FEWEST_RIGHT and not all(item.text_chars == 0 for item in ended if item.output_tokens == length):
             continue
         near = sum(n for one, n in unfinished.items() if one != length and abs(one - length) <= NEIGHBOURS * length)
         expected = (near + 1) / (2 * NEIGHBOURS * length)
@@ -73,10 +78,10 @@ def _num_unfinished(ended: list[ItemResult]) -> Counter[int]:
     return found
 
 
-def _is_form(length: int, other: Side) -> bool:
-    """Right replies of the other side have this length too: it is that of the answer."""
-    right = [item for item in other.answered if item.correct]
-    return sum(item.output_tokens == length for item in right) > FORM_SHARE * len(right)
+def _is_form(length: int, right: list[ItemResult]) -> bool:
+    """Right replies, of either side, have this length too, give or take a token: it is that of the answer."""
+    near = sum(item.output_tokens is not None and abs(item.output_tokens - length) <= 1 for item in right)
+    return near > FORM_SHARE * len(right)
 
 
 def cut_early(pair: Pair) -> Iterator[Finding]:
@@ -88,9 +93,7 @@ def cut_early(pair: Pair) -> Iterator[Finding]:
             if (item.truncated_by, item.finish_reason) == ("length", "length")
             if item.output_tokens is not None and item.output_tokens < side.task.max_tokens
         ]
-        wholes = {item.prompt_tokens + item.output_tokens for item in cut if item.prompt_tokens and item.output_tokens}
-        is_context = len(cut) > 1 and len(wholes) == 1  # of a length that the server does not tell
-        if is_context or not exceeds(len(cut), len(side.answered)):
+        if not exceeds(len(cut), len(side.answered)):
             continue
         lengths = Counter(item.output_tokens for item in cut)
         length, most = lengths.most_common(1)[0]

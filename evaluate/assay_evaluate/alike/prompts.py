@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from assay_evaluate.alike.sides import Finding, Pair, exceeds, found, some
 
@@ -43,19 +43,25 @@ def other_prompts(pair: Pair) -> Iterator[Finding]:
             "thinking switched on or off, or a first token put twice",
             num, of,
         )  # fmt: skip
-    elif min(steps) > 0 or max(steps) < 0:
-        side = "candidate" if theirs < ours else "reference"
+    elif (min(steps) > 0 or max(steps) < 0) and _are_the_longest(known):
         yield Finding(
-            "candidate" if side == "candidate" else "reference",
+            "candidate" if theirs < ours else "reference",
             f"{example} ({how_many} differ): something between shortens prompts",
             num, of,
         )  # fmt: skip
     else:
         yield Finding(
             "candidate",
-            f"{example} ({how_many} differ, some longer and some shorter): replies are swapped, or belong to other prompts",
+            f"{example} ({how_many} differ, not the longest alone): replies are swapped, or belong to other prompts",
             num, of,
         )  # fmt: skip
+
+
+def _are_the_longest(known: Sequence[tuple[int, int]]) -> bool:
+    """Whether the questions that differ are those with the longest prompts: whatever shortens leaves short ones alone."""
+    differing = [max(one) for one in known if one[0] != one[1]]
+    alike = [ours for ours, theirs in known if ours == theirs]
+    return min(differing) >= max(alike, default=0)
 
 
 def shortened_prompts(pair: Pair) -> Iterator[Finding]:

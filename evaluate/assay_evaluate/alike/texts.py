@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from assay.records.measurement import ItemResult
 from assay_evaluate.alike.sides import LEAST_SHARE, Finding, Pair, Side, exceeds, found, some
@@ -12,9 +12,9 @@ SHORTEST_PAGE_CHARS = 32
 """Shorter texts are answers that many questions share."""
 FEWEST_ALIKE = 5
 ALIKE_SHARE = 0.05
-"""Of the questions, where the other side never says it."""
-HABIT_SHARE = 0.2
-"""Where it does: a model's habit, unless it is so many."""
+"""Of the questions."""
+MOST_AS_USUAL, USUAL = 0.1, 0.9
+"""Shares of these replies, and of the others, that think or are counted: they are made otherwise."""
 MOST_RIGHT = 0.1
 """Share of them that may be right: else it is an answer."""
 SHORTEST_OTHERS_TOKENS = 24
@@ -25,25 +25,44 @@ FEWEST_SHORT = 2
 
 
 def one_text(pair: Pair) -> Iterator[Finding]:
-    """One text, no answer, for many different questions: a page of a gateway (maintenance, a filter), not of a model."""
-    for side, other in pair:
-        said: dict[int, list[tuple[str, bool]]] = defaultdict(list)
+    """One text, no answer, for many different questions, made otherwise than the other replies: a page of a gateway.
+
+    Models have phrases, too, and refuse: what thinks and is counted as all other replies are is theirs.
+    """
+    for side, _ in pair:
+        said: dict[int, list[ItemResult]] = defaultdict(list)
         for item in side.answered:
             if item.text_key is not None and not item.truncated and (item.text_chars or 0) >= SHORTEST_PAGE_CHARS:
-                said[item.text_key].append((item.item, item.correct is True))
+                said[item.text_key].append(item)
         questions = len({item.item for item in side.answered})
-        theirs = {item.text_key for item in other.answered}
         for key, replies in said.items():
-            alike = len({item for item, _ in replies})
-            share = HABIT_SHARE if key in theirs else ALIKE_SHARE
-            is_answer = sum(right for _, right in replies) > MOST_RIGHT * len(replies)
-            if not is_answer and exceeds(alike, questions, share=share, least=FEWEST_ALIKE):
+            alike = len({item.item for item in replies})
+            is_answer = sum(item.correct is True for item in replies) > MOST_RIGHT * len(replies)
+            if is_answer or not exceeds(alike, questions, share=ALIKE_SHARE, least=FEWEST_ALIKE):
+                continue
+            if _made_otherwise(replies, [item for item in side.answered if item.text_key != key]):
+                begins = "" if side.task.served is None else side.task.served.common_texts.get(key, "")
                 yield found(
                     pair, side,
-                    f"{side.label} gives one and the same text to {some(alike, questions)} questions, right for hardly any: a "
-                    "page of a gateway, not a reply",
+                    f"{side.label} gives one and the same text to {some(alike, questions)} questions"
+                    f"{f' ({begins!r})' if begins else ''}, right for hardly any: a page of a gateway, not a reply",
                     alike, questions,
                 )  # fmt: skip
+
+
+def _made_otherwise(replies: list[ItemResult], others: list[ItemResult]) -> bool:
+    """Without thinking where the others think, or without counts where the others have them."""
+    signs: tuple[Callable[[ItemResult], bool], ...] = (
+        lambda item: bool(item.reasoning_chars),
+        lambda item: item.output_tokens is not None,
+        lambda item: item.prompt_tokens is not None,
+    )
+    return any(
+        len(others) >= FEWEST_ALIKE
+        and sum(map(sign, others)) >= USUAL * len(others)
+        and sum(map(sign, replies)) <= MOST_AS_USUAL * len(replies)
+        for sign in signs
+    )
 
 
 def texts_of_others(pair: Pair) -> Iterator[Finding]:

@@ -1,12 +1,11 @@
 """What replies carry beside their answers, gathered while they come: who gave them, of which prompt, and whole or not.
 
-`mark_reply` is about one reply and goes into its item. `ServedTally` adds up a task; what needs a tokenizer is counted at its
+`marks_of` is about one reply and goes into its item. `ServedTally` adds up a task; what needs a tokenizer is counted at its
 end, of a few prompts and texts only.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import heapq
 import re
@@ -19,7 +18,7 @@ from typing import Any, TypeVar
 
 from assay.foreign_text import shown
 from assay.records.base import canonical_json
-from assay.records.measurement import ItemResult
+from assay.records.measurement import Truncation
 from assay.records.served.evidence import PromptCount, ServedEvidence, TextCounts
 from assay_evaluate.client.journal import Reply, Request
 from assay_evaluate.client.truncation import repeats_to_the_end
@@ -63,6 +62,8 @@ LACKING_TOKENS, LACKING_SHARE = 8, 0.2
 """What a text must lack of the tokens that are billed, at least, both."""
 NOT_ASCII_SHARE = 0.2
 """From which on a text counts among those of the other scripts: these have fewer characters per token."""
+SHORTEST_COMMON_CHARS, FEWEST_COMMON, COMMON_SHOWN_CHARS = 32, 5, 60
+"""Of a text that is kept because several questions got it."""
 MOST_NAMES = 8
 """Different names kept; others count together."""
 OTHERS = "others"
@@ -77,23 +78,23 @@ def key_of(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=KEY_BYTES).digest())
 
 
-def mark_reply(item: ItemResult, reply: Reply, *, expected: str) -> ItemResult:
-    """The item with what its reply carries; as it is, if no reply came. expected: the right answer; empty: not known."""
+def marks_of(reply: Reply, cut_by: Truncation | None, expected: str) -> dict[str, Any]:
+    """Fields of an `ItemResult` that say what its reply carries; none, if no reply came. expected: the right answer; empty: not
+    known."""
     if reply.status != "answered":
-        return item
+        return {}
     text, reasoning = reply.text.strip(), (reply.reasoning or "").strip()
     last = (text or reasoning)[-1:]
-    is_without_answer = item.truncated_by in {None, "empty", "reasoning_only"} and not text and not reply.has_tool_calls
-    stands_there = item.truncated_by == "reasoning_only" or _stands_in(expected, reasoning[-END_OF_REASONING_CHARS:])
-    return dataclasses.replace(
-        item,
-        reply_key=None if reply.reply_id is None else key_of(reply.reply_id),
-        text_key=key_of(all_said(reply)),
-        text_chars=len(reply.text),
-        reasoning_chars=len(reply.reasoning or ""),
-        ends_open=last != "" and last not in ENDS_A_SENTENCE,
-        answer_in_reasoning=is_without_answer and stands_there,
-    )
+    is_without_answer = cut_by in {None, "empty", "reasoning_only"} and not text and not reply.has_tool_calls
+    return {
+        "reply_key": None if reply.reply_id is None else key_of(reply.reply_id),
+        "text_key": key_of(all_said(reply)),
+        "text_chars": len(reply.text),
+        "reasoning_chars": len(reply.reasoning or ""),
+        "ends_open": last != "" and last not in ENDS_A_SENTENCE,
+        "answer_in_reasoning": is_without_answer
+        and (cut_by == "reasoning_only" or _stands_in(expected, reasoning[-END_OF_REASONING_CHARS:])),
+    }
 
 
 def all_said(reply: Reply) -> str:
@@ -118,6 +119,7 @@ class ServedTally:
     stop_strings: Counter[str] = field(default_factory=Counter)
     num_usage_problems: int = 0
     usage_problem: str | None = None
+    common: _CommonTexts = field(default_factory=lambda: _CommonTexts())
     prompts: _Prompts = field(default_factory=lambda: _Prompts())
     texts: _Texts = field(default_factory=lambda: _Texts())
 
@@ -137,6 +139,7 @@ class ServedTally:
             self.usage_problem = self.usage_problem or reply.usage_problem
         if reply.reply_id is not None:
             self.num_unguessable_ids += sum(map(str.isalnum, reply.reply_id.partition("-")[2])) >= UNGUESSABLE_CHARS
+        self.common.note(request, reply)
         self.prompts.note(request, reply)
         self.texts.note(request, reply)
 
@@ -159,6 +162,7 @@ class ServedTally:
             stop_strings=dict(self.stop_strings),
             num_usage_problems=self.num_usage_problems,
             usage_problem=self.usage_problem,
+            common_texts=self.common.found,
             prompt_counts=() if count_prompt is None else tuple(self.prompts.counted(count_prompt)),
             texts=None if count_text is None else self.texts.counted(count_text),
         )
@@ -173,6 +177,26 @@ def _keep_largest(heap: list[T], entry: T, most: int) -> None:
         heapq.heappush(heap, entry)
     elif entry > heap[0]:
         heapq.heapreplace(heap, entry)
+
+
+class _CommonTexts:
+    """Texts that came back for several questions, as they begin."""
+
+    def __init__(self) -> None:
+        self._times: Counter[int] = Counter()
+        self._last: dict[int, str] = {}
+        self.found: dict[int, str] = {}
+
+    def note(self, request: Request, reply: Reply) -> None:
+        if len(reply.text) < SHORTEST_COMMON_CHARS:
+            return
+        key, item = key_of(all_said(reply)), request.item.partition("#")[0]
+        if self._last.get(key) == item:
+            return  # samples of one question may be alike
+        self._last[key] = item
+        self._times[key] += 1
+        if self._times[key] >= FEWEST_COMMON and len(self.found) < MOST_NAMES:
+            self.found.setdefault(key, shown(" ".join(reply.text.split()), COMMON_SHOWN_CHARS))
 
 
 class _Prompts:
@@ -230,7 +254,8 @@ class _Texts:
         if billed is None or billed < SHORTEST_TEXT_TOKENS or reply.has_tool_calls or reply.finish_reason == "length":
             return
         text = f"{reply.reasoning or ''}{reply.text}"
-        others = sum(not letter.isascii() for letter in text[:1000]) > NOT_ASCII_SHARE * min(len(text), 1000)
+        head = text[:1000]
+        others = len(head) - len(head.encode("ascii", "ignore")) > NOT_ASCII_SHARE * len(head)
         ratio = len(text) / billed
         self._ratios[others].append(ratio)
         self._seen += 1

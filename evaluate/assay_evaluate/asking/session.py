@@ -13,7 +13,7 @@ from assay.records.base import Interval
 from assay.records.measurement import ItemResult, TaskResult
 from assay_evaluate.asking.acceptance import AcceptanceTally
 from assay_evaluate.asking.dialect import Dialect, Messages, seed_of
-from assay_evaluate.asking.evidence import ServedTally, mark_reply
+from assay_evaluate.asking.evidence import ServedTally, marks_of
 from assay_evaluate.asking.language import is_wrong_script
 from assay_evaluate.asking.look_ahead import InLine, LookAhead
 from assay_evaluate.client.client import Client
@@ -68,9 +68,10 @@ class Session:
             raise InLine
         replies = self.client.ask(requests, self.ahead.begin_next)
         self.tally.add(replies)
-        for request, reply in zip(requests, replies, strict=True):
+        whole = [thinking_apart(reply) for reply in replies]
+        for request, reply in zip(requests, whole, strict=True):
             self.served[request.task].note(request, reply)
-        return [thinking_apart(reply) for reply in replies]
+        return whole
 
     def ask_each(self, requests: Iterable[Request]) -> Iterator[Reply]:
         """Like `ask`, one reply at a time; `requests` are made while earlier ones are under way. Read it to its end."""
@@ -81,8 +82,9 @@ class Session:
         for reply in self.client.ask_each(asked, self.ahead.begin_next):
             request = next(noted)
             self.tally.add([reply])
+            reply = thinking_apart(reply)
             self.served[request.task].note(request, reply)
-            yield thinking_apart(reply)
+            yield reply
 
     def ask_pairs(self, asked: Iterable[T], make: Callable[[T], Request]) -> Iterator[tuple[T, Reply]]:
         """What is asked, each with its reply: taken while earlier ones are under way, forgotten when answered."""
@@ -152,7 +154,7 @@ class Session:
             max_model_len=self.max_model_len,
             has_reasoning_parser=self.has_reasoning_parser,
         )
-        result = ItemResult(
+        return ItemResult(
             item=item,
             sample=sample,
             language=language,
@@ -170,8 +172,8 @@ class Session:
             error=reply.error,
             drafted_tokens=(reply.speculation or {}).get("num_draft_tokens"),
             accepted_tokens=(reply.speculation or {}).get("num_accepted_tokens"),
+            **marks_of(reply, cut_by, expected),
         )
-        return mark_reply(result, reply, expected=expected)
 
 
 def task_result(

@@ -100,8 +100,8 @@ CASES = {
         "prompt, thinking switched on or off, or a first token put twice.",
     ],
     "healthy swapped": [
-        "sums: the same question had 199 prompt tokens at fp8 and 79 at w4a16 (10 of 48 questions differ): something "
-        "between shortens prompts.",
+        "sums: the same question had 199 prompt tokens at fp8 and 79 at w4a16 (10 of 48 questions differ, not the "
+        "longest alone): replies are swapped, or belong to other prompts.",
     ],
     "healthy swallowed": [
         "sums: 15 of 48 replies of w4a16 have thinking and no answer (fp8: none), and in 15 of them the answer stands"
@@ -127,8 +127,8 @@ CASES = {
         "sums: all 48 replies of w4a16 have thinking, none of fp8: it is switched off, or not parsed, on one side.",
     ],
     "healthy page": [
-        "sums: w4a16 gives one and the same text to 14 of 48 questions, right for hardly any: a page of a gateway, "
-        "not a reply.",
+        "sums: w4a16 gives one and the same text to 14 of 48 questions ('The service is under maintenance. Please "
+        "come back in an hou…'), right for hardly any: a page of a gateway, not a reply.",
     ],
     "healthy lost": [
         "sums: the text of 4 of 48 replies of w4a16 lacks tokens that were billed (102 of 194 in one): something "
