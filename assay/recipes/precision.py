@@ -127,8 +127,8 @@ class PrecisionRecipe(Recipe):
 
     def _contradictions_of_calibration(self) -> Iterator[str]:
         """It has weights to calibrate."""
-        if self.calibration == "none":
-            return
+        if self.calibration == "none" or isinstance(self.quantize, dict) is (self.scheme is not None):
+            return  # not calibrated, or said already
         method = self.calibration.method
         if not set(CALIBRATES[method]) & set(self.schemes):
             which = ", ".join(CALIBRATES[method])

@@ -27,9 +27,12 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SUPPORT = HERE.parents[1] / "tests" / "support"
-sys.path[:0] = [str(HERE), str(SUPPORT / "evaluation"), str(SUPPORT / "quantization")]
+sys.path[:0] = [str(HERE), *(str(SUPPORT / room) for room in ("evaluation", "quantization", "models"))]
 
+import numpy as np  # noqa: E402
 from mutations import damaged_text  # noqa: E402
+from safetensors.numpy import save_file  # noqa: E402
+from sensitivities import by_bits, sensitivity  # noqa: E402
 from synthetic_run import few_items, make_plan, make_run  # noqa: E402
 from tiny_checkpoints import make_tiny_glm4_moe  # noqa: E402
 
@@ -39,6 +42,7 @@ from assay.recipes.base import recipes_dir  # noqa: E402
 from assay.recipes.load import KINDS, parse_recipe  # noqa: E402
 from assay.records.choice.record import Choice  # noqa: E402
 from assay.records.plan import Plan  # noqa: E402
+from assay.records.run import RunRecord, SourceData, SuiteIdentity  # noqa: E402
 from assay.records.speed import SpeedRecord  # noqa: E402
 from assay_evaluate.choice.choose import Wanted, choose  # noqa: E402
 from assay_evaluate.client.journal import Identity, Journal, Reply, Request, count_replies  # noqa: E402
@@ -49,6 +53,10 @@ from assay_evaluate.tasks.ruler.files import read_items, write_items  # noqa: E4
 from assay_evaluate.tasks.ruler.items import RulerItem  # noqa: E402
 from assay_evaluate.tasks.ruler.qa import read_hotpotqa, read_squad  # noqa: E402
 from assay_evaluate.tasks.swebench.predictions import read_predictions, read_trajectory  # noqa: E402
+from assay_quantize.calibration.mixing import mix_of  # noqa: E402
+from assay_quantize.calibration.text import Text  # noqa: E402
+from assay_quantize.checkpoint.checkpoint import open_checkpoint  # noqa: E402
+from assay_quantize.checkpoint.importance import load_importance  # noqa: E402
 
 LONGEST_S, LONGEST_WAIT_S = 30, 900
 """Of the processor, which others may keep busy; and at all."""
@@ -63,6 +71,8 @@ class Target:
     read: Callable[[Path], object]
     lines: int | None = 1
     """Lines that an error may have; None: any number (a recipe lists its problems)."""
+    one_in: int = 1
+    """Of so many cases, for what takes seconds each."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +129,13 @@ def two_runs(folder: Path) -> None:
     make_run(folder / "other", seed=1, change=few_items)
 
 
+def recorded(folder: Path) -> None:
+    make_run(folder / "runs", change=few_items)
+    source = SourceData(location="org/model", revision="a" * 40, files={"config.json": f"sha256:{'b' * 64}"})
+    record = RunRecord(model="tiny-glm", source=source, suite=SuiteIdentity(name="quick", sha256="c" * 64))
+    record.save(folder / "runs" / "tiny-glm" / "run.json")
+
+
 def planned(folder: Path) -> None:
     make_plan("w4a16").save(folder / "plan.json")
 
@@ -127,9 +144,48 @@ def checkpoint(folder: Path) -> None:
     make_tiny_glm4_moe(folder / "model", num_layers=2, num_experts=2, hidden=128, dense_intermediate=128)
 
 
+TEXT = "".join(f'{{"text": "The {n} small cats sit in the park and wait near the river.", "id": {n}}}\n' for n in range(40))
+CALIBRATED = (
+    "schema: 1\nname: short\nextends: w4a16-gptq\ncalibration: {method: gptq, tokens: 64, length: 32, text: [text.jsonl]}\n"
+)
+
+
+def calibratable(folder: Path) -> None:
+    """With text, and a recipe that takes little of it."""
+    make_tiny_glm4_moe(folder / "model", num_layers=1, first_dense=0, num_experts=2, hidden=128, num_heads=2, num_kv_heads=1)
+    (folder / "text.jsonl").write_text(TEXT, encoding="utf-8")
+    (folder / "short.yaml").write_text(CALIBRATED, encoding="utf-8")
+
+
+def measured(folder: Path) -> None:
+    """A checkpoint, and what its parts lose."""
+    checkpoint(folder)
+    sensitivity(open_checkpoint(folder / "model"), by_bits, ("w4a16", "nvfp4a16", "fp8_block")).save(folder / "parts.json")
+
+
+def importance_file(folder: Path) -> None:
+    save_file({"a": np.ones(8, np.float32), "a.input_amax": np.ones(1, np.float32)}, folder / "made.safetensors")
+
+
+def read_importance(path: Path) -> None:
+    found = load_importance(path)
+    found.largest("a.input_amax")
+    found.for_weight("a", 8)
+
+
+def read_text(path: Path) -> None:
+    """Through a tokenizer, twice over: by what it is known, and what it says."""
+    source = Text((path,))
+    source.identity()
+    source.sequences(None, TOKENIZER, 4096, 32, void)
+
+
 def quantized(folder: Path) -> None:
     checkpoint(folder)
     command("quantize", "model", "-p", "w4a16", "--out", "out/checkpoint")(folder)
+
+
+TOKENIZER = HERE.parents[1] / "examples" / "tiny_glm" / "checkpoint"
 
 
 def text(name: str, content: str, read: Callable[[Path], object]) -> Target:
@@ -213,6 +269,13 @@ VLLM_BENCH = (
 FIRST_SHARD = "model/model-00001-of-00002.safetensors"
 OF_MODEL = ("config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
 PLAN, VERIFY = ("plan", "model", "-p", "w4a16"), ("verify", "out/checkpoint", "--source", "model")
+CALIBRATE = ("calibrate", "model", "--out", "made.safetensors", "--text", "text.jsonl", "--tokens", "64", "--length", "32",
+             "--min-tokens", "1")  # fmt: skip
+RECIPE = ("recipe", "model", "--sensitivity", "parts.json", "--budget", "4.6bpw", "--no-replay")
+MIX = (
+    "texts:\n  - {source: a.jsonl, weight: 3, kind: code, column: body}\n"
+    "  - {source: hub:org/tools, files: [x.jsonl], revision: v1}\n"
+)
 ASKED = '{"question": "q", "is_impossible": false, "answers": [{"text": "a"}]}'
 SQUAD = f'{{"data": [{{"paragraphs": [{{"context": "c", "qas": [{ASKED}]}}, {{"context": "d", "qas": []}}]}}]}}'
 CONTEXT = '"context": [["t", ["s one.", "s two."]], ["u", ["s"]]]'
@@ -239,6 +302,22 @@ TARGETS: dict[str, Target] = {
     "config of a source, by plan": Target(checkpoint, ("model/config.json",), command(*PLAN)),
     "index of a source, by plan": Target(checkpoint, ("model/model.safetensors.index.json",), command(*PLAN)),
     "shard of a source, by plan": Target(checkpoint, (FIRST_SHARD,), command(*PLAN)),
+    "config of a source, by calibrate": Target(calibratable, ("model/config.json",), command(*CALIBRATE), one_in=20),
+    "config of a source, by quantize with GPTQ": Target(
+        calibratable, ("model/config.json", "model/tokenizer.json"), command("quantize", "model", "-p", "short.yaml"), one_in=20
+    ),
+    "recipe that is calibrated, by quantize": Target(
+        calibratable, ("short.yaml",), command("quantize", "model", "-p", "short.yaml"), lines=None, one_in=20
+    ),
+    "text of a calibration": text("text.jsonl", TEXT, read_text),
+    "mix of texts": text("mix.yaml", MIX, lambda path: mix_of([str(path)], void)),
+    "sensitivity, by recipe": Target(measured, ("parts.json",), command(*RECIPE), one_in=10),
+    "calibration file, by its reader": Target(
+        importance_file,
+        ("made.safetensors",),
+        lambda folder: load_importance(folder / "made.safetensors").largest("a.input_amax"),
+    ),
+    "run's record, by status": Target(recorded, ("runs/tiny-glm/run.json",), command("status", "tiny-glm")),
     "tokenizer of a source, by quantize": Target(
         checkpoint, tuple(f"model/{name}" for name in OF_MODEL[2:]), command("quantize", "model", "-p", "w4a16")
     ),
@@ -310,7 +389,7 @@ def cases(name: str, seeds: range, folder: Path) -> Iterator[tuple[int, Outcome]
     target.make(whole)
     shutil.copytree(whole, copy)
     target.read(copy)  # undamaged, it raises nothing
-    for seed in seeds:
+    for seed in seeds[:: target.one_in]:
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(whole, copy)
         source = random.Random(f"{name} {seed}")

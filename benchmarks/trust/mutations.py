@@ -9,12 +9,15 @@ from typing import Any
 import yaml
 
 NASTY: tuple[Any, ...] = (
-    None, True, -1, 0, 1, 2**63, 10**30, 1e308, float("nan"), float("inf"), "", " ", "\x00", "\x1b[31m", "\u2028", "\ud800",
-    "../../x", "/etc/passwd", "[/red]", "<img src=x>", "a" * 10_000, [], {}, [[]], [None], {"": {}}, "2026-13-45", "nan",
+    None, True, False, -1, 0, 1, 3.5, 2**31, 2**62, 2**63, -(2**64), 10**30, 10**400, "256", 1e308, float("nan"), float("inf"),
+    "", " ", "\x00", "\x1b[31m", "\u2028", "\ud800", "../../x", "/etc/passwd", "[/red]", "<img src=x>", "a" * 10_000,
+    [], {}, [[]], [None], {"": {}}, "2026-13-45", "nan", "1e400",
+    json.loads("[" * 150 + "]" * 150), json.loads('{"a":' * 150 + "1" + "}" * 150),
 )  # fmt: skip
 WORDS = (
     b"null", b"-1", b"1e999", b"NaN", b"9" * 5000, b"[" * 3000, b'{"a":' * 3000, b"\xff\xfe", b"\x00", b'"', b"\\ud800", b"{}",
-    b"[]", b"\n", b"&a *a", b"!!python/name:os.system", b"- ", b": ", b"\xe2\x80\xa8",
+    b"[]", b"18446744073709551616", b"-9223372036854775809", b"\n", b"&a *a", b"!!python/name:os.system", b"- ", b": ",
+    b"\xe2\x80\xa8",
 )  # fmt: skip
 
 
@@ -62,11 +65,25 @@ def damaged_value(value: Any, random: Random) -> Any:
 
 
 def damaged_text(data: bytes, suffix: str, random: Random) -> bytes:
-    """A JSON or YAML file, damaged in its bytes or, as often, in a value; any other in its bytes."""
-    if suffix not in (".json", ".yaml") or random.random() < 0.5:
+    """A file of JSON or YAML, or a shard, damaged in its bytes or, as often, in a value; any other in its bytes."""
+    if suffix not in (".json", ".jsonl", ".yaml", ".safetensors") or random.random() < 0.5:
         return damaged_bytes(data, random)
+    if suffix == ".safetensors":
+        return _with_damaged_header(data, random)
+    if suffix == ".jsonl":
+        lines = data.splitlines()
+        at = random.randrange(len(lines))
+        lines[at] = json.dumps(damaged_value(json.loads(lines[at]), random)).encode()
+        return b"\n".join(lines) + b"\n"
     value = json.loads(data) if suffix == ".json" else yaml.safe_load(data)
     return json.dumps(damaged_value(value, random)).encode()
+
+
+def _with_damaged_header(data: bytes, random: Random) -> bytes:
+    """A shard whose data is whole, and whose header is JSON of the length that it states."""
+    begin = 8 + int.from_bytes(data[:8], "little")
+    header = json.dumps(damaged_value(json.loads(data[8:begin]), random)).encode()
+    return len(header).to_bytes(8, "little") + header + data[begin:]
 
 
 def _places(value: Any) -> list[tuple[Any, Any]]:

@@ -22,6 +22,7 @@ import torch
 from compressed_tensors.compressors import BaseCompressor
 from torch import Tensor
 
+from assay.foreign_text import shown
 from assay.records.plan import TensorPlan
 from assay_quantize.checkpoint.headers import TensorHeader
 from assay_quantize.checkpoint.torch_tensors import TORCH_DTYPES
@@ -55,6 +56,10 @@ class Tile(NamedTuple):
     right: int
 
 
+class _OtherShape(Exception):
+    """What is stored is not what a config group reads; in words."""
+
+
 class Definition:
     """Looks at tiles; safe to use from many threads at once."""
 
@@ -85,13 +90,18 @@ class Definition:
             parts = self._parts(module_of(tensor.name), tile, shares)
         except KeyError as missing:
             return TileFound(f"its {missing.args[0]} is in no shard")
+        except _OtherShape as problem:
+            return TileFound(str(problem))
         w_OI = self._source(tensor, tile)
         where = f"rows {tile.top} to {tile.bottom - 1}, columns {tile.left} to {tile.right - 1}"
         with torch.no_grad():
             try:
                 read = BaseCompressor.get_value_from_registry(group.format).decompress(dict(parts), group)["weight"]
-            except (KeyError, RuntimeError, ValueError) as problem:
-                return TileFound(f"{where}: compressed-tensors cannot decompress it: {str(problem).splitlines()[0]}")
+            except (LookupError, RuntimeError, ValueError, TypeError, AttributeError, AssertionError) as problem:
+                said = shown(" ".join(str(problem).split()) or type(problem).__name__)
+                return TileFound(f"{where}: compressed-tensors cannot decompress it: {said}")
+            if read.shape != w_OI.shape:
+                return TileFound(f"{where}: decompressed, it has shape {list(read.shape)}, not {list(w_OI.shape)}")
             if not self._original.can_make(tensor):
                 return TileFound(None if bool(read.isfinite().all()) else f"{where}: decompressed, it is not finite")
             made = self._made(tensor, tile, w_OI)
@@ -126,6 +136,7 @@ class Definition:
 
     def _parts(self, module: str, tile: Tile, shares: tuple[int, int]) -> dict[str, Tensor]:
         """Local name -> the part of it that belongs to the tile. KeyError: the codes or their scales are not there.
+        _OtherShape: they are too small for what config.json says of them.
 
         shares: rows and columns that share a scale.
         """
@@ -140,6 +151,12 @@ class Definition:
                 parts[leaf] = rows_of(self._stored, header, 0, header.shape[0])
                 continue
             height, width = stands_for[leaf]
+            needed = -(-tile.bottom // height), -(-tile.right // width)
+            if len(header.shape) != 2 or header.shape[0] < needed[0] or header.shape[1] < needed[1]:
+                raise _OtherShape(
+                    f"its {leaf} has shape {list(header.shape)}; by its config group one element of it is for {height} rows "
+                    f"and {width} columns, so at least {list(needed)} are needed"
+                )
             rows = rows_of(self._stored, header, tile.top // height, -(-tile.bottom // height))
             parts[leaf] = rows[:, tile.left // width : -(-tile.right // width)].contiguous()
         if in_one == 8:

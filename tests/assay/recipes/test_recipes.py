@@ -236,6 +236,9 @@ ROLES_MESSAGE = "name each role once, under `quantize` or one `keep` dtype"
         ({"mtp": "keeep"}, "mtp: Input should be 'keep', 'quantize' or 'drop' (got 'keeep'); did you mean 'keep'?"),
         ({"keep": ["norm"]}, "keep: Input should be a mapping of keys to values (got \"['norm']\")"),
         ({"name": "other"}, "name is 'other'; it must be the file's name, 'w4a16'"),
+        ({"scheme": None, "calibration": {"method": "gptq"}},
+         "`quantize` lists roles: say under `scheme` what all of them take, or give each its own, as in `quantize: "
+         "{routed_expert: nvfp4a16, attention: fp8_block}`"),
     ],
 )  # fmt: skip
 def test_a_precision_that_contradicts_itself(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

@@ -3,6 +3,7 @@ the check of the contents itself has to find it."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable
@@ -421,3 +422,25 @@ def test_unfinished_and_absent(copy: Callable[[str], Copy], tmp_path: Path) -> N
         verify(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match="no such folder"):
         verify(damaged.folder, source=tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("what", ["targets", "weights", "format"])
+def test_config_groups_that_are_exchanged(made: Made, tmp_path: Path, what: str) -> None:
+    """Weights are then read by a scheme that they are not stored in: assertions, of ours and of compressed-tensors."""
+    source, recipe = made.source, tmp_path / "mix.yaml"
+    recipe.write_text(
+        "schema: 1\nname: mix\n"
+        "quantize: {attention: fp8_block, routed_expert: w4a16, shared_expert: w4a16, dense_mlp: nvfp4a16}\n"
+        "keep: {bf16: [embedding, lm_head, norm, indexer, router, mtp], fp32: [router_bias]}\n"
+    )
+    plan = make_plan(open_checkpoint(source), load_recipe(PrecisionRecipe, str(recipe)), model="tiny", family=None)
+    quantize(plan, source, folder := tmp_path / "made")
+    config = json.loads((folder / "config.json").read_text())
+    for first, second in itertools.combinations(config["quantization_config"]["config_groups"], 2):
+        changed = json.loads(json.dumps(config))
+        groups = changed["quantization_config"]["config_groups"]
+        groups[first][what], groups[second][what] = groups[second][what], groups[first][what]
+        (folder / "config.json").write_text(json.dumps(changed))
+        for with_source in (None, source):
+            found = verify(folder, source=with_source)
+            assert found.damages and not found.passed
