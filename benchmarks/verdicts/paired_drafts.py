@@ -37,7 +37,7 @@ DESIGNS = (
     Drafting("622 prompts as suite quick asks", 622, 0.86, 0.10, 0.03),
     Drafting("100 prompts", 100, 0.80, 0.15, 0.03),
     Drafting("100 prompts, replies to one differ as prompts do", 100, 0.80, 0.10, 0.10),
-    Drafting("40 prompts, chat beside code", 40, 0.65, 0.20, 0.05),
+    Drafting("60 prompts, chat beside code", 60, 0.65, 0.20, 0.05),
 )
 LOSSES = (0.0, 0.05, 0.10)
 

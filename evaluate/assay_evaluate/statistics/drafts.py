@@ -16,6 +16,7 @@ from scipy import stats
 
 from assay.records.base import Interval
 from assay.records.measurement import Acceptance
+from assay_evaluate.statistics.clustered import cr2_factors, satterthwaite_degrees
 from assay_evaluate.statistics.proportions import independent_difference
 
 Squares = tuple[float, float, float]
@@ -37,9 +38,12 @@ def is_of_replies(before: Acceptance, after: Acceptance) -> bool:
 
 
 def paired_acceptance_difference(counts: ArrayLike, level: float) -> Interval:
-    """Rate before minus rate after, over prompts that both sides answered; n counts them, with t of one degree less.
+    """Rate before minus rate after, over prompts that both sides answered; n counts them.
 
-    counts: of each prompt drafted and accepted tokens before, drafted and accepted after [prompts, 4], over all of its replies.
+    Prompts are clusters of tokens of unequal size: CR2 and its degrees, or those that the kurtosis of what prompts
+    add leaves, if these are fewer. With n - 1 degrees a drop of the margin passed in up to 3.6 % of 40 prompts.
+
+    counts: of each prompt drafted and accepted tokens before, drafted and accepted after [prompts, 4], over all its replies.
     ValueError: fewer than two prompts, or a side that drafted nothing.
     """
     data = np.asarray(counts, dtype=np.float64)
@@ -51,8 +55,12 @@ def paired_acceptance_difference(counts: ArrayLike, level: float) -> Interval:
     rates = accepted.sum(axis=0) / drafted.sum(axis=0)
     apart = (accepted - rates * drafted) / drafted.sum(axis=0)
     n, value = len(data), float(rates[0] - rates[1])
-    error = math.sqrt(float(((apart[:, 0] - apart[:, 1]) ** 2).sum()) * n / (n - 1))
-    half = max(float(stats.t.ppf(0.5 + level / 2, n - 1)) * error, LEAST_TOKENS / float(drafted.sum(axis=0).min()))
+    sizes = drafted.sum(axis=1)
+    squares = (apart[:, 0] - apart[:, 1]) ** 2 * cr2_factors(sizes)
+    kurtosis = n * float(squares @ squares) / max(float(squares.sum()) ** 2, 1e-300)
+    degrees = max(1.0, min(satterthwaite_degrees(sizes), 2 * n / max(kurtosis - 1, 1e-12)))
+    half = float(stats.t.ppf(0.5 + level / 2, degrees)) * math.sqrt(float(squares.sum()))
+    half = max(half, LEAST_TOKENS / float(drafted.sum(axis=0).min()))
     return Interval(value=value, low=max(value - half, -1.0), high=min(value + half, 1.0), n=n, level=level)
 
 

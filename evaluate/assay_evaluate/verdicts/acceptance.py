@@ -15,7 +15,7 @@ from assay_evaluate.statistics.drafts import acceptance_difference, is_of_replie
 from assay_evaluate.statistics.item_pairs import find_task
 from assay_evaluate.verdicts.score_sentences import allowed, change, interval_of, open_question
 
-FEWEST_PROMPTS = 30
+FEWEST_PROMPTS = 60
 """That both sides answered, for an interval over them."""
 
 
