@@ -52,7 +52,7 @@ precisions := $(if $(strip $(PRECISIONS)),--precisions $(subst $(space),$(comma)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup preflight preflight-first chosen-first quantize eval report card choose publish gate swe-demo swe-images doctor gpu-check speed test test-fast check lint docs bench bench-quantize full-count fuzz planted soak sweep chaos damages clean
+.PHONY: help setup preflight preflight-first chosen-first quantize eval report card choose publish gate swe-demo swe-images doctor gpu-check speed test test-fast check lint docs bench bench-quantize full-count fuzz planted choose-start soak sweep chaos damages clean
 
 help: ## show this text
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,18p'
@@ -161,6 +161,9 @@ fuzz: .venv/.ready ## damage 10,000 files of every kind and read them, in some h
 
 planted: setup ## have real servers judge checkpoints with a known damage; each must fail by name, a copy must pass
 	@.venv/bin/python benchmarks/verdicts/planted.py "$(RUNS)" --write benchmarks/verdicts/planted.md
+
+choose-start: .venv/.ready ## simulate how far picks, chances and flips of `choose` may be believed, in minutes; write benchmarks/verdicts/choose_start.md
+	@.venv/bin/python benchmarks/verdicts/choose_start.py --draws 170 --write benchmarks/verdicts/choose_start.md
 
 soak: .venv/.ready ## ask 200,000 requests of a server that fails in every way, in five minutes; write benchmarks/trust/soak.md
 	@.venv/bin/python benchmarks/trust/soak.py --write benchmarks/trust/soak.md
