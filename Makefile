@@ -52,7 +52,7 @@ precisions := $(if $(strip $(PRECISIONS)),--precisions $(subst $(space),$(comma)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup preflight preflight-first chosen-first quantize eval report card choose publish gate swe-demo swe-images doctor gpu-check speed test test-fast check lint docs bench bench-quantize full-count fuzz planted simulations soak sweep chaos damages clean
+.PHONY: help setup preflight preflight-first chosen-first quantize eval report card choose publish gate swe-demo swe-images doctor gpu-check speed test test-fast check lint docs bench bench-quantize full-count fuzz planted simulations choose-start soak sweep chaos damages clean
 
 help: ## show this text
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,18p'
@@ -168,6 +168,9 @@ simulations: .venv/.ready ## simulate uneven losses, attempts and drafts under t
 	@.venv/bin/python benchmarks/verdicts/attempts.py --runs 2000 > benchmarks/verdicts/attempts.md
 	@.venv/bin/python benchmarks/verdicts/paired_drafts.py --runs 2000 > benchmarks/verdicts/paired_drafts.md
 	@.venv/bin/python benchmarks/verdicts/one_task_two_margins.py > benchmarks/verdicts/one_task_two_margins.md
+
+choose-start: .venv/.ready ## simulate how far picks, chances and flips of `choose` may be believed, in minutes; write benchmarks/verdicts/choose_start.md
+	@.venv/bin/python benchmarks/verdicts/choose_start.py --draws 170 --write benchmarks/verdicts/choose_start.md
 
 soak: .venv/.ready ## ask 200,000 requests of a server that fails in every way, in five minutes; write benchmarks/trust/soak.md
 	@.venv/bin/python benchmarks/trust/soak.py --write benchmarks/trust/soak.md

@@ -44,7 +44,7 @@ def beside(row: SpeedRow, weights: StepWeights, kv_bytes_each: float = 0.0) -> B
     told = [one.acceptance_length for one in row.repeats if one.acceptance_length is not None]
     acceptance = fmean(told) if told else 1.0 + row.speculation
     step_s = floor_s(step.num_bytes, device, row.num_gpus)
-    share = fmean(one.output_tokens_s for one in row.repeats) * step_s / (row.concurrency * acceptance)
+    share = row.tokens_s * step_s / (row.concurrency * acceptance)
     flag: Flag | None = None
     if share > 1:
         flag = "faster than memory allows"

@@ -54,8 +54,9 @@ def test_the_published_table_of_glm52() -> None:
     """W4A16 with MTP at 1 and 8 streams, NVFP4 with MTP at 32; rows without MTP are of another table and stay out."""
     found = choose(published(), None, Wanted(usd_per_gpu_hour=3.5), model="glm-5.2")
     assert found.recommendation == (
-        "quality was not measured (--quality assumed): w4a16 with MTP up to about 15 streams (2 to 28), then nvfp4 with MTP; at 1 "
-        "and 8 streams nvfp4 with MTP may be as fast as w4a16 with MTP; at 32 streams fp8 with MTP may be as fast as nvfp4 with MTP"
+        "quality was not measured (--quality assumed): w4a16 with MTP up to about 15 streams (2 to 28), then nvfp4 with MTP; "
+        "at 1 and 8 streams nvfp4 with MTP may be as fast as w4a16 with MTP; at 32 streams fp8 with MTP may be as fast as "
+        "nvfp4 with MTP"
     )
     assert [(one.concurrency, one.setup, one.next_best) for one in found.picks] == [
         (1, "w4a16 with MTP", "nvfp4 with MTP"), (8, "w4a16 with MTP", "nvfp4 with MTP"),
@@ -104,8 +105,8 @@ def test_the_claim_of_79_percent_is_refused() -> None:
 def test_an_objective_that_nothing_meets_at_32_streams() -> None:
     found = choose(published(), None, Wanted(objective={"ttft_s": 2.0, "tpot_s": 0.025}))
     assert found.recommendation.endswith(
-        "w4a16 with MTP up to about 15 streams (2 to 17), then nvfp4 with MTP up to about 18 streams (16 to 20), then nothing that "
-        "meets the objective; at 1 and 8 streams nvfp4 with MTP may be as fast as w4a16 with MTP"
+        "w4a16 with MTP up to about 15 streams (2 to 17), then nvfp4 with MTP up to about 18 streams (16 to 20), then nothing "
+        "that meets the objective; at 1 and 8 streams nvfp4 with MTP may be as fast as w4a16 with MTP"
     )
     assert [one.setup for one in found.picks] == ["w4a16 with MTP", "w4a16 with MTP", None]
     assert found.picks[2].why_none == "none meets the objective; nvfp4 with MTP, the fastest, misses it: TPOT 33.9 ms"
@@ -168,7 +169,8 @@ def test_changes_within_the_noise_inside_each_other() -> None:
     found = choose(rows, None, Wanted())
     assert [(one.before, one.after) for one in found.flips] == [("a", "b"), ("b", "c"), ("c", "b"), ("b", "a")]
     assert found.recommendation == (
-        "quality was not measured (--quality assumed): a from 1 to 16 streams; at 2, 4 and 8 streams b and c may be as fast as a"
+        "quality was not measured (--quality assumed): a from 1 to 16 streams; at 2, 4 and 8 streams b and c may be as "
+        "fast as a"
     )
     assert found.within_noise == (
         "from about 3 to 5 streams c is ahead, within the noise", "from about 2 to 8 streams b is ahead, within the noise",
@@ -320,7 +322,8 @@ def test_emulated_rows_are_missing_and_predictions_fill_no_pick() -> None:
     ]  # fmt: skip
     found = choose(rows, gates(w4a16="PASS"), Wanted())
     assert [(one.setup, one.state, one.why, one.output_tokens_s) for one in found.cells] == [
-        ("fp8", "measured", None, pytest.approx((90.0 * 91.0) ** 0.5)), ("w4a16", "predicted", "emulated here, which says nothing about speed", pytest.approx(200.0)),
+        ("fp8", "measured", None, pytest.approx((90.0 * 91.0) ** 0.5)),
+        ("w4a16", "predicted", "emulated here, which says nothing about speed", pytest.approx(200.0)),
     ]  # fmt: skip
     assert found.picks[0].setup == "fp8" and found.set_aside == ("1 row of w4a16: emulated, which says nothing about speed",)
 

@@ -264,8 +264,8 @@ def test_what_an_import_prints(run: Run) -> None:
     assert code == 0 and err.splitlines()[0].startswith("note: slow at 16: at most 16 requests were in flight")
     assert [line.split()[5:8] for line in out.splitlines()[1:3]] == [["64", "0", "%"], ["16", "3", "%"]]
     assert out.splitlines()[3] == (
-        "never chosen: slow (off, not stated, 16 in flight): it lost requests: 8 of 264 requests failed (3.03 %); more than 1 % "
-        "are too many"
+        "never chosen: slow (off, not stated, 16 in flight): it lost requests: 8 of 264 requests failed (3.03 %); more than "
+        "1 % are too many"
     )
     code, out, err = run("choose", "--speed", "bad.json", "--quality", "assumed")
     assert code == 2

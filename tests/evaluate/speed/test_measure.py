@@ -129,7 +129,8 @@ def test_a_row_for_each_point(world: World) -> None:
         output_tokens=RESULT["total_output_tokens"] / 4, concurrency=4, emulated=None, kernels=("Using CPU kernels",),
         fingerprint_sha256=row.fingerprint_sha256, engine="vllm 0.32.0", startup_s=row.startup_s,
         repeats=tuple(
-            repeat_of(lasted(rate) | {"completed": 4}, "", server_start=start) for rate, start in zip(rates, (0, 0, 1), strict=True)
+            repeat_of(lasted(rate) | {"completed": 4}, "", server_start=start)
+            for rate, start in zip(rates, (0, 0, 1), strict=True)
         ),
     )  # fmt: skip
     assert row.startup_s is not None and row.repeats[0].acceptance_length == RESULT["spec_decode_acceptance_length"]

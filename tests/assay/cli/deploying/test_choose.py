@@ -114,8 +114,9 @@ def test_the_published_table_alone(run: Run, table: str) -> None:
     code, out, err = run("choose", "--speed", table, "--quality", "assumed", "--model", "glm-5.2", "--price", "3.5")
     assert (code, err) == (0, "")
     assert out.splitlines() == [
-        "quality was not measured (--quality assumed): w4a16 with MTP up to about 15 streams (2 to 28), then nvfp4 with MTP; at 1 "
-        "and 8 streams nvfp4 with MTP may be as fast as w4a16 with MTP; at 32 streams fp8 with MTP may be as fast as nvfp4 with MTP",
+        "quality was not measured (--quality assumed): w4a16 with MTP up to about 15 streams (2 to 28), then nvfp4 with MTP; "
+        "at 1 and 8 streams nvfp4 with MTP may be as fast as w4a16 with MTP; at 32 streams fp8 with MTP may be as fast as "
+        "nvfp4 with MTP",
         "8xH200; prompts random 1024/512; vllm 0.23.0; imported speeds",
         "streams  choice          tokens/s  expected          per user  TTFT      TPOT       $ per M tokens  next best",
         "1        w4a16 with MTP  125.7     123 (113 to 134)  125.7     215.0 ms  7.6 ms *   61.88           "
