@@ -125,6 +125,8 @@ class Calibration(Record):
     tokens_per_expert: int | None = None
     ended: Ended | None = None
     num_scales: int | None = None
+    weights_sha256: str | None = None
+    """Which weights it was made from (`checkpoint/weights_identity.py`). None: a record from before it."""
     asked_sha256: str | None = None
     """Of what a run asked for (`cli/calibrating/in_run.py`). None: a command made it."""
 
