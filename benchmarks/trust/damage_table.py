@@ -52,7 +52,7 @@ Beyond = Mapping[tuple[str, str], str]
 
 
 def table(rows: Rows, needs_source: set[str], beyond: Beyond) -> str:
-    """The Markdown: sums, then for each damage how many precisions it was found on. beyond: why not even the source shows it."""
+    """The Markdown: sums, then for each damage how many precisions it was found on. beyond: what not even the source shows."""
     lines = ["# Damages found by `assay verify`", "", f"{len(rows)} damages: each on a checkpoint of its own.", ""]
     lines += ["| | found |", "|---|---|"]
     lines += [f"| {way} | {sum(found[way] is not None for found in rows.values())} of {len(rows)} |" for way in WAYS]

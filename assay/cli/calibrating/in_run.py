@@ -41,7 +41,8 @@ def with_importance(made: Plan, path: Path | None) -> Plan:
         if needs_calibration(made):
             raise PlanError(without_calibration(made))
         return made
-    from assay_quantize.checkpoint.importance import load_importance
+    from assay_quantize.checkpoint.checkpoint import open_checkpoint
+    from assay_quantize.checkpoint.importance import check_weights, load_importance
 
     if observer_of(made) == "minmax" and not needs_calibration(made):
         raise PlanError(
@@ -49,6 +50,13 @@ def with_importance(made: Plan, path: Path | None) -> Plan:
             "`observer: mse`, or leave the option out"
         )
     loaded = load_importance(path)
+    if loaded.weights_sha256 is None:
+        say(
+            f"note: {path}: does not say of which weights it is, so nothing checks that it is of {made.source}: it was made by "
+            f"another tool, or before files said it; `assay calibrate {made.source} --out FILE` makes one that does"
+        )
+    elif Path(made.source).is_dir():
+        check_weights(loaded, open_checkpoint(Path(made.source)))
     if observer_of(made) != "minmax":
         say(loaded.coverage(tensor.name for tensor in made.tensors if tensor.action == "quantize"))
     if needs_calibration(made):

@@ -136,6 +136,17 @@ def check_same_source(known: Known, choices: Choices, sensitivity: Sensitivity, 
             f"{path}: was made of {shown(sensitivity.source)}, whose tensors are not those of {known.source}; run "
             "`assay sensitivity` on this checkpoint"
         )
+    from assay_quantize.checkpoint.weights_identity import weights_sha256
+
+    if known.shipped is None and sensitivity.weights_sha256 is not None:
+        weights = weights_sha256(known.checkpoint)
+        if weights is not None and weights != sensitivity.weights_sha256:
+            raise AssayError(
+                f"{path}: was made of {shown(sensitivity.source)}, whose weights are others than those of {known.source}; run "
+                "`assay sensitivity` on this checkpoint"
+            )
+        if weights is not None:
+            return _check_parts(known, choices, sensitivity, path)
     is_same_revision = sensitivity.source_revision is not None and sensitivity.source_revision == known.checkpoint.revision
     is_other = not is_same_revision and sensitivity.data_sha256 != sha256_of(dict(known.checkpoint.data))
     if known.shipped is None and is_other:
@@ -143,6 +154,10 @@ def check_same_source(known: Known, choices: Choices, sensitivity: Sensitivity, 
             f"note: {path}: was made of other files than those of {known.source}, another copy or weights that have changed "
             "since; run `assay sensitivity` on this checkpoint if the weights are others"
         )
+    _check_parts(known, choices, sensitivity, path)
+
+
+def _check_parts(known: Known, choices: Choices, sensitivity: Sensitivity, path: Path) -> None:
     stored = {(part.layer, part.role): part for part in choices.parts}
     for row in sensitivity.parts:
         part = None if row.layer is None else stored.get((row.layer, row.role))

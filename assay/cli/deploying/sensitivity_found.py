@@ -237,6 +237,8 @@ def spread(order: Mapping[Pair, float], count: int) -> list[Pair]:
 def _record(
     asked: Asked, layout: Layout, figures: Figures, documents: Sequence[Document], told: str, cpu_seconds: float
 ) -> Sensitivity:
+    from assay_quantize.checkpoint.checkpoint import open_checkpoint
+    from assay_quantize.checkpoint.weights_identity import weights_sha256
     from assay_quantize.sensitivity.texts import texts_sha256
 
     method = f"proxy:{asked.proxy}"
@@ -253,6 +255,7 @@ def _record(
         source_sha256=plan.source_sha256,
         source_revision=plan.source_revision,
         data_sha256=sha256_of(plan.source_files),
+        weights_sha256=weights_sha256(open_checkpoint(Path(plan.source))) if Path(plan.source).is_dir() else None,
         method=method,
         in_nats=asked.proxy not in ("weights", "hidden"),
         observer=asked.observer,

@@ -39,7 +39,8 @@ from assay_quantize.calibration.text import Text
 from assay_quantize.calibration.withheld import Withheld
 from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from assay_quantize.checkpoint.fused_experts import FUSED_PARTS
-from assay_quantize.checkpoint.importance import INPUT_AMAX, K_AMAX, V_AMAX
+from assay_quantize.checkpoint.importance import INPUT_AMAX, K_AMAX, V_AMAX, WEIGHTS
+from assay_quantize.checkpoint.weights_identity import weights_sha256
 from assay_quantize.kernels.devices import device_here
 from assay_quantize.storage.resident import cached_bytes
 
@@ -205,7 +206,8 @@ def calibrate(
         raise QuantizeError(f"{out}: no weight saw {min_tokens} tokens; give more text, or lower --min-tokens")
     fed = {name: moments for name, moments in sorted(watch.moments.items()) if name not in starved}
     scales = largest_inputs(watch)
-    write_importance(out, fed, text.describe(), scales)
+    weights = weights_sha256(checkpoint)
+    write_importance(out, fed, text.describe(), scales, weights)
     coverage = experts.coverage(_tokens(watch))
     return Calibration(
         model=model_name,
@@ -220,6 +222,7 @@ def calibrate(
         nvfp4_inputs=nvfp4_inputs(watch.moments),
         file=str(out),
         file_sha256=sha256_of_file(out),
+        weights_sha256=weights,
         seconds=time.monotonic() - started,
         sources=told.sources,
         withheld=told.withheld,
@@ -294,10 +297,14 @@ def run_over(
 
 
 def write_importance(
-    path: Path, moments: Mapping[str, Moments], text: Iterable[str], largest: Mapping[str, float] | None = None
+    path: Path,
+    moments: Mapping[str, Moments],
+    text: Iterable[str],
+    largest: Mapping[str, float] | None = None,
+    weights: str | None = None,
 ) -> None:
     """The file that `importance.py` reads: FP32 means by name, largest magnitudes, and in its metadata the tokens that each
-    mean is over. The same numbers give the same bytes."""
+    mean is over, and of which weights it is (`weights_identity.py`). The same numbers give the same bytes."""
     from safetensors.numpy import save
 
     means = {name: (one.squares / one.num_tokens).numpy().astype(np.float32) for name, one in moments.items()}
@@ -306,6 +313,8 @@ def write_importance(
     with replacing(path) as partial:
         # not `save_file`: that of a full disk is an error of its own, without a path, and it leaves a file under another name
         text_and_counts = {"assay_text": json.dumps(list(text)), "assay_tokens": json.dumps(counts)}
+        if weights is not None:
+            text_and_counts[WEIGHTS] = weights
         partial.write_bytes(in_order(save(means | scalars, text_and_counts)))
 
 

@@ -9,6 +9,8 @@ Beside them lie largest magnitudes, FP32 [1], from which scales are made that do
 (`static_scales.py`): of what entered a module, `MODULE.input_amax`, and of the keys and values of attention with heads,
 `MODULE.k_amax` and `MODULE.v_amax`.
 
+Its metadata may say of which weights it is (`assay_weights`, from `weights_identity.py`): it is then refused for others.
+
 Values are read when they are asked for: for a model of 744 B parameters they are a gigabyte.
 """
 
@@ -21,12 +23,17 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 
 from assay.errors import CheckpointError, PlanError
 from assay.records.base import sha256_of_file
+from assay_quantize.checkpoint.checkpoint import Checkpoint
 from assay_quantize.checkpoint.headers import TensorHeader, read_shard_header
+from assay_quantize.checkpoint.weights_identity import weights_sha256
 
 INPUT_AMAX, K_AMAX, V_AMAX = "input_amax", "k_amax", "v_amax"
+WEIGHTS = "assay_weights"
+"""In the metadata."""
 AMAX_LEAVES = (INPUT_AMAX, K_AMAX, V_AMAX)
 
 
@@ -36,6 +43,8 @@ class Importance:
 
     path: Path
     headers: dict[str, TensorHeader]
+    weights_sha256: str | None = None
+    """Of the checkpoint that it was made from. None: it does not say."""
 
     @functools.cached_property
     def sha256(self) -> str:
@@ -107,4 +116,24 @@ def load_importance(path: Path) -> Importance:
                 f"{path}: {header.name} is {header.dtype} {list(header.shape)}; every tensor must be an F32 vector, one number "
                 "for each input channel of the weight of that name"
             )
-    return Importance(path, headers)
+    return Importance(path, headers, _metadata(path).get(WEIGHTS))
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return dict(file.metadata() or {})
+    except (SafetensorError, OSError) as error:
+        raise PlanError(f"{path}: refused by the safetensors library: {error}") from None
+
+
+def check_weights(importance: Importance, checkpoint: Checkpoint) -> bool:
+    """Whether it is known that the file is of a checkpoint's weights. PlanError: it is of others."""
+    if importance.weights_sha256 is None or (found := weights_sha256(checkpoint)) is None:
+        return False
+    if found != importance.weights_sha256:
+        raise PlanError(
+            f"{importance.path}: was made from other weights than those of {checkpoint.location}, and says what enters their "
+            f"channels, not these: make one with `assay calibrate {checkpoint.location} --out FILE`"
+        )
+    return True

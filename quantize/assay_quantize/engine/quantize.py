@@ -101,9 +101,9 @@ def quantize(
         (out_folder / JOURNAL).unlink(missing_ok=True)  # killed between manifest and clean-up
         return finished
     started = time.monotonic()
-    _check_importance(plan, importance)
     _check_calibrated(plan, calibrated)
     _check_source(plan, source)
+    _check_importance(plan, importance, source)
     if out_folder.resolve().is_relative_to(source.resolve()):
         raise QuantizeError(f"{out_folder}: lies in the source, {source}, which is only read; give a folder elsewhere")
     shards = planned_shards(plan)
@@ -228,14 +228,18 @@ def _check_calibrated(plan: Plan, folder: Path | None) -> None:
         files.close()
 
 
-def _check_importance(plan: Plan, importance: Path | None) -> None:
+def _check_importance(plan: Plan, importance: Path | None, source: Path) -> None:
     found = None
     if importance is None and needs_calibration(plan):
         raise QuantizeError(without_calibration(plan))
     if importance is not None:
-        from assay_quantize.checkpoint.importance import load_importance
+        from assay_quantize.checkpoint.checkpoint import open_checkpoint
+        from assay_quantize.checkpoint.importance import check_weights, load_importance
 
-        found = load_importance(importance).sha256
+        loaded = load_importance(importance)
+        found = loaded.sha256
+        if plan.source_revision is None:  # of one that is streamed from the hub not all is there
+            check_weights(loaded, open_checkpoint(source))
     if found != plan.importance_sha256:
         raise QuantizeError(
             f"{importance or 'no file of channel weights'}: the plan was made for {plan.importance_sha256 or 'none'}; "

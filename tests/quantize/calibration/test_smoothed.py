@@ -38,8 +38,8 @@ def smoothed(tmp_path_factory: pytest.TempPathFactory, source: Path, words: Path
     names = [f"model.layers.{layer}.{norm}_layernorm.weight" for layer in range(3) for norm in ("input", "post_attention")]
     names += [f"model.layers.{layer}.mlp.gate.weight" for layer in (1, 2)]
     assert plan.calibrated is not None and sorted(plan.calibrated.smoothed) == sorted(names)
-    # 45 weights, 6 norms and 2 routers
-    assert result.checks["smoothed"] == 45 + 6 + 2
+    # 6 norms and 2 routers
+    assert (result.checks["rows"], result.checks["smoothed"]) == (45, 6 + 2)
     return folder / "made"
 
 
@@ -114,7 +114,7 @@ def test_whatever_is_scaled_is_verified(
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(f"schema: 1\nname: recipe\nextends: {extends}\n{quantize}calibration: {calibration}\n")
     _, result = made_and_verified(source, words, tmp_path, str(recipe))
-    assert result.damages == () and result.checks["smoothed"] >= 6
+    assert result.damages == () and result.checks["rows"] >= 6
     stored, original = load_all(tmp_path / "made"), load_all(source)
     kept = {name for name in stored.keys() & original.keys() if stored[name].dtype == original[name].dtype}
     others = {name for name in kept if not torch.equal(stored[name], original[name])}
@@ -156,12 +156,12 @@ def test_scales_that_were_searched_are_along_the_source(tmp_path: Path, words: P
     recipe, scale = tmp_path / "recipe.yaml", "model.layers.0.self_attn.q_proj.weight_scale"
     recipe.write_text("schema: 1\nname: recipe\nextends: w4a16\nobserver: mse\ncalibration: {method: gptq}\n")
     _, result = made_and_verified(source, words, tmp_path, str(recipe))
-    assert result.damages == () and result.checks["smoothed"] == 7
+    assert result.damages == () and result.checks["rows"] == 7
     (path,) = (path for path in (tmp_path / "made").glob("*.safetensors") if scale in load_file(path))
     tensors = load_file(path)
     save_file(tensors | {scale: (tensors[scale].float() * 1.15).to(torch.bfloat16)}, path, {"format": "pt"})
     found = verify(tmp_path / "made", source=source)
-    assert ("smoothed", "model.layers.0.self_attn.q_proj.weight") in {(one.check, one.where) for one in found.damages}
+    assert ("scales", "model.layers.0.self_attn.q_proj.weight") in {(one.check, one.where) for one in found.damages}
 
 
 def test_awq_of_two_schemes_behind_one_norm_is_refused(tmp_path: Path, words: Path, source: Path, run: Run) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay_quantize.verify.calibrated.scales import check_scales
-from assay_quantize.verify.calibrated.steps import F32, inverse_of
+from assay_quantize.verify.calibrated.steps import F32, StepRows, inverse_of
 from assay_quantize.verify.calibrated.weight import Measured, Weight
 
 ALIKE, CLEARLY = 0.7, 0.3
@@ -42,8 +42,8 @@ def check_columns(weight: Weight, columns: Columns, found: Measured) -> None:
         )
     rows = weight.shape[0]
     empty = np.flatnonzero((columns.xx > rows) & (columns.qq < columns.xx / 4))
-    if len(empty):
-        found.problem("columns", f"column {empty[0]}: its codes are zeros, its weights are not")
+    if len(empty) and (lost := _lost(weight, empty)) is not None:
+        found.problem("columns", f"column {lost}: its codes are zeros, its weights are not")
     with np.errstate(divide="ignore", invalid="ignore"):
         own = np.where((columns.xx > 0) & (columns.qq > 0), columns.xq / np.sqrt(columns.xx * columns.qq), 1.0)
     unlike = np.flatnonzero((own < ALIKE) & (columns.qq >= 8))
@@ -51,17 +51,39 @@ def check_columns(weight: Weight, columns: Columns, found: Measured) -> None:
         _exchanged(weight, columns, own, unlike[np.argsort(own[unlike])][:MOST_COMPARED], found)
 
 
+def _lost(weight: Weight, empty: NDArray[np.int64]) -> int | None:
+    """The first of these columns whose weights differ in size: equal ones may all have been corrected to zero."""
+    total, squares = np.zeros(len(empty)), np.zeros(len(empty))
+    for begin, end in weight.slabs():
+        size = np.abs(_steps(weight, begin, end)[1][:, empty]).astype(np.float64)
+        total, squares = total + size.sum(0), squares + (size * size).sum(0)
+    mean, square = total / weight.shape[0], squares / weight.shape[0]
+    varied = np.flatnonzero(square - mean * mean > square / 20)
+    return int(empty[varied[0]]) if len(varied) else None
+
+
+def _steps(weight: Weight, begin: int, end: int) -> tuple[StepRows, F32]:
+    rows, parts, _ = weight.rows(begin, end)
+    divisor = check_scales(weight, rows, parts, 0, Measured()) if weight.is_divided else None
+    return rows, rows.w_RI * np.repeat(inverse_of(rows, divisor), rows.group, 1)
+
+
 def _exchanged(
     weight: Weight, columns: Columns, own: NDArray[np.float64], unlike: NDArray[np.int64], found: Measured
 ) -> None:  # fmt: skip
-    products = np.zeros((len(unlike), weight.shape[1]))
+    count, width = weight.shape[0], weight.shape[1]
+    products, of_q, of_x = np.zeros((len(unlike), width)), np.zeros(len(unlike)), np.zeros(width)
     for begin, end in weight.slabs():
-        rows, parts, _ = weight.rows(begin, end)
-        divisor = check_scales(weight, rows, parts, 0, Measured()) if weight.is_divided else None
-        x = rows.w_RI * np.repeat(inverse_of(rows, divisor), rows.group, 1)
-        products += rows.q_RI[:, unlike].astype(np.float32).T @ x
+        rows, x = _steps(weight, begin, end)
+        q = rows.q_RI[:, unlike].astype(np.float32)
+        products, of_q, of_x = products + q.T @ x, of_q + q.sum(0), of_x + x.sum(0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        alike = np.nan_to_num(products / np.sqrt(columns.qq[unlike][:, None] * columns.xx[None, :]))
+        # about their means: columns of equal rows are all alike
+        varied = np.sqrt(np.maximum(columns.qq[unlike] - of_q**2 / count, 0))[:, None]
+        varied = varied * np.sqrt(np.maximum(columns.xx - of_x**2 / count, 0))[None, :]
+        alike = np.where(varied > 1e-3, (products - of_q[:, None] * of_x[None, :] / count) / varied, 0.0)
+    own = own.copy()
+    own[unlike] = alike[np.arange(len(unlike)), unlike]
     best = np.abs(alike).argmax(1)
     value = alike[np.arange(len(unlike)), best]
     gap = np.arctanh(np.clip(np.abs(value), 0, 1 - 1e-9)) - np.arctanh(np.clip(own[unlike], -1 + 1e-9, 1 - 1e-9))

@@ -50,11 +50,15 @@ LEAST_GAIN = 0.5
 """Of a row, or of a block of BLOCK columns of it, where that is FAR_SPREADS standard deviations below 1."""
 MOST_DRIFT = 0.002
 """Of all weights from their codes where scales are known but for their last bits, which are off to either side alike."""
+OF_SQUARES = 0.7
+"""Of the root of the mean square, what counts."""
 LEAST_SPREAD = np.float32(0.25)
 """Of a column, in steps: rounding by itself has 0.29."""
 PILOT_ROWS = 512
 LEAST_ROWS = 32
 """Of fewer the quartiles say too little."""
+LEAST_TIMES = 2.0
+"""What of the others' error a row may have, however alike these are."""
 UNLIKELY = 1e-15
 """Probability of a row's error beyond what is allowed, where errors follow a gamma distribution."""
 BLOCK = 128
@@ -84,7 +88,8 @@ def measure(weight: Weight) -> Measured:
         found.divisor = Factor(*(np.concatenate(values) for values in zip(*divisors, strict=True)))
     if spread is not None:
         check_columns(weight, columns, found)
-        _row_errors(np.concatenate(columns.row_errors).astype(np.float64), found)
+        if not spread.is_sparse:
+            _row_errors(np.concatenate(columns.row_errors).astype(np.float64), found)
     if weight.kind == "nearest" and abs(found.drift) > MOST_DRIFT + FAR_SPREADS * found.drift_error:
         found.problem("rows", f"its codes are those of weights {100 * found.drift:+.2f} % from its own, in the mean")
     return found
@@ -137,10 +142,12 @@ def _nearest(weight: Weight, rows: StepRows, divisor: Factor | None, begin: int,
 
 
 class _Spread(NamedTuple):
-    """Standard deviation of a column's distances, in steps of their groups, and of the longest group of their rows."""
+    """Standard deviation of a column's distances, in steps of their groups, and of the longest group of their rows. is_sparse:
+    most weights are zeros. How many errors a row passes on differs with how many weights it has, so that no code is too far."""
 
     own_I: F32
     shared_I: F32
+    is_sparse: bool
 
 
 def _share(rows: StepRows) -> F32:
@@ -151,7 +158,9 @@ def _share(rows: StepRows) -> F32:
 
 
 def _spread(weight: Weight) -> _Spread:
-    own, shared, counts = (np.zeros(weight.shape[1], np.float32) for _ in range(3))
+    own, shared = (np.zeros((2, weight.shape[1]), np.float32) for _ in range(2))
+    counts, shares = (np.zeros(weight.shape[1], np.float32) for _ in range(2))
+    num_zeros = num_weights = 0
     slabs = list(weight.slabs())
     needed = -(-PILOT_ROWS // (slabs[0][1] - slabs[0][0]))
     for number in sorted({round(at) for at in np.linspace(0, len(slabs) - 1, min(needed, len(slabs)))}):
@@ -160,9 +169,23 @@ def _spread(weight: Weight) -> _Spread:
         add_spread(rows.w_RI, rows.q_RI, inverse_of(rows, divisor), _share(rows), own, shared)
         low, high = np.empty_like(rows.scale_RG), np.empty_like(rows.scale_RG)
         extents(rows.w_RI, low, high)
-        counts += np.repeat(((low < 0) | (high > 0)).sum(0), rows.group)  # zeros are where they were
-    over = np.float32(GAUSSIAN) / np.maximum(counts, 1)
-    return _Spread(np.maximum(own * over, LEAST_SPREAD), np.maximum(shared * over, np.float32(1e-6)))
+        num_zeros += int((rows.w_RI == 0).sum())
+        num_weights += rows.w_RI.size
+        is_used = (low < 0) | (high > 0)  # zeros are where they were
+        counts += np.repeat(is_used.sum(0), rows.group)
+        shares += np.repeat((_share(rows) * is_used).sum(0), rows.group)
+    counts = np.maximum(counts, 1)
+    # at the least what rounding by itself moves a weight
+    least = np.maximum(LEAST_SPREAD * shares / counts, np.float32(1e-6))
+    own_I, shared_I = np.maximum(_deviation(own / counts), LEAST_SPREAD), np.maximum(_deviation(shared / counts), least)
+    return _Spread(own_I, shared_I, is_sparse=num_zeros > num_weights / 2)
+
+
+def _deviation(means_2I: F32) -> F32:
+    """Standard deviation by the mean magnitude, which a few damaged rows hardly change; of columns whose distances are mostly
+    small and sometimes large (of sparse weights) it is nearer by the mean square. means_2I: both."""
+    made: F32 = np.maximum(np.float32(GAUSSIAN) * means_2I[0], np.float32(OF_SQUARES) * np.sqrt(means_2I[1]))
+    return made
 
 
 def _corrected(
@@ -171,14 +194,14 @@ def _corrected(
     count, block = len(rows.w_RI), min(BLOCK, rows.group)
     blocks = rows.scale_RG.shape[1] * -(-rows.group // block)
     error, norm = np.empty_like(rows.scale_RG), np.empty_like(rows.scale_RG)
-    xx, xq, most = (np.empty((count, blocks), np.float32) for _ in range(3))
+    xx, xq, xr, most = (np.empty((count, blocks), np.float32) for _ in range(4))
     of_columns = [np.zeros(weight.shape[1], np.float32) for _ in range(3)]
     far, inner, uu = np.empty(count, np.int32), np.empty(count, np.int32), np.empty(count, np.float32)
     slack = slack_of(weight) + (0 if divisor is None else float(np.nanmax(divisor.half, initial=0)))
     compare(
         rows.w_RI, rows.q_RI, inverse_of(rows, divisor), *ends_of(rows), _share(rows), slack.astype(np.float32),
         1 / spread.own_I, 1 / spread.shared_I, block, np.float32(2 * rounding(weight.tensor.logical_dtype)),
-        columns.far, far, inner, uu, of_columns[0], of_columns[1], of_columns[2], error, norm, xx, xq, most,
+        columns.far, far, inner, uu, of_columns[0], of_columns[1], of_columns[2], error, norm, xx, xq, xr, most,
     )  # fmt: skip
     found.num_far += int(far.sum())
     found.num_inner += int(inner.sum())
@@ -188,25 +211,28 @@ def _corrected(
     columns.xq += of_columns[1]
     columns.qq += of_columns[2]
     at = np.unravel_index(int(most.argmax()), most.shape)
-    if most[at] > found.farthest[0]:
+    if most[at] > found.farthest[0] and not spread.is_sparse:
         found.farthest = float(most[at]), f"row {begin + at[0]}, columns {at[1] * block} to {(at[1] + 1) * block - 1}"
-    if len(rare := np.flatnonzero((most > FAR_SPREADS).any(1))):
+    rare = np.flatnonzero((most > FAR_SPREADS).any(1))
+    if len(rare) and not spread.is_sparse:
         what = f"a code is {most[rare[0]].max():.0f} standard deviations of its column from its weight"
         found.problem("rows", f"{named_rows(rare + begin)}: {what}")
-    for gain, below, where in _gains(xx, xq, begin, block):
+    for gain, below, where in _gains(xx, xq, xr, begin, block):
         if gain < found.smallest_gain[0]:
             found.smallest_gain = gain, below
         if gain < LEAST_GAIN and below > FAR_SPREADS:
             found.problem("rows", f"{where}: its projection on its source is {gain:.2f} of it, where 1 is expected")
 
 
-def _gains(xx_RB: F32, xq_RB: F32, begin: int, block: int) -> Iterator[tuple[float, float, str]]:
-    """The worst row and the worst block: gain, standard deviations below 1, where."""
+def _gains(xx_RB: F32, xq_RB: F32, xr_RB: F32, begin: int, block: int) -> Iterator[tuple[float, float, str]]:
+    """The worst row and the worst block: gain, over that of the nearest codes where they have less than 1 (of weights that are
+    small beside one of their group most are rounded to 0); standard deviations that it is below; where."""
     with np.errstate(divide="ignore", invalid="ignore"):
         for of_row in (True, False):
-            xx = xx_RB.sum(1, keepdims=True) if of_row else xx_RB
-            gain = np.where(xx > 0, (xq_RB.sum(1, keepdims=True) if of_row else xq_RB) / xx, 1.0)
-            below = (1 - gain) * np.sqrt(xx)
+            xx, xq, xr = (part.sum(1, keepdims=True) if of_row else part for part in (xx_RB, xq_RB, xr_RB))
+            expected = np.clip(xr / xx, 0, 1)
+            gain = np.where((xx > 0) & (expected > 0), xq / xx / expected, 1.0)
+            below = (1 - gain) * expected * np.sqrt(xx)
             bad = np.where(below > FAR_SPREADS, gain, np.inf)
             row, at = np.unravel_index(int((bad if np.isfinite(bad).any() else gain).argmin()), gain.shape)
             where = f"row {begin + row}" if of_row else f"row {begin + row}, columns {at * block} to {(at + 1) * block - 1}"
@@ -225,7 +251,7 @@ def _row_errors(error_R: NDArray[np.float64], found: Measured) -> None:
     low, middle, high = np.quantile(others, (0.25, 0.5, 0.75))
     # quartiles of a normal distribution are 1.35 standard deviations apart; those of few rows are off by some tenths
     freedom = 2 / max((high - low) / 1.35 / middle * 1.5, 1e-3) ** 2
-    allowed = middle * float(gamma.isf(UNLIKELY, freedom / 2, scale=2 / freedom))
+    allowed = middle * max(LEAST_TIMES, float(gamma.isf(UNLIKELY, freedom / 2, scale=2 / freedom)))
     row = int(error_R.argmax())
     found.largest_error = float(error_R[row] / allowed)
     if found.largest_error > 1:

@@ -144,18 +144,22 @@ def extents(w_RI: Any, low_RG: Any, high_RG: Any) -> None:
 
 
 @statistic
-def add_spread(w_RI: Any, q_RI: Any, inverse_RG: Any, share_RG: Any, spread_I: Any, shared_I: Any) -> None:
-    """Add |d| of every column to `spread_I`, and |d| times the share of its row and group to `shared_I`."""
+def add_spread(w_RI: Any, q_RI: Any, inverse_RG: Any, share_RG: Any, own_2I: Any, shared_2I: Any) -> None:
+    """Add |d| and d * d of every column to `own_2I`, and of |d| times the share of its row and group to `shared_2I`."""
     group = w_RI.shape[1] // inverse_RG.shape[1]
     for r in range(w_RI.shape[0]):
         for g in range(inverse_RG.shape[1]):
             inverse, share = inverse_RG[r, g], share_RG[r, g]
             begin, end = g * group, (g + 1) * group
-            w_g, q_g, spread_g, shared_g = w_RI[r, begin:end], q_RI[r, begin:end], spread_I[begin:end], shared_I[begin:end]
+            w_g, q_g = w_RI[r, begin:end], q_RI[r, begin:end]
+            own_g, own_squares_g = own_2I[0, begin:end], own_2I[1, begin:end]
+            shared_g, shared_squares_g = shared_2I[0, begin:end], shared_2I[1, begin:end]
             for i in range(w_g.size):
                 d = abs(np.float32(q_g[i]) - w_g[i] * inverse)
-                spread_g[i] += d
+                own_g[i] += d
+                own_squares_g[i] += d * d
                 shared_g[i] += d * share
+                shared_squares_g[i] += d * share * d * share
 
 
 @statistic
@@ -197,15 +201,15 @@ def compare(
     w_RI: Any, q_RI: Any, inverse_RG: Any, low_RG: Any, high_RG: Any, share_RG: Any, slack_I: Any,
     over_I: Any, over_shared_I: Any, block: Any,
     quotient: Any, far_I: Any, far_R: Any, inner_R: Any, uu_R: Any, xx_I: Any, xq_I: Any, qq_I: Any,
-    error_RG: Any, norm_RG: Any, xx_RB: Any, xq_RB: Any, most_RB: Any,
+    error_RG: Any, norm_RG: Any, xx_RB: Any, xq_RB: Any, xr_RB: Any, most_RB: Any,
 ) -> None:  # fmt: skip
     """Sums by row and by column. over_I: 1 / spread of each column; over_shared_I: of |d| times the share of its row and group.
 
     By column, added to what is there: codes that are not the nearest, and sums of x * x, x * q and q * q. far_R: by row, codes
     that are not the nearest even if their quotient was rounded, by `quotient` at the most. inner_R: codes that are neither 0
     nor the first or last. uu_R: the mean of u * u; u is |d| over the spread of its column, by the one or the other, whichever
-    is less. By row and group: sums of d * d and x * x. By row and block of columns: sums of x * x and x * q over the squared
-    spread of their columns; the largest u.
+    is less. By row and group: sums of d * d and x * x. By row and block of columns: sums of x * x, x * q and x * r over the
+    square of the spread that u has, r being the nearest code; the largest u.
     """
     group = w_RI.shape[1] // inverse_RG.shape[1]
     for r in range(w_RI.shape[0]):
@@ -218,7 +222,8 @@ def compare(
                 w_b, q_b, slack_b, over_b = w_RI[r, begin:end], q_RI[r, begin:end], slack_I[begin:end], over_I[begin:end]
                 over_shared_b, far_b = over_shared_I[begin:end], far_I[begin:end]
                 xx_b, xq_b, qq_b = xx_I[begin:end], xq_I[begin:end], qq_I[begin:end]
-                error, norm, xx, xq, most = np.float32(0), np.float32(0), np.float32(0), np.float32(0), u32(0)
+                error, norm, most = np.float32(0), np.float32(0), u32(0)
+                xx, xq, xr = np.float32(0), np.float32(0), np.float32(0)
                 for i in range(w_b.size):
                     x, q = w_b[i] * inverse, np.float32(q_b[i])
                     d = q - x
@@ -227,10 +232,12 @@ def compare(
                     xx_b[i] += x * x
                     xq_b[i] += x * q
                     qq_b[i] += q * q
-                    weight = over_b[i] * over_b[i]
-                    xx += x * x * weight
-                    xq += x * q * weight
-                    u = min(abs(d) * over_b[i], abs(d) * share * over_shared_b[i])
+                    over = min(over_b[i], share * over_shared_b[i])
+                    scaled = x * over * over
+                    xx += x * scaled
+                    xq += q * scaled
+                    xr += min(max(np.rint(x), low), high) * scaled
+                    u = abs(d) * over
                     uu += u * u
                     most = max(most, bits_of(u))  # numbers above 0 are in order of their bits
                     allowed = NEAREST + abs(x) * slack_b[i]
@@ -242,6 +249,6 @@ def compare(
                 group_error += error
                 group_norm += norm
                 at = begin // block
-                xx_RB[r, at], xq_RB[r, at], most_RB[r, at] = xx, xq, from_bits(most)
+                xx_RB[r, at], xq_RB[r, at], xr_RB[r, at], most_RB[r, at] = xx, xq, xr, from_bits(most)
             error_RG[r, g], norm_RG[r, g] = group_error, group_norm
         far_R[r], inner_R[r], uu_R[r] = far, inner, uu / np.float32(w_RI.shape[1])

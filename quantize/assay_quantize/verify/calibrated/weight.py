@@ -67,8 +67,8 @@ class Measured:
 
 @dataclass(frozen=True)
 class Weight:
-    """A quantized weight, where it lies and how it was made. reach: steps that a code may be from its weight, where that is bounded.
-    observer: of the recipe. columns: what its columns were multiplied
+    """A quantized weight, where it lies and how it was made. reach: steps that a code may be from its weight, where that is
+    bounded. observer: of the recipe. columns: what its columns were multiplied
     with before they were rounded; None: nothing. is_divided: its rows were divided, by what only they show."""
 
     tensor: TensorPlan
