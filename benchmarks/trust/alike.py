@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # python may be run with PYTHONSAFEPATH
+from alike_real import page as real_page
 from alike_worlds import (
     PAGE,
     Drawn,
@@ -33,6 +34,8 @@ from alike_worlds import (
 from assay_evaluate.alike.rules import RULES, look
 from assay_evaluate.statistics import clopper_pearson
 
+REAL = "## Real servers"
+"""Where the part of the page begins that `--real` writes."""
 SHARES = (0.01, 0.03, 0.1, 0.3)
 SIZES = (60, 200)
 SIDES = ("reference", "candidate")
@@ -384,12 +387,17 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=10_000)
     parser.add_argument("--each", type=int, default=60, help="tasks for each damage, and each fault, size and share")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--write", type=Path)
+    parser.add_argument("--real", type=int, default=0, metavar="N", help="N real evaluations instead of the simulation")
+    parser.add_argument("--work", type=Path, help="folder for servers and runs of --real; default: a temporary one")
+    parser.add_argument("--write", type=Path, help="file whose part about this is written anew")
     options = parser.parse_args()
-    text = page(options.tasks, options.each, options.seed)
+    text = real_page(options.real, options.work) if options.real else page(options.tasks, options.each, options.seed)
     print(text)
     if options.write is not None:
-        options.write.write_text(text, encoding="utf-8")
+        kept = options.write.read_text(encoding="utf-8") if options.write.exists() else ""
+        simulated, mark, real = kept.partition(REAL)
+        parts = (simulated.rstrip(), text) if options.real else (text, mark + real)
+        options.write.write_text("\n\n".join(part.strip() for part in parts if part.strip()) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

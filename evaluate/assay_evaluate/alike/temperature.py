@@ -20,6 +20,8 @@ TIMES_NOISIER = 3.0
 """What one side may be noisier than the other by its kernels."""
 LEAST_DIFFERENT = 0.12
 FEWEST_QUESTIONS = 8
+SHORTEST_DRAW_TOKENS = 16
+MOST_CUT = 0.2
 ALWAYS, SELDOM = 0.9, 0.5
 """Shares of questions above temperature 0 that come back alike: of a side that does not sample, and of one that does."""
 
@@ -47,7 +49,7 @@ def not_sampled(pair: Pair) -> Iterator[Finding]:
         ours, theirs = _of(side, "above zero"), _of(other, "above zero")
         if _asks_at_zero(side) or ours is None or theirs is None:
             continue
-        if min(ours.num_questions, theirs.num_questions) < FEWEST_QUESTIONS:
+        if min(ours.num_questions, theirs.num_questions) < FEWEST_QUESTIONS or not _is_prose(ours, side):
             continue
         alike, alike_there = (one.num_questions - one.num_different for one in (ours, theirs))
         if alike >= ALWAYS * ours.num_questions and alike_there <= SELDOM * theirs.num_questions:
@@ -58,6 +60,13 @@ def not_sampled(pair: Pair) -> Iterator[Finding]:
                 "or a cache answers",
                 alike, ours.num_questions,
             )  # fmt: skip
+
+
+def _is_prose(ours: AskedTwice, side: Side) -> bool:
+    """Whether replies are such that draws must differ: not a word or two, nor what damaged weights repeat without end."""
+    cut = sum(item.truncated or item.loops is True for item in side.answered)
+    is_long = ours.mean_output_tokens is not None and ours.mean_output_tokens >= SHORTEST_DRAW_TOKENS
+    return is_long and cut <= MOST_CUT * len(side.answered)
 
 
 def _none_or(twice: AskedTwice) -> str:
