@@ -53,7 +53,9 @@ PAGE = "The service is temporarily unavailable. Please try again later."
 MAX_TOKENS: dict[Form, int] = {
     "letter": 8, "code": 64, "uuid": 128, "sum": 512, "prose": 1024, "thinking": 4096, "program": 1024, "calls": 256,
 }  # fmt: skip
-MEDIAN_TOKENS = {"sum": 80, "prose": 220, "thinking": 900, "program": 260}
+MEDIAN_TOKENS: dict[Form, int] = {
+    "letter": 2, "code": 27, "uuid": 35, "sum": 80, "prose": 220, "thinking": 900, "program": 260, "calls": 41,
+}  # fmt: skip
 SPREAD = {"sum": 0.35, "prose": 0.5, "thinking": 0.7, "program": 0.5}
 CHARS_PER_TOKEN = 4.0
 
@@ -89,7 +91,7 @@ def draw_world(rng: random.Random, form: Form | None = None, num_items: int | No
     is_sampled = rng.random() < 0.3
     return World(
         form=form or rng.choice(FORMS),
-        num_items=num_items or rng.choice((20, 40, 60, 120)),
+        num_items=num_items or rng.choice((20, 30, 40, 80)),
         num_samples=rng.choice((2, 4)) if is_sampled else 1,
         temperature=0.7 if is_sampled else 0.0,
         accuracy=rng.choice((0.05, 0.3, 0.6, 0.85, 0.97)),
@@ -135,7 +137,7 @@ class Weights:
         own = random.Random(f"{self.seed}:{item}")
         is_like = own.random() < self.likeness
         way: Any = "likeliest" if is_like else f"own {self.seed}"
-        tokens = MEDIAN_TOKENS.get(world.form, 20)
+        tokens = MEDIAN_TOKENS[world.form]
         if world.temperature > 0:
             way = way if draw.random() < world.determinism else draw.random()
         elif draw.random() > math.exp(-world.noise_per_token / 2 * tokens):
@@ -307,7 +309,7 @@ def _short(rng: random.Random, world: World) -> random.Random:
     draw = random.Random(rng.random())
     if world.temperature > 0:
         return draw
-    tokens = MEDIAN_TOKENS.get(world.form, 20)
+    tokens = MEDIAN_TOKENS[world.form]
     keeps = rng.random() < math.exp(-world.noise_per_token / 2 * min(64, tokens))
     return _Fixed(0.0 if keeps else 1.0, draw.random())
 
