@@ -1,6 +1,6 @@
 """Asked and answered alike: false alarms of every rule on healthy servers, damaged weights that are judged, faults found.
 
-    python benchmarks/trust/alike.py [--tasks 10000] [--each 60] [--seed 1] [--write benchmarks/trust/alike.md]
+    python benchmarks/trust/alike.py [--tasks 10000] [--each 25] [--seed 1] [--write benchmarks/trust/alike.md]
     python benchmarks/trust/alike.py --real 20 [--work DIR]        # real evaluations: vLLM, tiny-glm, MTP, 64 in flight
 
 The worlds, weights and servers are drawn by alike_worlds.py; the rules are `evaluate/assay_evaluate/alike/rules.py`.
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # python may be run with PYTHONSAFEPATH
+from alike_real import page as real_page
 from alike_worlds import (
     PAGE,
     Drawn,
@@ -33,8 +34,10 @@ from alike_worlds import (
 from assay_evaluate.alike.rules import RULES, look
 from assay_evaluate.statistics import clopper_pearson
 
+REAL = "## Real servers"
+"""Where the part of the page begins that `--real` writes."""
 SHARES = (0.01, 0.03, 0.1, 0.3)
-SIZES = (60, 200)
+SIZES = (60, 120)
 SIDES = ("reference", "candidate")
 
 
@@ -360,7 +363,7 @@ the weights that were asked answered, that both sides got the same prompts, that
 alarms and their power, simulated by `benchmarks/trust/alike.py`.
 """
 HEALTHY = """\
-{tasks} tasks, each asked of two healthy servers and of the reference once more: 20 to 120 items, letters, codes, UUIDs, sums,
+{tasks} tasks, each asked of two healthy servers and of the reference once more: 20 to 80 items, letters, codes, UUIDs, sums,
 prose, thinking, programs and tool calls, greedy or sampled (nearly deterministic models among them), prompts of one length or
 of many, weak models with phrases of their own, candidates that lost nothing up to nine tenths of their answers, with and
 without noise of batches, ids of every kind. In brackets: exact 95 % interval.
@@ -382,14 +385,19 @@ def _share(count: int, of: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tasks", type=int, default=10_000)
-    parser.add_argument("--each", type=int, default=60, help="tasks for each damage, and each fault, size and share")
+    parser.add_argument("--each", type=int, default=25, help="tasks for each damage, and each fault, size and share")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--write", type=Path)
+    parser.add_argument("--real", type=int, default=0, metavar="N", help="N real evaluations instead of the simulation")
+    parser.add_argument("--work", type=Path, help="folder for servers and runs of --real; default: a temporary one")
+    parser.add_argument("--write", type=Path, help="file whose part about this is written anew")
     options = parser.parse_args()
-    text = page(options.tasks, options.each, options.seed)
+    text = real_page(options.real, options.work) if options.real else page(options.tasks, options.each, options.seed)
     print(text)
     if options.write is not None:
-        options.write.write_text(text, encoding="utf-8")
+        kept = options.write.read_text(encoding="utf-8") if options.write.exists() else ""
+        simulated, mark, real = kept.partition(REAL)
+        parts = (simulated.rstrip(), text) if options.real else (text, mark + real)
+        options.write.write_text("\n\n".join(part.strip() for part in parts if part.strip()) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -53,7 +53,9 @@ PAGE = "The service is temporarily unavailable. Please try again later."
 MAX_TOKENS: dict[Form, int] = {
     "letter": 8, "code": 64, "uuid": 128, "sum": 512, "prose": 1024, "thinking": 4096, "program": 1024, "calls": 256,
 }  # fmt: skip
-MEDIAN_TOKENS = {"sum": 80, "prose": 220, "thinking": 900, "program": 260}
+MEDIAN_TOKENS: dict[Form, int] = {
+    "letter": 2, "code": 27, "uuid": 35, "sum": 80, "prose": 220, "thinking": 900, "program": 260, "calls": 41,
+}  # fmt: skip
 SPREAD = {"sum": 0.35, "prose": 0.5, "thinking": 0.7, "program": 0.5}
 CHARS_PER_TOKEN = 4.0
 
@@ -89,7 +91,7 @@ def draw_world(rng: random.Random, form: Form | None = None, num_items: int | No
     is_sampled = rng.random() < 0.3
     return World(
         form=form or rng.choice(FORMS),
-        num_items=num_items or rng.choice((20, 40, 60, 120)),
+        num_items=num_items or rng.choice((20, 30, 40, 80)),
         num_samples=rng.choice((2, 4)) if is_sampled else 1,
         temperature=0.7 if is_sampled else 0.0,
         accuracy=rng.choice((0.05, 0.3, 0.6, 0.85, 0.97)),
@@ -135,7 +137,7 @@ class Weights:
         own = random.Random(f"{self.seed}:{item}")
         is_like = own.random() < self.likeness
         way: Any = "likeliest" if is_like else f"own {self.seed}"
-        tokens = MEDIAN_TOKENS.get(world.form, 20)
+        tokens = MEDIAN_TOKENS[world.form]
         if world.temperature > 0:
             way = way if draw.random() < world.determinism else draw.random()
         elif draw.random() > math.exp(-world.noise_per_token / 2 * tokens):
@@ -165,8 +167,10 @@ def _text(tokens: int, rng: random.Random, world: World) -> str:
 
 def _reply(world: World, item: int, rng: random.Random, *, is_right: bool) -> Drawn:
     answer = 1000 + item if is_right else rng.randrange(10_000, 99_999)
-    if not is_right and rng.random() < world.phrase and world.form != "thinking":
-        return _made(world, PHRASE, None, 12, is_right=False)
+    thinks = world.form == "thinking" or (world.form == "prose" and rng.random() < world.thinking_share)
+    if not is_right and rng.random() < world.phrase:
+        tokens = _length(world, rng) if thinks else 0
+        return _made(world, PHRASE, _text(tokens, rng, world) if thinks else None, tokens + 12, is_right=False)
     end = {"sum": f"\n#### {answer}", "program": f"\n    return {answer}\n```"}.get(world.form, f" So it is {answer}.")
     match world.form:
         case "letter":
@@ -182,7 +186,7 @@ def _reply(world: World, item: int, rng: random.Random, *, is_right: bool) -> Dr
         case "sum" | "program" | "prose" | "thinking":
             tokens = _length(world, rng)
             text = _text(tokens, rng, world)
-            if world.form == "thinking" or (world.form == "prose" and rng.random() < world.thinking_share):
+            if thinks:
                 return _made(world, end.strip(), text, tokens + 6, is_right=is_right)
             return _made(world, text + end, None, tokens + 5, is_right=is_right)
 
@@ -277,22 +281,27 @@ class Server:
     def _twice(self, rng: random.Random) -> AskedTwice:
         """The first 16 questions in 64 tokens, or 64 where some come back otherwise."""
         world, num, different = self.weights.world, 0, 0
-        tokens = min(64, MEDIAN_TOKENS.get(world.form, 20))
+        tokens: list[int] = []
         for item in range(min(64, world.num_items)):
             if num == 16 and (different == 0 or world.temperature > 0):
                 break
-            both = [self.changed(self.weights.answer(item, _short(rng, world)), rng, item) for _ in range(2)]
+            both = [self._changed(self.weights.answer(item, _short(rng, world)), rng, item) for _ in range(2)]
             num += 1
-            different += both[0] != both[1]
+            different += _begins(both[0]) != _begins(both[1])
+            tokens += [min(64, one.output_tokens) for one in both if one.output_tokens is not None]
         return AskedTwice(
             temperature="above zero" if world.temperature else "zero", num_questions=num, num_different=different,
-            num_same_id=0, mean_output_tokens=tokens,
+            num_same_id=0, mean_output_tokens=sum(tokens) / len(tokens) if tokens else None,
         )  # fmt: skip
 
-    def changed(self, drawn: Drawn, rng: random.Random, item: int) -> str:
-        if self.change is not None and rng.random() < self.share:
-            drawn = self.change(self, rng, drawn, item)
-        return f"{(drawn.reply.reasoning or '')[:256]}|{drawn.reply.text[:256]}|{drawn.reply.tool_calls}"
+    def _changed(self, drawn: Drawn, rng: random.Random, item: int) -> Reply:
+        changes = self.change is not None and rng.random() < self.share
+        return self.change(self, rng, drawn, item).reply if self.change is not None and changes else drawn.reply
+
+
+def _begins(reply: Reply) -> str:
+    """What 64 tokens of it say."""
+    return f"{(reply.reasoning or '')[:256]}|{reply.text[:256]}|{reply.tool_calls}"
 
 
 def _short(rng: random.Random, world: World) -> random.Random:
@@ -300,7 +309,7 @@ def _short(rng: random.Random, world: World) -> random.Random:
     draw = random.Random(rng.random())
     if world.temperature > 0:
         return draw
-    tokens = MEDIAN_TOKENS.get(world.form, 20)
+    tokens = MEDIAN_TOKENS[world.form]
     keeps = rng.random() < math.exp(-world.noise_per_token / 2 * min(64, tokens))
     return _Fixed(0.0 if keeps else 1.0, draw.random())
 

@@ -113,8 +113,18 @@ def _within(side: Side) -> tuple[int, int] | None:
     ambiguous = sum(len(group) for group in groups.values() if len({item.text_key for item in group}) > 1)
     if ambiguous > MOST_AMBIGUOUS * num_named:
         return None
-    num = sum(len(group) - 1 for group in groups.values() if len({item.text_key for item in group}) == 1)
+    ids_of_text: dict[int | None, set[int | None]] = defaultdict(set)
+    for item in side.answered:
+        ids_of_text[item.text_key].add(item.reply_key)
+    num = sum(len(group) - 1 for group in groups.values() if _is_one_reply(group, ids_of_text))
     return (num, num_named) if exceeds(num, num_named, share=0.01, least=2) else None
+
+
+def _is_one_reply(group: list[ItemResult], ids_of_text: dict[int | None, set[int | None]]) -> bool:
+    """Replies of one id are one reply, if they say the same to one question, or what no other reply says: a phrase that many
+    questions get may meet the same number twice, where a server draws its ids from few."""
+    texts = {item.text_key for item in group}
+    return len(texts) == 1 and (len({item.item for item in group}) == 1 or all(len(ids_of_text[text]) == 1 for text in texts))
 
 
 def _across(pair: Pair) -> Iterator[Finding]:

@@ -63,7 +63,8 @@ RULES: tuple[Rule, ...] = (
          "3 % of the replies, 5 at least, with the right answer at the end of the thinking",
          "a reply that ends inside its thinking is rare", "marks"),
     Rule("one text", one_text, "a maintenance page or a filter answers with HTTP 200",
-         "5 and 5 % of the questions, 32 characters or more, 10 % right at most, without the thinking or counts of the others",
+         "5 and 5 % of the questions, 32 characters or more, 10 % right at most, without the thinking or counts of the others "
+         "(p < 1e-5)",
          "a model's phrase or refusal thinks and is counted as its other replies are", "marks"),
     Rule("texts of others", texts_of_others, "replies are swapped",
          "3 and more than 0.5 % of the replies, 24 tokens or more, where no two questions share a right reply",
@@ -76,8 +77,9 @@ RULES: tuple[Rule, ...] = (
     Rule("not greedy", not_greedy, "temperature 0 counts as not given (agno #988, OpenManus PR #642)",
          "asked twice: p < 1e-4 by one difference in 150 tokens; or 12 % and p < 1e-3 by three times the other side's noise",
          "batches change few replies within 64 tokens, on both sides", "asked twice"),
-    Rule("not sampled", not_sampled, "temperature forced to 0 on one side",
-         "asked twice: 90 % alike on one side, 50 % on the other, 8 questions each", "both sides vary alike", "asked twice"),
+    Rule("not sampled", not_sampled, "temperature forced to 0",
+         "asked twice: 90 % alike at the candidate, 50 % at the reference, 8 questions each, 32 tokens or more",
+         "both sides vary", "asked twice"),
 )  # fmt: skip
 
 

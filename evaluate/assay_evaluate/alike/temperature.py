@@ -14,12 +14,16 @@ from assay_evaluate.alike.sides import Finding, Pair, Side, found, some
 NOISE_TOKENS = 150.0
 """A greedy reply whose batch changes may leave its way once in so many tokens: more noise than was ever published (vLLM and
 others: a first difference after 100 tokens and more)."""
+LEAST_NOISE = 0.1
+"""Share of questions that batches may change however short the reply: one letter may be nearly a tie."""
 ABSOLUTE_P = 1e-4
 RELATIVE_P = 1e-3
 TIMES_NOISIER = 3.0
 """What one side may be noisier than the other by its kernels."""
 LEAST_DIFFERENT = 0.12
 FEWEST_QUESTIONS = 8
+SHORTEST_DRAW_TOKENS = 32
+MOST_CUT = 0.2
 ALWAYS, SELDOM = 0.9, 0.5
 """Shares of questions above temperature 0 that come back alike: of a side that does not sample, and of one that does."""
 
@@ -42,22 +46,32 @@ def not_greedy(pair: Pair) -> Iterator[Finding]:
 
 
 def not_sampled(pair: Pair) -> Iterator[Finding]:
-    """The same reply each time above temperature 0, where the other side varies."""
-    for side, other in pair:
-        ours, theirs = _of(side, "above zero"), _of(other, "above zero")
-        if _asks_at_zero(side) or ours is None or theirs is None:
-            continue
-        if min(ours.num_questions, theirs.num_questions) < FEWEST_QUESTIONS:
-            continue
-        alike, alike_there = (one.num_questions - one.num_different for one in (ours, theirs))
-        if alike >= ALWAYS * ours.num_questions and alike_there <= SELDOM * theirs.num_questions:
-            yield found(
-                pair, side,
-                f"asked twice above temperature 0, {side.label} gives the same reply to {some(alike, ours.num_questions)} "
-                f"questions, {other.label} to {alike_there or 'none'} of {theirs.num_questions}: temperature is not obeyed, "
-                "or a cache answers",
-                alike, ours.num_questions,
-            )  # fmt: skip
+    """The same reply of the candidate each time above temperature 0, where the reference varies.
+
+    Not the other way round: a reference may be nearly sure of its words, and a damaged candidate not.
+    """
+    side, other = pair.candidate, pair.reference
+    ours, theirs = _of(side, "above zero"), _of(other, "above zero")
+    if _asks_at_zero(side) or ours is None or theirs is None:
+        return
+    if min(ours.num_questions, theirs.num_questions) < FEWEST_QUESTIONS or not _is_prose(ours, side):
+        return
+    alike, alike_there = (one.num_questions - one.num_different for one in (ours, theirs))
+    if alike >= ALWAYS * ours.num_questions and alike_there <= SELDOM * theirs.num_questions:
+        yield found(
+            pair, side,
+            f"asked twice above temperature 0, {side.label} gives the same reply to {some(alike, ours.num_questions)} "
+            f"questions, {other.label} to {alike_there or 'none'} of {theirs.num_questions}: temperature is not obeyed, or a "
+            "cache answers",
+            alike, ours.num_questions,
+        )  # fmt: skip
+
+
+def _is_prose(ours: AskedTwice, side: Side) -> bool:
+    """Whether replies are such that draws must differ: not a word or two, nor what damaged weights repeat without end."""
+    cut = sum(item.truncated or item.loops is True for item in side.answered)
+    is_long = ours.mean_output_tokens is not None and ours.mean_output_tokens >= SHORTEST_DRAW_TOKENS
+    return is_long and cut <= MOST_CUT * len(side.answered)
 
 
 def _none_or(twice: AskedTwice) -> str:
@@ -76,7 +90,7 @@ def _beyond_any_noise(ours: AskedTwice) -> bool:
     """More than the noise of batches could change in so few tokens."""
     if ours.mean_output_tokens is None:
         return False
-    by_noise = 1 - math.exp(-ours.mean_output_tokens / NOISE_TOKENS)
+    by_noise = max(LEAST_NOISE, 1 - math.exp(-ours.mean_output_tokens / NOISE_TOKENS))
     return bool(stats.binom.sf(ours.num_different - 1, ours.num_questions, by_noise) < ABSOLUTE_P)
 
 

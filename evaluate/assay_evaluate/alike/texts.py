@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
+from scipy import stats
+
 from assay.records.measurement import ItemResult
 from assay_evaluate.alike.sides import LEAST_SHARE, Finding, Pair, Side, exceeds, found, some
 
@@ -14,6 +16,7 @@ FEWEST_ALIKE = 5
 ALIKE_SHARE = 0.05
 """Of the questions."""
 MOST_AS_USUAL, USUAL = 0.1, 0.9
+PARTED_P = 1e-5
 """Shares of these replies, and of the others, that think or are counted: they are made otherwise."""
 MOST_RIGHT = 0.1
 """Share of them that may be right: else it is an answer."""
@@ -40,7 +43,8 @@ def one_text(pair: Pair) -> Iterator[Finding]:
             is_answer = sum(item.correct is True for item in replies) > MOST_RIGHT * len(replies)
             if is_answer or not exceeds(alike, questions, share=ALIKE_SHARE, least=FEWEST_ALIKE):
                 continue
-            if _made_otherwise(replies, [item for item in side.answered if item.text_key != key]):
+            others = [item for item in side.answered if item.text_key != key and item.sample == 0]
+            if _made_otherwise([item for item in replies if item.sample == 0], others):
                 begins = "" if side.task.served is None else side.task.served.common_texts.get(key, "")
                 yield found(
                     pair, side,
@@ -51,18 +55,20 @@ def one_text(pair: Pair) -> Iterator[Finding]:
 
 
 def _made_otherwise(replies: list[ItemResult], others: list[ItemResult]) -> bool:
-    """Without thinking where the others think, or without counts where the others have them."""
+    """Without thinking where the others think, or without counts where the others have them: further apart than by chance."""
     signs: tuple[Callable[[ItemResult], bool], ...] = (
         lambda item: bool(item.reasoning_chars),
         lambda item: item.output_tokens is not None,
         lambda item: item.prompt_tokens is not None,
     )
-    return any(
-        len(others) >= FEWEST_ALIKE
-        and sum(map(sign, others)) >= USUAL * len(others)
-        and sum(map(sign, replies)) <= MOST_AS_USUAL * len(replies)
-        for sign in signs
-    )
+    return any(_are_parted([sum(map(sign, some)) for some in (replies, others)], [len(replies), len(others)]) for sign in signs)
+
+
+def _are_parted(num: list[int], of: list[int]) -> bool:
+    """Hardly any of the first, nearly all of the second; one-sided exact test (Fisher)."""
+    if num[0] > MOST_AS_USUAL * of[0] or num[1] < USUAL * of[1]:
+        return False
+    return bool(stats.hypergeom.cdf(num[0], sum(of), sum(num), of[0]) < PARTED_P)
 
 
 def texts_of_others(pair: Pair) -> Iterator[Finding]:

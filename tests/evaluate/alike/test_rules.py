@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -384,3 +385,10 @@ def test_records_of_an_earlier_version_are_not_looked_at_and_say_so() -> None:
     assert lacking == [rule.name for rule in RULES if rule.needs != "nothing"]
     assert not_looked_at(Pair(side("ref"), other())) == []
     assert not_looked_at(Pair(side("ref"), side("ref-repeat", is_repeat=True, asked_twice=()))) == []
+
+
+def test_the_page_on_trust_has_every_rule() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "trust.md").read_text(encoding="utf-8")
+    section = page.split("## Asked and answered alike\n")[1].split("\n## ")[0]
+    rows = [line.split("|")[1].strip() for line in section.splitlines() if line.startswith("| ")]
+    assert rows[1:] == [rule.name for rule in RULES]
