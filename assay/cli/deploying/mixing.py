@@ -164,7 +164,7 @@ def measured_in(run: Path | None, base: PrecisionRecipe, choices: Choices) -> di
     reference = next((one.label for one in measurements if one.is_reference), "its reference")
     for measurement in measurements:
         plan = Plan.load_if_there(run / measurement.label / "plan.json")
-        if measurement.divergence is None or plan is None:
+        if measurement.divergence is None or plan is None or measurement.divergence.gap_of_unsampled is not None:
             continue
         schemes = _schemes_of(plan, choices)
         picks = choices.picks_of(schemes)
@@ -175,7 +175,7 @@ def measured_in(run: Path | None, base: PrecisionRecipe, choices: Choices) -> di
             say(f"note: {measurement.label} of {run} is not compared: {why}")
             continue
         damages = [options[pick].measured or 0.0 for options, pick in zip(choices.options, picks, strict=True)]
-        kl = measurement.divergence.kl_mean
+        kl = measurement.divergence.kl_corrected_mean
         found[meaning_of(base, schemes)] = PredictedMeasured(
             name=measurement.label,
             source=f"{run}, against {reference}",
