@@ -297,9 +297,9 @@ def kl_lower_bound(run: Run) -> str | None:
     if tail <= 0:
         return None
     return (
-        f"KL is a lower bound: what lies outside the reference's top {min(d.top_k for d in found)} tokens is one bucket, "
-        f"with up to {percent_of_events(tail)} of the probability on average. The corrected mean has no such bias and more "
-        "noise."
+        f"KL, lower bound: what lies outside the reference's top {min(d.top_k for d in found)} tokens is one bucket, with up "
+        f"to {percent_of_events(tail)} of the probability on average; it can fail a checkpoint and passes none. KL, unbiased, "
+        "has no such bias and more noise; on held-out text and structural tokens there is none."
     )
 
 
@@ -308,7 +308,8 @@ def divergence_direction(run: Run) -> str | None:
         return None
     return (
         "KL and agreement say how much a candidate differs from the reference, not whether it is worse: a large divergence "
-        "fails it, a small one does not show that its answers are as good."
+        "fails it, one that is not shown to be small keeps it from a PASS, and a small one does not show that its answers are "
+        "as good."
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from assay import quantities
 from assay.records.base import Interval
 from assay.records.divergence import Estimate, StopChance, TextMean
+from assay.records.measurement import Divergence
 from assay.records.verdict import Chosen
 
 NOT_MEASURED = "NOT MEASURED"
@@ -25,7 +26,7 @@ def coverage(level: float) -> str:
     of = quantities.percent_plain(level)
     return (
         f"Intervals are of {of}; of at least {of} where fewer than 15 replies differ, a task was looked at several times, the "
-        f"wider of two counts, or a rate is rare; of about {of} for means over texts (KL, agreement)"
+        f"wider of two counts, or a rate is rare, and for means over texts (KL, agreement)"
     )
 
 
@@ -112,6 +113,18 @@ def ratio(number: float | None, unit: str = "x") -> str:
     return f"> 10,000{unit}" if number > 10_000 else f"{number:.3g}{unit}"
 
 
+def one_digit(number: float | None) -> str:
+    """50x: of two noisy numbers that are divided no further digit says anything."""
+    if number is None:
+        return NOT_MEASURED
+    return "> 10,000x" if number > 10_000 else f"{float(f'{number:.1g}'):,g}x"
+
+
+def kl_by_text(divergence: Divergence) -> TextMean | None:
+    """Unbiased KL as a mean over sampled texts. None: recorded before it was."""
+    return next((drift.kl_text_mean for drift in divergence.drift if drift.texts == "all"), None)
+
+
 def tokens(number: float | None) -> str:
     """182.4"""
     return NOT_MEASURED if number is None else f"{number:,.1f}"
@@ -188,7 +201,7 @@ FILTERS = {
     for function in (
         percent, coverage, percent_interval, points, points_interval, change_interval, nats, nats_interval, size, ratio,
         tokens, tokens_interval, times_interval, count, pvalue, error, yes_no, computed, flag_value, gates_title,
-        stop_sentence,
+        stop_sentence, one_digit, kl_by_text,
     )
 }  # fmt: skip
 """Names under which the templates know them."""

@@ -35,10 +35,10 @@ def page(folder: Path, change_of_probability: Estimate | None) -> str:
 def test_a_change_of_probability_has_its_own_sign(tmp_path: Path) -> None:
     """Candidate minus reference already: 2.0 points less. With few texts it has no interval."""
     columns = Page(page(tmp_path, None)).table("Drift, table 1 of tiny-glm")
-    assert columns.rows[0][13] == "change, points"
-    assert columns.row("w4a16", "sampled texts")[13] == "-2.0 [-2.6, -1.4]"
+    assert columns.rows[0][14] == "change, points"
+    assert columns.row("w4a16", "sampled texts")[14] == "-2.0 [-2.6, -1.4]"
     few = Page(page(tmp_path, Estimate(value=-0.02, n=12))).table("Drift, table 1 of tiny-glm")
-    assert few.row("w4a16", "sampled texts")[13] == "-2.0 (12 texts)"
+    assert few.row("w4a16", "sampled texts")[14] == "-2.0 (12 texts)"
 
 
 def test_structural_tokens_have_a_table_and_a_sentence(tmp_path: Path) -> None:

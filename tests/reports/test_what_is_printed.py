@@ -83,8 +83,8 @@ def test_quantiles_and_the_worst_positions_have_no_interval(run_dir: Path) -> No
     assert isinstance(drift.kl_mean, Interval)
     table = page_of(run_dir).table("Drift, table 1 of tiny-glm")
     shown = dict(zip(table.rows[0], table.row("w4a16", "sampled texts"), strict=True))
-    assert {name: shown[name] for name in ("mean", "p95", "p99", "p99.9", "worst 5 %")} == {
-        "mean": "0.1 [0.088, 0.112]", "p95": "0.4", "p99": "0.95", "p99.9": "2.5", "worst 5 %": "1.1",
+    assert {name: shown[name] for name in ("KL, lower bound", "bound, p95", "p99", "p99.9", "worst 5 %")} == {
+        "KL, lower bound": "0.1 [0.088, 0.112]", "bound, p95": "0.4", "p99": "0.95", "p99.9": "2.5", "worst 5 %": "1.1",
     }  # fmt: skip
 
 

@@ -146,7 +146,8 @@ def check_same_source(known: Known, choices: Choices, sensitivity: Sensitivity, 
                 "`assay sensitivity` on this checkpoint"
             )
         if weights is not None:
-            return _check_parts(known, choices, sensitivity, path)
+            _check_parts(known, choices, sensitivity, path)
+            return
     is_same_revision = sensitivity.source_revision is not None and sensitivity.source_revision == known.checkpoint.revision
     is_other = not is_same_revision and sensitivity.data_sha256 != sha256_of(dict(known.checkpoint.data))
     if known.shipped is None and is_other:
@@ -180,7 +181,7 @@ def measured_in(run: Path | None, base: PrecisionRecipe, choices: Choices) -> di
     reference = next((one.label for one in measurements if one.is_reference), "its reference")
     for measurement in measurements:
         plan = Plan.load_if_there(run / measurement.label / "plan.json")
-        if measurement.divergence is None or plan is None:
+        if measurement.divergence is None or plan is None or measurement.divergence.gap_of_unsampled is not None:
             continue
         schemes = _schemes_of(plan, choices)
         picks = choices.picks_of(schemes)
@@ -191,7 +192,7 @@ def measured_in(run: Path | None, base: PrecisionRecipe, choices: Choices) -> di
             say(f"note: {measurement.label} of {run} is not compared: {why}")
             continue
         damages = [options[pick].measured or 0.0 for options, pick in zip(choices.options, picks, strict=True)]
-        kl = measurement.divergence.kl_mean
+        kl = measurement.divergence.kl_corrected_mean
         found[meaning_of(base, schemes)] = PredictedMeasured(
             name=measurement.label,
             source=f"{run}, against {reference}",

@@ -63,7 +63,7 @@ class SensitivityPart(Part):
     interval: Interval | None = None
     """Of the mean, over whole texts. None: an estimate without texts, or fewer than 20."""
     served_nats: Interval | None = None
-    """The same, measured by serving the mix. None: this part was not served."""
+    """The same, measured by serving the mix, as a lower bound (ids outside the top 64 are one). None: not served."""
     worst: tuple[WorstTensor, ...] = ()
     by_kind: tuple[KindDamage, ...] = ()
     routing: LayerRouting | None = None

@@ -42,7 +42,7 @@ from assay_evaluate.run.own_texts import Asked, find_own_texts, write_own_texts
 from assay_evaluate.run.rounds import Rounds
 from assay_evaluate.run.set_aside import make_room_for, make_room_for_probes, set_aside_label, set_aside_others
 from assay_evaluate.run.suite import measure_suite
-from assay_evaluate.run.weight_bits import weight_bits
+from assay_evaluate.run.weight_bits import weight_bits, weight_shares
 from assay_evaluate.run.weights import (
     Known,
     alike,
@@ -429,7 +429,8 @@ class _Evaluation:
             checkpoint=server.base_url if one.checkpoint is None else str(one.checkpoint),
             checkpoint_sha256=checkpoint,
             checkpoint_bytes=None if one.checkpoint is None else checkpoint_bytes(one.checkpoint),
-            weight_bits=None if one.checkpoint is None else weight_bits(one.checkpoint),
+            weight_bits=(fewest := None if one.checkpoint is None else weight_bits(one.checkpoint)),
+            weight_shares={} if one.checkpoint is None else weight_shares(one.checkpoint, fewest),
             suite=self.suite.name,
             suite_sha256=self.suite.sha256,
             suite_recipe=self.suite.model_dump(mode="json", by_alias=True),

@@ -71,7 +71,7 @@ def measure_served(
 
 
 def kl_of(measured: Measurement) -> Interval:
-    """Mean KL with its interval. MeasureError: there is none, with the reason."""
+    """Mean KL, lower bound, with its interval. MeasureError: there is none, with the reason."""
     if measured.divergence is None or not isinstance(measured.divergence.kl_mean, Interval):
         why = measured.not_measured.get("divergence", "fewer than 20 texts")
         raise MeasureError(f"{measured.label}: its divergence was not measured: {why}")

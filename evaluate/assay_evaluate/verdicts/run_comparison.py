@@ -74,11 +74,13 @@ class CheckpointComparison(Part):
     verdicts: tuple[Status | None, Status | None]
     tasks: tuple[TaskComparison, ...]
     kl_mean: tuple[TextMean | None, TextMean | None]
-    """Nats, each against the reference of its own run."""
+    """Lower bound in nats, each against the reference of its own run."""
     kl_not_compared: str | None
     """Why the two are no numbers of one kind. None: same reference and texts."""
     acceptance: tuple[float | None, float | None]
     """Share of drafted tokens that were accepted."""
+    kl_unbiased_mean: tuple[TextMean | None, TextMean | None] = (None, None)
+    """The same, unbiased."""
 
 
 class RunComparison(Record):
@@ -133,6 +135,7 @@ def _checkpoint(
 ) -> CheckpointComparison:
     tasks = dict.fromkeys([*(task.task for task in ours.tasks), *(task.task for task in theirs.tasks)])
     kl = tuple(None if m.divergence is None else m.divergence.kl_mean for m in (ours, theirs))
+    unbiased = tuple(None if m.divergence is None else m.divergence.kl_corrected_mean for m in (ours, theirs))
     rates = tuple(None if m.acceptance is None else m.acceptance.rate for m in (ours, theirs))
     verdicts = tuple(
         None if gates is None else gates.overall.get(m.label) for gates, m in ((our_gates, ours), (their_gates, theirs))
@@ -145,6 +148,7 @@ def _checkpoint(
         verdicts=(verdicts[0], verdicts[1]),
         tasks=tuple(_task(ours, theirs, task) for task in tasks),
         kl_mean=(kl[0], kl[1]),
+        kl_unbiased_mean=(unbiased[0], unbiased[1]),
         kl_not_compared=_why_not_one_kl(ours, theirs) if None not in kl else None,
         acceptance=(rates[0], rates[1]),
     )

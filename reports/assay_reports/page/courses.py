@@ -26,7 +26,7 @@ SHADES = 4
 
 @dataclass(frozen=True)
 class Course:
-    """Mean KL at the middle of a span of positions, with the ends of its interval if it has one."""
+    """Mean KL, lower bound, at the middle of a span of positions, with the ends of its interval if it has one."""
 
     position: float
     value: float
@@ -36,7 +36,7 @@ class Course:
 
 
 def drift(report: Report) -> Markup | None:
-    """Mean KL against position, both logarithmic; solid: sampled texts, dotted: held-out text, dashed: the noise floor."""
+    """Mean KL, lower bound, against position, both logarithmic. Solid: sampled texts; dotted: held-out; dashed: noise floor."""
     lines: list[tuple[str, str, list[Course]]] = []
     for row in report.rows:
         for texts, course in courses(row.divergence):
@@ -53,10 +53,11 @@ def drift(report: Report) -> Markup | None:
     to = Picture(
         width,
         height,
-        f"Mean KL from {report.reference} against the position in the text: " + "; ".join(name for name, _, _ in lines),
+        f"Mean KL, lower bound, from {report.reference} against the position in the text: "
+        + "; ".join(name for name, _, _ in lines),
     )
     across, up = Scale(min(places) / 1.3, max(places) * 1.3, 64, width - 14, True), Scale(low, high, height - 48, 34, True)
-    axis_left(to, up, 64, _ticks(low, high), lambda v: f"{v:g}", "mean KL, nats a token", width - 14)
+    axis_left(to, up, 64, _ticks(low, high), lambda v: f"{v:g}", "mean KL, lower bound, nats a token", width - 14)
     axis_below(
         to, across, height - 48, decades(min(places) / 1.3, max(places) * 1.3, 2), _position, "position in the text, tokens", 34
     )

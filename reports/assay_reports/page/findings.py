@@ -129,25 +129,21 @@ def drift(report: Report) -> str:
     label = max(found, key=lambda name: max(value for value, _ in found[name]))
     front, (most, where), last = found[label][0][0], max(found[label]), found[label][-1][0]
     if front <= 0 or most >= NOISE * front:
-        times = f", {_times(most / front)} times the front's" if front > 0 else ""
-        return f"Drift is largest at tokens {where} ({label}: {most:.2g} nats{times})"
+        many = f"{sum(map(len, found.values()))} spans of {len(found)} checkpoint{'s' if len(found) > 1 else ''}"
+        return f"Drift is largest at tokens {where} ({label}: KL, lower bound, {most:.2g} nats; the highest of {many})"
     if last * NOISE <= front:
-        return f"Drift is largest at the front of the text ({label}: {front:.2g} nats there, {last:.2g} at the end)"
-    return f"Drift stays level along the text ({label}: {front:.2g} nats at the front, {last:.2g} at the end)"
+        return f"Drift is largest at the front ({label}: KL, lower bound, {front:.2g} nats there, {last:.2g} at the end)"
+    return f"Drift stays level along the text ({label}: KL, lower bound, {front:.2g} nats at the front, {last:.2g} at the end)"
 
 
 def _course(row: Row) -> list[tuple[float, str]]:
-    """Mean KL and positions, from the front to the end of sampled texts. Empty: there are fewer than two spans."""
+    """Mean KL, lower bound, and positions, from the front to the end of sampled texts. Empty: fewer than two spans."""
     if row.divergence is None:
         return []
     curve = next((one.curve for one in row.divergence.drift if one.texts == "all" and one.curve), ())
     spans = [(span.kl_mean, f"{span.first} to {span.last}") for span in curve]
     spans = spans or [(bucket.kl_mean, f"{bucket.first} to {bucket.last}") for bucket in row.divergence.by_position]
     return spans if len(spans) > 1 else []
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:.1f}" if ratio < 10 else f"{ratio:,.0f}"
 
 
 def acceptance(report: Report) -> str:

@@ -74,7 +74,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "kl": (
         "KL",
         "Kullback-Leibler divergence of the next-token distributions from the reference's, in nats a token. How "
-        "different, not how much worse.",
+        "different, not how much worse. Unbiased: right on average over sampled texts. Lower bound: the truth may be more.",
     ),
     "top1": (
         "top-1 agreement",

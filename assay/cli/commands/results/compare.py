@@ -157,8 +157,10 @@ def _rows(one: CheckpointComparison) -> list[tuple[str, ...]]:
     if any(one.verdicts):
         rows.append(("", "verdict", *(_verdict(*given) for given in zip(one.verdicts, one.is_reference, strict=True)), ""))
     rows += [("", escape(task.task), *map(_score, task.scores), _lost(task)) for task in one.tasks]
+    if any(one.kl_unbiased_mean):
+        rows.append(("", "KL, unbiased, nats", *map(_nats, one.kl_unbiased_mean), one.kl_not_compared or ""))
     if any(one.kl_mean):
-        rows.append(("", "mean KL, nats", *map(_nats, one.kl_mean), one.kl_not_compared or ""))
+        rows.append(("", "KL, lower bound, nats", *map(_nats, one.kl_mean), one.kl_not_compared or ""))
     if any(rate is not None for rate in one.acceptance):
         rows.append(("", "drafts accepted", *map(_percent, one.acceptance), ""))
     return rows
