@@ -271,8 +271,8 @@ def main() -> int:
         f"{total.count:,} weights of {ROWS} rows rounded by GPTQ (`{Path(__file__).name} --rounds {arguments.rounds}`).",
         "",
     ]
-    lines += [f"Limits: {FAR_SPREADS:g} spreads; a gain below {LEAST_GAIN:g} that is {FAR_SPREADS:g} deviations below 1; a row's "
-              "error of 1.00 of what is allowed; no code of the best column.", ""]  # fmt: skip
+    lines += [f"Limits: {FAR_SPREADS:g} spreads; a gain below {LEAST_GAIN:g} that is {FAR_SPREADS:g} deviations below 1; "
+              "a row's error of 1.00 of what is allowed; no code of the best column.", ""]  # fmt: skip
     header = "| weights | false alarms | farthest code, spreads | least gain | deviations, of gains below the limit |"
     header += " largest error | best column |"
     for first, table in (("source", by_weight), ("inputs", by_inputs), ("", {"all": total})):

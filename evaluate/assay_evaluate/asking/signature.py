@@ -15,8 +15,8 @@ from assay.foreign_text import shown
 from assay.records.base import sha256_of
 from assay.records.serving import Signature, SignedPrompt, mean_difference
 from assay_evaluate.asking.dialect import COMPLETIONS, sampling
+from assay_evaluate.client.checks.logprob_checks import PROBABILITIES, why_no_logprobs
 from assay_evaluate.client.client import Endpoint, NotMeasured
-from assay_evaluate.client.logprob_checks import PROBABILITIES, why_no_logprobs
 from assay_evaluate.client.sending import COME_LATER, MISCONFIGURED, TRY_AGAIN
 from assay_evaluate.transport.connection import HttpReply, as_told, post_once, root_url
 from assay_evaluate.transport.errors import TransportError

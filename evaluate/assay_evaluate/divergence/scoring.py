@@ -17,9 +17,9 @@ from typing import Any, Literal
 
 from assay.records.serving import Fingerprint
 from assay_evaluate.asking.dialect import COMPLETIONS, sampling
+from assay_evaluate.client.checks.logprob_checks import why_not_believed
 from assay_evaluate.client.client import Client, NotMeasured
 from assay_evaluate.client.journal import Identity, Journal, Reply, Request, TokenLogprobs
-from assay_evaluate.client.logprob_checks import why_not_believed
 from assay_evaluate.divergence.documents import Document
 from assay_evaluate.divergence.positions import ScoredDocument
 from assay_evaluate.divergence.same_scale import check_same_scale

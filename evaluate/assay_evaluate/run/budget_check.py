@@ -18,12 +18,12 @@ from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import ArithmeticTask, LmEvalTask, NeedleTask, RulerTask, SuiteRecipe, SweTask, ToolsTask
 from assay.records.measurement import BudgetCheck, TaskBudget, TaskResult
 from assay_evaluate.client.journal import Journal
+from assay_evaluate.run.answering.weights import keep, know, named_sha256, times_again
 from assay_evaluate.run.candidate import Candidate
 from assay_evaluate.run.context_check import check_context
 from assay_evaluate.run.evaluate import StartServer
 from assay_evaluate.run.identity import identity
 from assay_evaluate.run.suite import measure_suite
-from assay_evaluate.run.weights import keep, know, named_sha256, times_again
 from assay_evaluate.serving.given import join
 from assay_evaluate.serving.server import Server, ServerSpec, serve
 from assay_evaluate.statistics import clopper_pearson

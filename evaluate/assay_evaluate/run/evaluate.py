@@ -33,17 +33,8 @@ from assay_evaluate.diagnosis.probes.served import probe_served
 from assay_evaluate.divergence.documents import own_suite
 from assay_evaluate.divergence.exact_phase import ExactSide, measure_exact
 from assay_evaluate.divergence.phase import ReferenceText, reference_text
-from assay_evaluate.run.asked_again import require_as_before
-from assay_evaluate.run.candidate import Candidate, sorted_out
-from assay_evaluate.run.context_check import check_context
-from assay_evaluate.run.further_rounds import go_on, look_again, look_ahead
-from assay_evaluate.run.identity import checkpoint_bytes, identity, identity_of, require_alike
-from assay_evaluate.run.own_texts import Asked, find_own_texts, write_own_texts
-from assay_evaluate.run.rounds import Rounds
-from assay_evaluate.run.set_aside import make_room_for, make_room_for_probes, set_aside_label, set_aside_others
-from assay_evaluate.run.suite import measure_suite
-from assay_evaluate.run.weight_bits import weight_bits, weight_shares
-from assay_evaluate.run.weights import (
+from assay_evaluate.run.answering.asked_again import require_as_before
+from assay_evaluate.run.answering.weights import (
     Known,
     alike,
     asked_as,
@@ -58,6 +49,15 @@ from assay_evaluate.run.weights import (
     sign_given,
     times_again,
 )
+from assay_evaluate.run.candidate import Candidate, sorted_out
+from assay_evaluate.run.context_check import check_context
+from assay_evaluate.run.further_rounds import go_on, look_again, look_ahead
+from assay_evaluate.run.identity import checkpoint_bytes, identity, identity_of, require_alike
+from assay_evaluate.run.own_texts import Asked, find_own_texts, write_own_texts
+from assay_evaluate.run.rounds import Rounds
+from assay_evaluate.run.set_aside import make_room_for, make_room_for_probes, set_aside_label, set_aside_others
+from assay_evaluate.run.suite import measure_suite
+from assay_evaluate.run.weight_bits import weight_bits, weight_shares
 from assay_evaluate.serving.given import join
 from assay_evaluate.serving.server import Server, ServerSpec, planned_fingerprint, serve
 from assay_evaluate.tasks.published.choice import settle_sources

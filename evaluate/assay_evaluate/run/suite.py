@@ -18,8 +18,8 @@ from assay_evaluate.asking.session import Session, task_result
 from assay_evaluate.client.client import Client, NotMeasured
 from assay_evaluate.client.journal import Identity, Journal
 from assay_evaluate.divergence.phase import DivergencePhase, ReferenceText
+from assay_evaluate.run.answering.served import ask_twice, with_evidence
 from assay_evaluate.run.asked_with import describe
-from assay_evaluate.run.served import ask_twice, with_evidence
 from assay_evaluate.serving.server import Server
 from assay_evaluate.tasks.generated import arithmetic_items, run_generated
 from assay_evaluate.tasks.lm_eval.cot import run_lm_eval

@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from assay_evaluate.client.decoded_text import compare_text, is_known_mark
-from assay_evaluate.client.generated_logprobs import TokenRow
-from assay_evaluate.client.journal import Reply
-from assay_evaluate.client.reply_checks import (
+from assay_evaluate.client.checks.decoded_text import compare_text, is_known_mark
+from assay_evaluate.client.checks.reply_checks import (
     EndTokens,
     check_count,
     check_end,
@@ -24,6 +22,8 @@ from assay_evaluate.client.reply_checks import (
     text_of_rows,
     unlike_counts,
 )
+from assay_evaluate.client.generated_logprobs import TokenRow
+from assay_evaluate.client.journal import Reply
 
 HARMONY = "<|channel|>analysis<|message|>Two and two.<|end|><|start|>assistant<|channel|>final<|message|>It is 4.<|return|>"
 ALIKE = {

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from distributions import log_softmax, top_k_of
 
+from assay_evaluate.client.checks.logprob_checks import why_no_logprobs, why_not_believed
 from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.client.journal import Reply, TokenLogprobs
-from assay_evaluate.client.logprob_checks import why_no_logprobs, why_not_believed
 from assay_evaluate.divergence.documents import Document
 from assay_evaluate.divergence.scoring import pair_scores
 

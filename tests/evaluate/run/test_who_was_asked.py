@@ -18,7 +18,7 @@ from assay.recipes.profile import GivenServer, Hardware, ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
 from assay.records.measurement import Measurement
 from assay_evaluate.client.journal import Reply
-from assay_evaluate.run.asked_again import ALPHA, OTHER_WORDS_SHARE, Question, other_than_before
+from assay_evaluate.run.answering.asked_again import ALPHA, OTHER_WORDS_SHARE, Question, other_than_before
 from assay_evaluate.run.candidate import Candidate
 from assay_evaluate.run.evaluate import evaluate
 from assay_evaluate.tasks.generated import arithmetic_items

@@ -28,6 +28,7 @@ from assay.errors import ServeError
 from assay.records.serving import Fingerprint
 
 TEMPLATE_TOKENS = 5
+KNOWN_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/tokenize"})
 VOCABULARY = 128
 
 
@@ -148,6 +149,8 @@ class FakeServer:
         if path == "/inference/v1/generate":
             return self._token_scores(body)
         chat = "messages" in body
+        if path not in KNOWN_PATHS:
+            return 404, {"error": {"message": "Not Found"}}
         if path == "/tokenize" and not self.tokenize:
             return 404, {"error": {"message": "Not Found"}}
         if chat and not self.chat_template:

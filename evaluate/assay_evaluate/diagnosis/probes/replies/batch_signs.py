@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from assay_evaluate.asking.language import count_scripts
+from assay_evaluate.client.checks.reply_checks import repeated_texts
 from assay_evaluate.client.exchanges import Exchange
-from assay_evaluate.client.reply_checks import repeated_texts
 from assay_evaluate.diagnosis.probes.replies.detectors import Sign
 
 THIN = 0.8

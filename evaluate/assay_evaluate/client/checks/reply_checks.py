@@ -22,7 +22,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from assay_evaluate.client.decoded_text import BROKEN, Compared
+from assay_evaluate.client.checks.decoded_text import BROKEN, Compared
 from assay_evaluate.client.generated_logprobs import TokenRow
 from assay_evaluate.client.journal import Reply
 
