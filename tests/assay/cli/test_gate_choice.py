@@ -23,7 +23,16 @@ from assay.cli.gate_choice import (
 )  # fmt: skip
 from assay.cli.targets import Target
 from assay.errors import AssayError, RecipeError
-from assay.recipes.gate import AcceptanceGate, DivergenceGate, GateRecipe, ScoreGate, TruncationGate, VerbosityGate, gates_on
+from assay.recipes.gate import (
+    AcceptanceGate,
+    DivergenceGate,
+    GateRecipe,
+    ScoreGate,
+    SubgroupsGate,
+    TruncationGate,
+    VerbosityGate,
+    gates_on,
+)
 from assay.recipes.load import load_recipe
 from assay.recipes.model import ModelRecipe
 from assay.recipes.profile import ProfileRecipe
