@@ -169,8 +169,8 @@ simulations: .venv/.ready ## simulate uneven losses, attempts and drafts under t
 	@.venv/bin/python benchmarks/verdicts/paired_drafts.py --runs 2000 > benchmarks/verdicts/paired_drafts.md
 	@.venv/bin/python benchmarks/verdicts/one_task_two_margins.py > benchmarks/verdicts/one_task_two_margins.md
 
-choose-start: .venv/.ready ## simulate how far picks, chances and flips of `choose` may be believed, in minutes; write benchmarks/verdicts/choose_start.md
-	@.venv/bin/python benchmarks/verdicts/choose_start.py --draws 170 --write benchmarks/verdicts/choose_start.md
+choose-start: .venv/.ready ## simulate how far picks, chances and flips of `choose` may be believed, in minutes; write benchmarks/choice/choose_start.md
+	@.venv/bin/python benchmarks/choice/choose_start.py --draws 170 --write benchmarks/choice/choose_start.md
 
 soak: .venv/.ready ## ask 200,000 requests of a server that fails in every way, in five minutes; write benchmarks/trust/soak.md
 	@.venv/bin/python benchmarks/trust/soak.py --write benchmarks/trust/soak.md

@@ -129,7 +129,7 @@ class Calibration(Record):
     num_scales: int | None = None
     num_repeated: int | None = None
     weights_sha256: str | None = None
-    """Which weights it was made from (`checkpoint/weights_identity.py`). None: a record from before it."""
+    """Which weights it was made from (`checkpoint/identity/weights.py`). None: a record from before it."""
     asked_sha256: str | None = None
     """Of what a run asked for (`cli/calibrating/in_run.py`). None: a command made it."""
 

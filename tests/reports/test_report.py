@@ -386,6 +386,7 @@ ZERO = Interval(value=0.0, low=0.0, high=0.0, n=9216)
         ("native_kernels", False, checked_on("NVIDIA B200", "8x NVIDIA B200 (192 GB)")),
         ("sample_sizes", True, tasks(items=())),
         ("which_items", True, lambda run: replaced(run, gates=None)),
+        ("selection", True, lambda run: replaced(run, gates=None)),
         ("one_seed", True, lambda run: replaced(run, measurements=())),
         ("one_seed", True, tasks(num_samples=4)),
         ("measurement_notes", False, measurements(notes=("no chat template: asked as plain completions",))),

@@ -150,7 +150,7 @@ class Sensitivity(Record):
     data_sha256: str
     """Of what identifies the data of every file of the source (`Plan.source_files`)."""
     weights_sha256: str | None = None
-    """Which weights these are (`checkpoint/weights_identity.py`). None: a record from before it, or a source on the hub."""
+    """Which weights these are (`checkpoint/identity/weights.py`). None: a record from before it, or a source on the hub."""
     method: str
     """Of `damage_nats`: `served`, `proxy:NAME`, `imported:modelopt`, `imported:autoround`."""
     in_nats: bool = True

@@ -29,7 +29,7 @@ from assay.errors import CheckpointError, PlanError
 from assay.records.base import sha256_of_file
 from assay_quantize.checkpoint.checkpoint import Checkpoint
 from assay_quantize.checkpoint.headers import TensorHeader, read_shard_header
-from assay_quantize.checkpoint.weights_identity import weights_sha256
+from assay_quantize.checkpoint.identity.weights import weights_sha256
 
 INPUT_AMAX, K_AMAX, V_AMAX = "input_amax", "k_amax", "v_amax"
 WEIGHTS = "assay_weights"

@@ -27,8 +27,8 @@ from assay.records.plan import Plan
 from assay_quantize.checkpoint.calibrated_layers import CalibratedFiles
 from assay_quantize.checkpoint.copied_files import copied_of
 from assay_quantize.checkpoint.file_names import JOURNAL
+from assay_quantize.checkpoint.identity.stamps import FileStamp, stamps_of
 from assay_quantize.checkpoint.shard_files import fsync_folder, header_bytes, held_bytes, planned_shards
-from assay_quantize.checkpoint.stamps import FileStamp, stamps_of
 from assay_quantize.engine.budget import DEFAULT_MEMORY_BYTES, FRESH_PROCESS_BYTES, RUNTIME_BYTES, plan_budget, resident_bytes
 from assay_quantize.engine.journal import append, locked_journal, resume, size_of
 from assay_quantize.engine.local_runner import run_local

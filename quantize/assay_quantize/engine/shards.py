@@ -23,9 +23,9 @@ from assay.records.manifest import ShardRecord
 from assay.records.plan import Plan, TensorPlan
 from assay_quantize.checkpoint.calibrated_layers import CalibratedFiles
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
+from assay_quantize.checkpoint.identity.stamps import FileStamp, check_stamps, stamps_of
 from assay_quantize.checkpoint.shard_files import fsync_folder, header_bytes, layout, partial_path, planned_shards
 from assay_quantize.checkpoint.source_reader import SourceReader
-from assay_quantize.checkpoint.stamps import FileStamp, check_stamps, stamps_of
 from assay_quantize.engine.budget import window_of
 from assay_quantize.engine.compute import Computer
 from assay_quantize.engine.ordered_writer import OrderedWriter, WritingStopped

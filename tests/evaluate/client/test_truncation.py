@@ -189,14 +189,20 @@ def test_enough_budget_is_measured(tmp_path: Path) -> None:
     assert judge(measurements, GATES, model="tiny").overall == {"fp8-repeat": "PASS", "w4a16": "PASS"}
 
 
-@pytest.mark.parametrize(("reply", "parser", "reason"), [(rambling, None, "budget"), (thinking, "deepseek_r1", "empty")])
-def test_a_cut_that_only_the_candidate_has_and_nobody_admits(
-    tmp_path: Path, reply: Callable[[dict[str, Any]], Scripted], parser: str | None, reason: str
-) -> None:
+def test_replies_that_fill_their_budget_and_say_stop_are_a_fault_of_the_serving(tmp_path: Path) -> None:
+    """The budget is enough for the reference; a gateway before the candidate says `stop` of all that fill it."""
+    measurements, _ = run(tmp_path, suite_of(len(REPLY) + 3), {"candidate": rambling})
+    assert measurements[2].tasks[0].truncated_by == {"budget": 80}
+    report = judge(measurements, GATES, model="tiny")
+    assert report.overall == {"fp8-repeat": "PASS", "w4a16": "NOT MEASURED"}
+    assert [finding.rule for finding in report.serving] == ["stop at budget"]
+
+
+def test_a_cut_that_only_the_candidate_has_and_nobody_admits(tmp_path: Path) -> None:
     """The budget is enough for the reference; the candidate's server says `stop`."""
-    measurements, _ = run(tmp_path, suite_of(len(REPLY) + 3), {"candidate": reply}, parser)
+    measurements, _ = run(tmp_path, suite_of(len(REPLY) + 3), {"candidate": thinking}, "deepseek_r1")
     assert measurements[0].tasks[0].num_truncated == 0
-    assert measurements[2].tasks[0].truncated_by == {reason: 80}
+    assert measurements[2].tasks[0].truncated_by == {"empty": 80}
     assert {item.finish_reason for item in measurements[2].tasks[0].items} == {"stop"}
     report = judge(measurements, GATES, model="tiny")
     assert report.overall == {"fp8-repeat": "PASS", "w4a16": "FAIL"}

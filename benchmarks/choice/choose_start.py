@@ -1,6 +1,6 @@
 """How far `assay choose` may be believed: the speed of what it picks, "best with a chance of 90 %", the range of a flip.
 
-    python benchmarks/verdicts/choose_start.py [--draws 300] [--write FILE]
+    python benchmarks/choice/choose_start.py [--draws 300] [--write FILE]
 
 Speeds are drawn with a known truth: a setup's own, an effect of each start of its server (standard deviation 3 %, unless said),
 and noise of each repeat (1 %). *Before* is what was done until restarts were modelled: the mean of three repeats of one start,
@@ -163,7 +163,7 @@ def flip_line(protocol: str, is_shared: bool, gap: float, num: int) -> str:
 
 HEAD = """# How far a choice may be believed
 
-`python benchmarks/verdicts/choose_start.py --draws {num}`
+`python benchmarks/choice/choose_start.py --draws {num}`
 
 {num} draws a line. Starts of a server differ by 3 % (standard deviation) unless said, repeats by 1 %. *Before*: the mean of
 three repeats of one start, Student's t over them. *Now*: the product's own code (`assay_evaluate/choice/curves.py`).
