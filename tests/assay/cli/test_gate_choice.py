@@ -23,7 +23,16 @@ from assay.cli.gate_choice import (
 )  # fmt: skip
 from assay.cli.targets import Target
 from assay.errors import AssayError, RecipeError
-from assay.recipes.gate import AcceptanceGate, DivergenceGate, GateRecipe, ScoreGate, TruncationGate, VerbosityGate, gates_on
+from assay.recipes.gate import (
+    AcceptanceGate,
+    DivergenceGate,
+    GateRecipe,
+    ScoreGate,
+    SubgroupsGate,
+    TruncationGate,
+    VerbosityGate,
+    gates_on,
+)
 from assay.recipes.load import load_recipe
 from assay.recipes.model import ModelRecipe
 from assay.recipes.profile import ProfileRecipe
@@ -95,13 +104,14 @@ def test_every_task_gets_the_default_margin_and_only_what_is_measured_a_gate(tmp
     assert fitted.gates == (
         ScoreGate(kind="score", task="sums", max_drop=0.05),
         ScoreGate(kind="score", task="products", max_drop=0.05),
+        SubgroupsGate(kind="subgroups"),
         TruncationGate(kind="truncation", max_share=0.05),
         VerbosityGate(kind="verbosity", max_increase=0.05, decides="nothing"),
     )
     more = "divergence: {num_documents: 2, max_tokens: 8}\n"
     whole = suite_of("sums", more=more).model_copy(update={"acceptance": True})
     assert [type(gate) for gate in gates_on(default, whole).gates] == [
-        ScoreGate, DivergenceGate, DivergenceGate, DivergenceGate, AcceptanceGate, TruncationGate, VerbosityGate,
+        ScoreGate, SubgroupsGate, DivergenceGate, DivergenceGate, DivergenceGate, AcceptanceGate, TruncationGate, VerbosityGate,
     ]  # fmt: skip
     own = write_gates("own-gates", score("sums", 0.1), more="default_max_drop: 0.2\n")
     mixed = gates_on(load_recipe(GateRecipe, str(own)), suite_of("sums", "products"))
@@ -227,7 +237,7 @@ def test_limits_are_registered_once_and_never_after_measuring(tmp_path: Path, ru
 
 def test_a_suite_of_ones_own_is_gated_on_what_it_asks(run: Run, server: GivenServers) -> None:
     err = evaluated(run, "--suite", write_suite("own", TASK, OTHER))
-    assert "gates default: 5 points on sums, products; truncation; verbosity" in err.splitlines()
+    assert "gates default: 5 points on sums, products; subgroups; truncation; verbosity" in err.splitlines()
     assert judged() == {
         "score sums": "NOT MEASURED",
         "score products": "NOT MEASURED",

@@ -99,7 +99,7 @@ def measured(run_dir: str) -> dict[str, Measurement]:
 
 
 def runs() -> list[str]:
-    return sorted(path.name for path in Path("runs").iterdir())
+    return sorted(path.name for path in Path("runs").iterdir() if path.is_dir())
 
 
 # ------------------------------------------------------------------------------------------------ which folder
