@@ -789,7 +789,8 @@ def test_long_context_is_drawn_by_length_and_depth_with_its_numbers(tmp_path: Pa
 
 
 def test_what_comparing_candidates_does_is_said(run_dir: Path) -> None:
-    """The expected maximum of two normal values is 1 / sqrt(pi); candidates share the reference's replies, half of the variance."""
+    """The largest of two normal values is 1 / sqrt(pi) on average; candidates share the reference's replies, half of the
+    variance."""
     assert [best_of(number) for number in (1, 2, 8)] == pytest.approx([0, 1 / math.sqrt(math.pi), 1.4236], abs=0.005)
     run = load_run(run_dir)
     [said] = [limit.text for limit in find_limits(run) if limit.key == "selection"]
