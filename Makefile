@@ -165,8 +165,8 @@ planted: setup ## have real servers judge checkpoints with a known damage; each 
 simulations: .venv/.ready ## simulate uneven losses, attempts and drafts under the gates, in ten minutes; write benchmarks/verdicts/*.md
 	@.venv/bin/python benchmarks/verdicts/uneven/few_clusters.py > benchmarks/verdicts/uneven/few_clusters.md
 	@.venv/bin/python benchmarks/verdicts/uneven/subgroups.py > benchmarks/verdicts/uneven/subgroups.md
-	@.venv/bin/python benchmarks/verdicts/attempts.py --runs 2000 > benchmarks/verdicts/attempts.md
-	@.venv/bin/python benchmarks/verdicts/paired_drafts.py --runs 2000 > benchmarks/verdicts/paired_drafts.md
+	@.venv/bin/python benchmarks/verdicts/attempts.py --runs 700 > benchmarks/verdicts/attempts.md
+	@.venv/bin/python benchmarks/verdicts/paired_drafts.py --runs 1500 > benchmarks/verdicts/paired_drafts.md
 	@.venv/bin/python benchmarks/verdicts/one_task_two_margins.py > benchmarks/verdicts/one_task_two_margins.md
 
 choose-start: .venv/.ready ## simulate how far picks, chances and flips of `choose` may be believed, in minutes; write benchmarks/choice/choose_start.md

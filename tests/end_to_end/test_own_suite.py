@@ -82,7 +82,7 @@ def printed(folder: Path) -> str:
 
 
 def test_the_suites_task_is_gated_by_the_default_margin_and_nothing_else_is(folder: Path, printed: str) -> None:
-    assert "gates default: 5 points on my-stories; acceptance; truncation; verbosity\n" in printed
+    assert "gates default: 5 points on my-stories; subgroups; acceptance; truncation; verbosity\n" in printed
     gates = GateReport.load(folder / "runs/mine/gates.json")
     mine = [v for v in gates.verdicts if v.candidate == "attention-kept"]
     limits = [("score my-stories", 0.05), ("acceptance", 0.1), ("truncation", 0.02), ("verbosity", 0.05)]

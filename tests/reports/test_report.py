@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -31,7 +32,7 @@ from assay.records.verification import Verification
 from assay_reports import text
 from assay_reports.card import render_card, write_card
 from assay_reports.cards.serving import serve_command
-from assay_reports.limits import LIMITS, find_limits
+from assay_reports.limits import LIMITS, best_of, find_limits
 from assay_reports.report import write_report
 from assay_reports.run import Run, load_run
 from assay_reports.schema import Report
@@ -385,6 +386,7 @@ ZERO = Interval(value=0.0, low=0.0, high=0.0, n=9216)
         ("second_rounding", False, fingerprint(emulated=False, hardware={"gpus": "8x NVIDIA B200 (192 GB)"})),
         ("native_kernels", False, checked_on("NVIDIA B200", "8x NVIDIA B200 (192 GB)")),
         ("sample_sizes", True, tasks(items=())),
+        ("selection", True, lambda run: replaced(run, gates=None)),
         ("which_items", True, lambda run: replaced(run, gates=None)),
         ("selection", True, lambda run: replaced(run, gates=None)),
         ("one_seed", True, lambda run: replaced(run, measurements=())),
@@ -798,3 +800,27 @@ def test_long_context_is_drawn_by_length_and_depth_with_its_numbers(tmp_path: Pa
     assert page.table("Cells of long context").rows[-1] == [
         "w4a16, needle", "all", "32,768", "0.5", "20", "100.0 %", "75.0 %", "+25.0 [+15.0, +35.0]"
     ]  # fmt: skip
+
+
+def test_what_comparing_candidates_does_is_said(run_dir: Path) -> None:
+    """The largest of two normal values is 1 / sqrt(pi) on average; candidates share the reference's replies, half of the
+    variance."""
+    assert [best_of(number) for number in (1, 2, 8)] == pytest.approx([0, 1 / math.sqrt(math.pi), 1.4236], abs=0.005)
+    run = load_run(run_dir)
+    [said] = [limit.text for limit in find_limits(run) if limit.key == "selection"]
+    labels = {one.label for one in run.candidates}
+    assert run.gates is not None
+    drops = [
+        v.observed
+        for v in run.gates.verdicts
+        if v.gate.startswith("score ") and v.candidate in labels and v.observed and v.status != "NOT MEASURED"
+    ]
+    errors = sorted((drop.high - drop.low) / 2 / 1.959964 for drop in drops)
+    effect = 100 * best_of(len(labels)) * errors[len(errors) // 2] / math.sqrt(2)
+    assert said == (
+        f"{len(labels)} candidates were compared. If all were alike, the one that looks best on a task would look {effect:.1f} "
+        "points too good there (the middle of all tasks and candidates), and one of "
+        f"{len(labels)} that each lost the margin would pass in up to {2.5 * len(labels):g} %."
+    )
+    alone = replaced(run, measurements=tuple(m for m in run.measurements if m.label not in sorted(labels)[1:]))
+    assert not [limit for limit in find_limits(alone) if limit.key == "selection"]
