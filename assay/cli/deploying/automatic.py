@@ -234,6 +234,9 @@ def _measured_whole(aim: Target, record: Path, before: Sensitivity, mixes: Seque
     except OtherTexts as problem:
         say(f"{mixes[0].name}: not measured as a whole, as {problem}; sums of parts decide")
         return None
+    if found.num_texts_of_wholes != before.num_texts_of_wholes:
+        say(f"{mixes[0].name}: not compared as a whole: {record} was made before texts were split; sums of parts decide")
+        return None
     return before.model_copy(update={"wholes": found.wholes})
 
 

@@ -75,6 +75,8 @@ class Figures:
     wholes: list[WholeDamage] = field(default_factory=list)
     served: dict[Pair, Interval] = field(default_factory=dict)
     noise: float | None = None
+    num_texts_of_wholes: int | None = None
+    """As in the record."""
     not_measured: dict[str, str] = field(default_factory=dict)
 
 
@@ -161,20 +163,28 @@ def by_weights(layout: Layout, rounder: Rounder, figures: Figures) -> None:
 def take_found(
     whole: Mapping[str, Any], parts: Iterable[tuple[Key, str, Any]], layout: Layout, positions: Positions, figures: Figures
 ) -> None:
-    """What proxy `kl` found. whole: of `layout.wholes()`, by name."""
-    from assay_evaluate.sensitivity.damage import damage_of
+    """What proxy `kl` found: of parts on one half of the texts, of wholes on the other, so that a mix is not measured on what
+    it was chosen on. whole: of `layout.wholes()`, by name."""
+    import numpy as np
+
+    from assay_evaluate.sensitivity.damage import damage_of, halves, only
     from assay_quantize.sensitivity.direct import mean_other_experts
 
+    every = np.ones(len(positions.text_N), np.bool_)
+    split = halves(positions)
+    of_parts_N, of_wholes_N = split or (every, every)
+    for_parts, for_wholes = only(positions, of_parts_N), only(positions, of_wholes_N)
+    figures.num_texts_of_wholes = for_wholes.num_texts if split else None
     figures.damage["proxy:kl"] = {}
     for key, scheme, found in parts:
-        made = damage_of(found.kl_N, positions)
+        made = damage_of(found.kl_N[of_parts_N], for_parts)
         pair = key, scheme
         figures.damage["proxy:kl"][pair] = made.mean
         figures.intervals[pair], figures.by_kind[pair] = made.interval, made.by_kind
         worst = mean_other_experts(found.other_experts)
         figures.routing[pair] = None if worst is None else LayerRouting(layer=worst[0], other_experts=worst[1])
     for scheme, found in whole.items():
-        made = damage_of(found.kl_N, positions)
+        made = damage_of(found.kl_N[of_wholes_N], for_wholes)
         if (mix := layout.mixes.get(scheme)) is not None:
             figures.wholes.append(
                 WholeDamage(

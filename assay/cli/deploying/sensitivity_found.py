@@ -263,6 +263,7 @@ def _record(
         texts=told,
         texts_sha256=texts_sha256(scored(documents)),
         num_texts=len(documents),
+        num_texts_of_wholes=figures.num_texts_of_wholes,
         num_tokens=sum(len(one.reply_ids) for one in documents),
         seed=str(asked.seed),
         layers=layout.num_layers,

@@ -74,6 +74,8 @@ class PredictedMeasured(Part):
     predicted_nats: float
     measured_nats: float
     interval: Interval | None = None
+    on_other_texts: bool = Field(default=False, exclude_if=lambda others: not others)
+    """On texts that no part was measured on, so that the choice was not made by them."""
 
 
 class Advantage(Part):

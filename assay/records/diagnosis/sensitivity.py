@@ -162,8 +162,10 @@ class Sensitivity(Record):
     """Which texts, in words; empty where none were read."""
     texts_sha256: str
     num_texts: int
+    num_texts_of_wholes: int | None = Field(default=None, exclude_if=lambda number: number is None)
+    """Of these so many are apart: `uniform` and `wholes` are over them, `parts` over the others. None: both are over all."""
     num_tokens: int
-    """Positions that damage is a mean over."""
+    """Positions of all texts."""
     seed: str
     layers: int
     """Decoder layers of the model, the MTP block not counted."""

@@ -180,8 +180,8 @@ def text_mean(
 def mean_over_texts(found: Positions, level: float = 0.95) -> TextMean:
     """Unbiased KL of each text, and the mean over texts, each counting once however long it is.
 
-    A text's own mean is unbiased up to the part that its length owes to the tokens drawn in it, which is second order: -1.7 to
-    +0.6 % of the mean in benchmarks/verdicts/kl_limits.md.
+    A text's length depends on what is drawn in it, and its last token weighs more in a short one. So it is unbiased but for
+    that token's correction times the difference of the mean of 1 / length and 1 / the mean length (kl_limits.md has figures).
     """
     _, first, text_N = np.unique(found.text_N, return_index=True, return_inverse=True)
     sums, counts = np.bincount(text_N, weights=found.unbiased_N), np.bincount(text_N)

@@ -82,6 +82,29 @@ def _parts(one: Document) -> Any:
     return np.where(np.arange(len(one.reply_ids)) < one.num_thinking, "thinking", "answer")
 
 
+def halves(positions: Positions) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]] | None:
+    """Positions of the texts that parts are measured on, and of those that wholes are: every second text of each stratum.
+
+    A mix is chosen by its parts, so on the same texts it looks better than it is: by a fifth on 64 texts of which a few have
+    most of the KL (benchmarks/verdicts/mix_split.md). None: fewer than twice `FEWEST_TEXTS`, of which a half has no interval.
+    """
+    if positions.num_texts < 2 * FEWEST_TEXTS:
+        return None
+    texts, first = np.unique(positions.text_N, return_index=True)
+    is_second = np.zeros(len(texts), np.bool_)
+    for stratum in np.unique(positions.stratum_N):
+        is_second[np.flatnonzero(positions.stratum_N[first] == stratum)[1::2]] = True
+    second_N = is_second[np.searchsorted(texts, positions.text_N)]
+    return ~second_N, second_N
+
+
+def only(positions: Positions, mask_N: npt.NDArray[np.bool_]) -> Positions:
+    """Those where `mask_N`."""
+    text_N, stratum_N = positions.text_N[mask_N], positions.stratum_N[mask_N]
+    masks = {name: mask[mask_N] for name, mask in positions.masks.items() if mask[mask_N].any()}
+    return Positions(text_N, stratum_N, len(np.unique(text_N)), masks, positions.longest)
+
+
 @dataclass(frozen=True)
 class Damage:
     mean: float

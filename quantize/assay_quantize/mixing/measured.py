@@ -28,7 +28,8 @@ class Duel:
     @property
     def where(self) -> str:
         if self.theirs.source == SENSITIVITY:
-            return "with all parts quantized at once, on the texts that it was chosen on,"
+            which = "texts that it was not" if self.theirs.on_other_texts else "the texts that it was"
+            return f"with all parts quantized at once, on {which} chosen on,"
         return f"measured in {self.theirs.source},"
 
     @property
@@ -101,6 +102,7 @@ def wholes_of(base: PrecisionRecipe, choices: Choices, sensitivity: Sensitivity)
                 predicted_nats=one.sum_of_parts_nats,
                 measured_nats=one.damage_nats,
                 interval=one.interval,
+                on_other_texts=sensitivity.num_texts_of_wholes is not None,
             ),
         )
 

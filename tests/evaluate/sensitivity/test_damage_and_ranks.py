@@ -11,7 +11,7 @@ from synthetic_run import make_measurements
 from assay.errors import MeasureError
 from assay.records.measurement import Acceptance
 from assay_evaluate.divergence.documents import Document
-from assay_evaluate.sensitivity.damage import damage_of, positions_of
+from assay_evaluate.sensitivity.damage import damage_of, halves, only, positions_of
 from assay_evaluate.sensitivity.drafts import mtp_acceptance
 from assay_evaluate.sensitivity.ranks import rank_correlation
 from assay_evaluate.sensitivity.served import suite_of, texts_of_run
@@ -48,6 +48,23 @@ def test_interval_is_over_texts() -> None:
     found = damage_of(kl, positions)
     assert found.interval == skewed_mean(kl.astype(np.float64), clusters, least=0.0)
     assert found.interval is not None and found.interval.n == 28
+
+
+def test_parts_and_wholes_have_texts_of_their_own() -> None:
+    """Half of each language for either, and texts of one question together: a mix is not measured on what it is chosen on."""
+    documents = [document(i, 2, "zh" if i % 3 == 0 else "en", cluster="q" if i in (1, 2) else None) for i in range(90)]
+    positions = positions_of(documents)
+    split = halves(positions)
+    assert split is not None
+    first, second = (only(positions, mask_N) for mask_N in split)
+    assert (positions.num_texts, first.num_texts, second.num_texts) == (89, 45, 44)
+    assert {*first.text_N.tolist()} & {*second.text_N.tolist()} == set()
+    for name, number in (("en", 60), ("zh", 30)):
+        counts = [int(half.masks["language", name].sum()) // 2 for half in (first, second)]
+        assert sum(counts) == number and abs(counts[0] - counts[1]) <= 2
+    kl = np.where(split[0], 1.0, 3.0).astype(np.float32)
+    assert [damage_of(kl[mask_N], half).mean for mask_N, half in zip(split, (first, second), strict=True)] == [1.0, 3.0]
+    assert halves(positions_of([document(i, 2) for i in range(39)])) is None, "a half of 19 texts has no interval"
 
 
 def test_rank_correlation() -> None:

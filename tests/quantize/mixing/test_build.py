@@ -51,11 +51,13 @@ def proposed(
     whole: dict[str, float] | None = None,
     mix: tuple[PrecisionRecipe, float] | None = None,
     always_mix: bool = False,
+    num_texts_of_wholes: int | None = None,
 ) -> Proposal:
     """whole: scheme -> what is lost with all parts in it at once. mix: the same of a recipe."""
     made = choices(checkpoint, damage, error)
     asked = Asked("tiny", "/models/tiny", "mix", f"{bits:g}bpw", made.bytes_at(bits), None, slack, always_mix)
     found = sensitivity(checkpoint, damage, error=error, texts=texts)
+    found = found.model_copy(update={"num_texts_of_wholes": num_texts_of_wholes})
     if whole is not None:
         lost = [UniformDamage(scheme=one, bytes=1, damage_nats=nats, sum_of_parts_nats=1.0) for one, nats in whole.items()]
         found = found.model_copy(update={"uniform": tuple(lost)})
@@ -190,6 +192,11 @@ def test_what_was_measured_as_a_whole_decides(checkpoint: Checkpoint) -> None:
         "With all parts quantized at once, on the texts that it was chosen on, it loses 0.004 nats a token, and w4a16 "
         f"({_size(won, 'w4a16')}), the best uniform recipe of at most this size, 0.005."
     )
+    apart = proposed(checkpoint, weak, 5.5, error=3.0, whole=whole, mix=(mix, 0.004), num_texts_of_wholes=12)
+    assert apart.mix.reason.startswith(
+        "With all parts quantized at once, on texts that it was not chosen on, it loses 0.004 nats a token, and w4a16 "
+    )
+    assert all(one.on_other_texts for one in apart.mix.checks)
     lost = proposed(checkpoint, weak, 5.5, error=3.0, whole=whole, mix=(mix, 0.0055))
     assert (lost.mix.proposes, lost.candidate) == ("uniform", None) and set(taken(lost.mix).values()) == {"w4a16"}
     assert lost.mix.reason == (

@@ -129,6 +129,11 @@ def _shares(found: Sensitivity, schemes: Sequence[str], out: Console) -> None:
 
 def _lines(found: Sensitivity) -> list[str]:
     lines = []
+    if found.num_texts_of_wholes is not None:
+        lines.append(
+            f"parts are measured on {found.num_texts - found.num_texts_of_wholes} texts, all at once on "
+            f"{found.num_texts_of_wholes} others: a mix is not measured on what it is chosen on"
+        )
     for one in found.correlations:
         if one.spearman is None:
             lines.append(f"rank correlation of {one.of} with {one.beside}: NOT MEASURED: {one.why_not}")
