@@ -267,12 +267,13 @@ def main() -> int:
             counts[0 if is_ordinary else 2] += is_found
             counts[1 if is_ordinary else 3] += 1
     lines = ["# Rows of calibrated weights: what is right, and what is found", ""]
+    command = f"`{Path(__file__).name} --rounds {arguments.rounds}`"
+    lines += [f"{total.count:,} weights, most of {ROWS} rows, rounded by GPTQ ({command}).", ""]
+    limits = f"{FAR_SPREADS:g} spreads; a gain below {LEAST_GAIN:g} that is {FAR_SPREADS:g} deviations below"
     lines += [
-        f"{total.count:,} weights of {ROWS} rows rounded by GPTQ (`{Path(__file__).name} --rounds {arguments.rounds}`).",
+        f"Limits: {limits}; a row's error of 1.00 of what is allowed; in the best column no code that is not the nearest.",
         "",
     ]
-    lines += [f"Limits: {FAR_SPREADS:g} spreads; a gain below {LEAST_GAIN:g} that is {FAR_SPREADS:g} deviations below 1; "
-              "a row's error of 1.00 of what is allowed; no code of the best column.", ""]  # fmt: skip
     header = "| weights | false alarms | farthest code, spreads | least gain | deviations, of gains below the limit |"
     header += " largest error | best column |"
     for first, table in (("source", by_weight), ("inputs", by_inputs), ("", {"all": total})):

@@ -54,8 +54,12 @@ def test_zeros_and_outliers_of_the_source_are_no_damage(tmp_path: Path, words: P
     recipe = tmp_path / "recipe.yaml"
     method = {"w4a16-gptq": "gptq", "w4a16-awq": "awq, grid: 3", "w8a8": "smoothquant"}[extends]
     recipe.write_text(f"schema: 1\nname: recipe\nextends: {extends}\ncalibration: {{method: {method}}}\n")
-    _, result = made_and_verified(source, words, tmp_path, str(recipe))
+    plan, result = made_and_verified(source, words, tmp_path, str(recipe))
     assert result.damages == () and result.checks["calibrated"] == 1
+    assert plan.calibrated is not None
+    # no input of its down projection is anything but zero: it is rounded to the nearest, and that is said
+    fell_back = ("model.layers.0.mlp.experts.1.down_proj",) if extends == "w4a16-gptq" else ()
+    assert plan.calibrated.fell_back == fell_back
 
 
 def test_inputs_too_large_to_be_squared_leave_weights_rounded_to_the_nearest(tmp_path: Path, words: Path) -> None:

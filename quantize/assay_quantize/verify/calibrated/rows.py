@@ -143,7 +143,8 @@ def _nearest(weight: Weight, rows: StepRows, divisor: Factor | None, begin: int,
 
 class _Spread(NamedTuple):
     """Standard deviation of a column's distances, in steps of their groups, and of the longest group of their rows. is_sparse:
-    most weights are zeros. How many errors a row passes on differs with how many weights it has, so that no code is too far."""
+    most weights are zeros. How many errors a row passes on differs with how many weights it has: then only whole rows, and
+    columns, are judged."""
 
     own_I: F32
     shared_I: F32
@@ -217,18 +218,20 @@ def _corrected(
     if len(rare) and not spread.is_sparse:
         what = f"a code is {most[rare[0]].max():.0f} standard deviations of its column from its weight"
         found.problem("rows", f"{named_rows(rare + begin)}: {what}")
-    for gain, below, where in _gains(xx, xq, xr, begin, block):
+    for gain, below, where in _gains(xx, xq, xr, begin, block, blocks_too=not spread.is_sparse):
         if gain < found.smallest_gain[0]:
             found.smallest_gain = gain, below
         if gain < LEAST_GAIN and below > FAR_SPREADS:
             found.problem("rows", f"{where}: its projection on its source is {gain:.2f} of it, where 1 is expected")
 
 
-def _gains(xx_RB: F32, xq_RB: F32, xr_RB: F32, begin: int, block: int) -> Iterator[tuple[float, float, str]]:
+def _gains(
+    xx_RB: F32, xq_RB: F32, xr_RB: F32, begin: int, block: int, *, blocks_too: bool
+) -> Iterator[tuple[float, float, str]]:  # fmt: skip
     """The worst row and the worst block: gain, over that of the nearest codes where they have less than 1 (of weights that are
     small beside one of their group most are rounded to 0); standard deviations that it is below; where."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        for of_row in (True, False):
+        for of_row in (True, False) if blocks_too else (True,):
             xx, xq, xr = (part.sum(1, keepdims=True) if of_row else part for part in (xx_RB, xq_RB, xr_RB))
             expected = np.clip(xr / xx, 0, 1)
             gain = np.where((xx > 0) & (expected > 0), xq / xx / expected, 1.0)
