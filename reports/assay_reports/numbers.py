@@ -26,6 +26,11 @@ from assay_reports.limits import find_limits
 from assay_reports.run import Run
 from assay_reports.schema import LanguageNumbers, PlanNumbers, Report, RoleNumbers, Row, TaskNumbers, VerificationNumbers
 
+NO_SCORE: dict[str, Any] = {
+    "accuracy": None, "mean_score": None, "pass_at_k": None, "items": (), "tools": None, "swe": None,
+}  # fmt: skip
+"""Fields of a task whose replies say nothing of its weights."""
+
 
 # ------------------------------------------------------------------------------------------------ building
 def build_report(run: Run) -> Report:
@@ -70,6 +75,7 @@ def _by_size(run: Run) -> list[Plan]:
 
 def _row(run: Run, reference: Measurement, measurement: Measurement, level: float) -> Row:
     is_reference = measurement is reference
+    measurement = without_faulty_scores(run, measurement)
     return Row(
         label=measurement.label,
         kind="reference" if is_reference else ("noise floor" if measurement.is_noise_floor else "candidate"),
@@ -101,6 +107,23 @@ def _row(run: Run, reference: Measurement, measurement: Measurement, level: floa
         started=measurement.started,
         seconds=measurement.seconds,
     )
+
+
+def without_faulty_scores(run: Run, measurement: Measurement) -> Measurement:
+    """The measurement without the scores of tasks whose serving is at fault: they say nothing of its weights.
+
+    Of the reference those alone that its own serving spoilt.
+    """
+    label = measurement.label
+    said: dict[str, str] = {}
+    for one in () if run.gates is None else run.gates.serving:
+        if one.candidate == label or one.at_fault == (label,):
+            said.setdefault(one.task, f"serving fault: {one.clause}")
+    tasks = [
+        task if task.task not in said else task.model_copy(update={**NO_SCORE, "note": said[task.task]})
+        for task in measurement.tasks
+    ]
+    return measurement.model_copy(update={"tasks": tuple(tasks)})
 
 
 def _share(num_bytes: int | None, of_bytes: int | None) -> float | None:

@@ -114,6 +114,10 @@ def test_measured_as_if_assay_had_started_them(place: Path, urls: dict[str, str]
     code, err = evaluate(place, "started", folders["fp8"], folders["w4a16"], "--profile", "short-context.yaml")
     assert code == 0, err
     assert verdicts(place, "given") == verdicts(place, "started")
+    for runs in ("given", "started"):
+        [path] = (place / runs).glob("*/gates.json")
+        report = GateReport.load(path)
+        assert (report.serving, report.not_looked_at) == ((), {}), "vLLM with MTP raises no rule on who answered what"
     for label in ("fp8", "fp8-repeat", "w4a16"):
         ours, theirs = (
             Measurement.load(next((place / runs).glob(f"*/measurements/{label}.json"))) for runs in ("given", "started")

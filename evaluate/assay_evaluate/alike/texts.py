@@ -30,9 +30,9 @@ FEWEST_SHORT = 2
 def one_text(pair: Pair) -> Iterator[Finding]:
     """One text, no answer, for many different questions, made otherwise than the other replies: a page of a gateway.
 
-    Models have phrases, too, and refuse: what thinks and is counted as all other replies are is theirs.
+    Models have phrases, too, and refuse: what thinks and is counted as the other replies of both sides are is theirs.
     """
-    for side, _ in pair:
+    for side, other in pair:
         said: dict[int, list[ItemResult]] = defaultdict(list)
         for item in side.answered:
             if item.text_key is not None and not item.truncated and (item.text_chars or 0) >= SHORTEST_PAGE_CHARS:
@@ -44,7 +44,7 @@ def one_text(pair: Pair) -> Iterator[Finding]:
             if is_answer or not exceeds(alike, questions, share=ALIKE_SHARE, least=FEWEST_ALIKE):
                 continue
             others = [item for item in side.answered if item.text_key != key and item.sample == 0]
-            if _made_otherwise([item for item in replies if item.sample == 0], others):
+            if _made_otherwise([item for item in replies if item.sample == 0], others, other.answered):
                 begins = "" if side.task.served is None else side.task.served.common_texts.get(key, "")
                 yield found(
                     pair, side,
@@ -54,14 +54,19 @@ def one_text(pair: Pair) -> Iterator[Finding]:
                 )  # fmt: skip
 
 
-def _made_otherwise(replies: list[ItemResult], others: list[ItemResult]) -> bool:
-    """Without thinking where the others think, or without counts where the others have them: further apart than by chance."""
+def _made_otherwise(replies: list[ItemResult], others: list[ItemResult], of_other_side: list[ItemResult]) -> bool:
+    """Without thinking where the others think, or without counts where the others have them: further apart than by chance, and
+    not as a model that thinks only at times would part them by itself, on the other side as well."""
     signs: tuple[Callable[[ItemResult], bool], ...] = (
         lambda item: bool(item.reasoning_chars),
         lambda item: item.output_tokens is not None,
         lambda item: item.prompt_tokens is not None,
     )
-    return any(_are_parted([sum(map(sign, some)) for some in (replies, others)], [len(replies), len(others)]) for sign in signs)
+    return any(
+        _are_parted([sum(map(sign, group)) for group in (replies, others)], [len(replies), len(others)])
+        and sum(map(sign, of_other_side)) >= USUAL * len(of_other_side)
+        for sign in signs
+    )
 
 
 def _are_parted(num: list[int], of: list[int]) -> bool:

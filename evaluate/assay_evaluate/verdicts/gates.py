@@ -109,18 +109,16 @@ def judge(
     floor = next((one.divergence for one in candidates if one.is_noise_floor), None)
     beside = compare_published(published, reference, gate_recipe.level)
     second_pass = next((one for one in candidates if one.is_noise_floor), None)
-    serving: list[ServingFinding] = []
-    unlooked: dict[str, tuple[str, ...]] = {}
+    looked = {one.label: look_at_serving(reference, one, second_pass) for one in candidates}
+    faults = {label: one.by_task for label, one in looked.items()}
+    sound = [(without_tasks(reference, faults[one.label]), without_tasks(one, faults[one.label])) for one in candidates]
     verdicts: list[Verdict] = []
     overall: dict[str, Status] = {}
     wholes: list[WholeClaim] = []
     subgroups: list[SubgroupLoss] = []
     for candidate in candidates:
-        looked = look_at_serving(reference, candidate, second_pass)
-        serving += looked.findings
-        unlooked |= {candidate.label: looked.not_looked_at} if looked.not_looked_at else {}
         judged, whole, losses = _judge_candidate(
-            gate_recipe, reference, candidate, probes, suspect_tasks(beside), floor, looked.by_task
+            gate_recipe, reference, candidate, probes, suspect_tasks(beside), floor, faults[candidate.label]
         )
         verdicts += judged
         wholes += [] if whole is None else [whole]
@@ -148,11 +146,11 @@ def judge(
         published=beside,
         wholes=tuple(wholes),
         reasons=reasons,
-        long_context=tuple(one for m in candidates for one in long_context(reference, m, gate_recipe.level)),
-        effective_lengths=tuple(one for m in candidates for one in effective_lengths(gate_recipe, reference, m)),
+        long_context=tuple(one for pair in sound for one in long_context(pair[0], pair[1], gate_recipe.level)),
+        effective_lengths=tuple(one for pair in sound for one in effective_lengths(gate_recipe, pair[0], pair[1])),
         subgroups=tuple(subgroups),
-        serving=tuple(serving),
-        not_looked_at=unlooked,
+        serving=tuple(finding for one in looked.values() for finding in one.findings),
+        not_looked_at={label: one.not_looked_at for label, one in looked.items() if one.not_looked_at},
         attempts={label: tuple(attempts) for label, attempts in earlier.items() if attempts},
     )
 

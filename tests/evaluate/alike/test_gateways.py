@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -150,5 +151,9 @@ def test_what_a_gateway_changes_is_named(run: Run, modes: str) -> None:
     assert report.overall["w4a16"] == "NOT MEASURED"
     assert faults(report, "w4a16") == [f"Serving fault on {sentence}" for sentence in CASES[modes]]
     assert f"serving fault on {CASES[modes][0].removesuffix('.')}"[:60] in " ".join(out.split())
+    page = json.loads(Path("runs/model/report/report.json").read_text())
+    [row] = [row for row in page["rows"] if row["label"] == "w4a16"]
+    faulty = {sentence.partition(":")[0] for sentence in CASES[modes]}
+    assert {task["task"] for task in row["tasks"] if (task["accuracy"], task["drop"]) == (None, None)} == faulty
     is_reference_at_fault = any("fp8" in one.at_fault and len(one.at_fault) == 1 for one in report.serving)
     assert (report.overall["fp8-repeat"] == "NOT MEASURED") == is_reference_at_fault
