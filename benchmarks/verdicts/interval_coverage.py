@@ -276,7 +276,7 @@ def _of_texts(printed: str, what: Population | Design, n: int, least: float = 0.
         sums, counts = what.draw(rng, n)
         low, high = skewed_ends(sums, counts, strata)
         return Interval(
-            value=float(sums.sum() / counts.sum()), low=max(low, least), high=min(high, most), n=n, coverage="about"
+            value=float(sums.sum() / counts.sum()), low=max(low, least), high=min(high, most), n=n, coverage="at_least"
         )
 
     return Row(printed, "skewed.skewed_mean", f"{n} texts: {what.name}", what.mean, draw)

@@ -128,7 +128,8 @@ def measured(divergence: Divergence) -> Measurement:
     )  # fmt: skip
     return Measurement(
         model="m", label="c", is_reference=False, is_noise_floor=False, checkpoint="c", checkpoint_sha256="c",
-        checkpoint_bytes=1, suite="s", suite_sha256="s", suite_recipe={}, fingerprint=fingerprint, tasks=(), divergence=divergence, acceptance=None,
+        checkpoint_bytes=1, suite="s", suite_sha256="s", suite_recipe={},
+        fingerprint=fingerprint, tasks=(), divergence=divergence, acceptance=None,
         not_measured={}, started="", seconds=1,
     )  # fmt: skip
 
@@ -247,7 +248,8 @@ def with_spans(found: Sequence[Interval]) -> Divergence:
     drift = Drift(
         texts="all", num_documents=zero.n, num_positions=1000, non_finite_share=0.0, kl_mean=zero, kl_median=0, kl_p90=0,
         kl_p95=0, kl_p99=0, kl_p999=0, kl_max=0, kl_cvar95=0, kl_unbiased_mean=zero, tail_mass_mean=0, tail_mass_p99=0,
-        top1_agreement=zero, num_swaps=0, swap_margin_median=None, swap_margin_max=None, num_confident_swaps=0, probability_change_mean=zero,
+        top1_agreement=zero,
+        num_swaps=0, swap_margin_median=None, swap_margin_max=None, num_confident_swaps=0, probability_change_mean=zero,
         probability_change_rms=zero, perplexity_ratio=zero, by_span=spans, unreached_spans=(), by_confidence=(), by_domain=(),
         by_language=(), by_part=(), curve=(),
     )  # fmt: skip

@@ -10,12 +10,12 @@ whose own error is nearly 0, so a bootstrap-t interval ends at twenty times the 
 - towards the longer tail the sample is taken to lack 9 s clusters, four at most, as far off as the farthest, s that one's
   share of all squared deviations: nothing where no cluster stands out, much where one has nearly everything. So gamma intervals
   of weighted counts allow for one event more of the largest weight;
-- and that end is one of a smaller error, (1 - level) / 2 / (1 + 60 / d) with d Satterthwaite's degrees of freedom: it is the
+- and that end is one of a smaller error, (1 - level) / 2 / (1 + 150 / d) with d Satterthwaite's degrees of freedom: it is the
   end by which a candidate passes, and fewer clusters show less of a long tail than their number says.
 
 What clusters are not like those in the sample is in no interval: of a kind that one cluster in N belongs to, n clusters show
 none with a chance of (1 - 1/N)^n (`unseen_share`). `benchmarks/verdicts/kl_limits.py` measures how often the truth lies beyond
-the longer end with 9 s, 4 and 60, and with what was there before (decision 210).
+the longer end with 9 s, 4 and 150, and with what was there before (decision 210).
 
 Sources: Fay & Feuer 1997 (Stat. Med. 16:791-801), the added event of the largest weight; Cochran 1977 (Sampling Techniques),
 6.11, the combined ratio estimate over strata; Satterthwaite 1946, its degrees of freedom.
@@ -35,7 +35,7 @@ from assay_evaluate.statistics.clustered import Floats, checked
 LACKING, MOST_LACKING = 9, 4
 """Clusters as far off as the farthest that a sample is taken to lack: so many times its share of all squared deviations, and at
 most so many."""
-HALF_AT_DEGREES = 60
+HALF_AT_DEGREES = 150
 """With so many degrees of freedom the longer end is one of half the nominal error."""
 
 

@@ -75,12 +75,12 @@ def test_how_many_texts_of_a_kind_there_are_is_no_chance() -> None:
 
 
 def test_one_text_of_25_with_most_of_the_kl() -> None:
-    """As codes and needles of suite quick on tiny-glm: the interval ended at 24 times the mean, now at 17.5."""
+    """As codes and needles of suite quick on tiny-glm: the interval ended at 24 times the mean, now at 19.4."""
     kl = summarize(
         [text(i, 0.8 if i == 7 else 0.005, texts="suite_replies", domain=f"task {i % 5}") for i in range(25)],
         reference_checkpoint_sha256="r", top_k=2, position_buckets=(0,),
     ).kl_mean  # fmt: skip
-    assert isinstance(kl, Interval) and kl.low == 0 and 5 < kl.high / kl.value < 18
+    assert isinstance(kl, Interval) and kl.low == 0 and 5 < kl.high / kl.value < 20
 
 
 # ------------------------------------------------------------------------------------------------ texts of one question

@@ -30,8 +30,8 @@ def holds(name: str, num_draws: int) -> float:
     ],
 )  # fmt: skip
 def test_what_was_covered_least_is_covered(name: str) -> None:
-    """93 to 97 %, give or take two standard errors of 1,000 draws. Log-normal text means with sigma 1.5 had 91 %."""
-    assert 0.917 <= holds(name, 1000) <= 0.984
+    """At least 93 %, give or take two standard errors of 1,000 draws. Log-normal text means with sigma 1.5 had 91 %."""
+    assert 0.917 <= holds(name, 1000) <= 0.995
 
 
 def test_more_texts_are_lacking_where_one_stands_out() -> None:
@@ -59,7 +59,7 @@ def test_every_row_draws_what_it_says() -> None:
         ("loss over several looks, when it is decided: 60 problems, broken, 6 points lost", "at_least"),
         ("rate (cells of RULER, probes, levers, budget check): 256 trials, 1 %", "at_least"),
         ("SWE-bench: loss: verified, sd of repositories 0 points, trajectories: 1", "at_least"),
-        ("top-1 agreement: 48 texts: agrees 0.995", "about"),
+        ("top-1 agreement: 48 texts: agrees 0.995", "at_least"),
     ],
 )  # fmt: skip
 def test_an_interval_is_called_what_it_covers(name: str, word: str) -> None:
