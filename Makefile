@@ -52,7 +52,7 @@ precisions := $(if $(strip $(PRECISIONS)),--precisions $(subst $(space),$(comma)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup preflight preflight-first chosen-first quantize eval report card choose publish gate swe-demo swe-images doctor gpu-check speed test test-fast check lint docs bench bench-quantize full-count fuzz planted simulations choose-start soak alike sweep chaos damages clean
+.PHONY: help setup preflight preflight-first chosen-first quantize eval report card choose publish gate swe-demo swe-images doctor gpu-check speed test test-fast check lint docs bench bench-quantize full-count fuzz planted simulations choose-start soak alike sweep chaos damages clean calibrated-rows
 
 help: ## show this text
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,18p'
@@ -185,7 +185,10 @@ sweep: .venv/.ready ## let every call that changes the disk fail once, in 20 min
 chaos: setup ## disturb `quantize` and `eval` in every stage: kills, full disks, clocks, in 20 minutes; write benchmarks/trust/chaos.md
 	@.venv/bin/python benchmarks/trust/chaos.py --warm --write benchmarks/trust/chaos.md
 
-damages: .venv/.ready ## damage checkpoints in 340 ways and see that `assay verify` finds each; write benchmarks/trust/damages.md
+calibrated-rows: .venv/.ready ## round odd weights by GPTQ, and see that `assay verify` finds only their damages; write benchmarks/trust/calibrated_rows.md
+	@.venv/bin/python benchmarks/trust/calibrated_rows.py --rounds 4 --write benchmarks/trust/calibrated_rows.md
+
+damages: .venv/.ready ## damage checkpoints in 640 ways and see that `assay verify` finds each; write benchmarks/trust/damages.md
 	@.venv/bin/python benchmarks/trust/damage_table.py --write benchmarks/trust/damages.md
 
 clean: ## remove build leftovers and caches; keep runs/ and the environments
