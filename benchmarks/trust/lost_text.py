@@ -1,6 +1,6 @@
 """Which gateways that lose or change replies `assay probe` sees before a real vLLM, and that it sees none where there is none.
 
-    python benchmarks/trust/lost_text.py [--clean 20] [--skip 0] [--write benchmarks/trust/lost_text.md]
+    python benchmarks/trust/lost_text.py [--clean 20] [--only WORD ...] [--write benchmarks/trust/lost_text.md]
 
 Serves tiny-glm on the CPU with its MTP head and prefix caching. Each kind of gateway
 (`tests/support/serving/lossy_gateways.py`) changes 2 % of the replies unless the table says otherwise, and all probes are run
@@ -119,8 +119,8 @@ class Table:
         )
 
 
-def look(table: Table, client: Client, skip: int, num_clean: int) -> None:
-    """Every kind of gateway but the first `skip`, then the server itself."""
+def look(table: Table, client: Client, only: list[str], num_clean: int) -> None:
+    """Every kind of gateway, or those with one of `only` in their name, then the server itself."""
 
     def decode(ids: list[int]) -> str:
         return MARK.sub("", str(client.post("/detokenize", {"tokens": ids}).data["prompt"]))
@@ -131,7 +131,9 @@ def look(table: Table, client: Client, skip: int, num_clean: int) -> None:
     }
     gateways["another request's reply"] = (Swapping(50), as_it_is, "2%")
     gateways |= {what: (Gateway(unchanged, 1), asked, share) for what, (asked, share) in ASKED.items()}
-    for what, (gateway, asked, share) in list(gateways.items())[skip:]:
+    for what, (gateway, asked, share) in gateways.items():
+        if not any(word in what for word in only):
+            continue
         with proxied(up, gateway, asked) as url:
             report = table.probe(url, SETTINGS)
         table.add(what, share, str(gateway.hits or ""), report)
@@ -143,7 +145,7 @@ def look(table: Table, client: Client, skip: int, num_clean: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clean", type=int, default=20)
-    parser.add_argument("--skip", type=int, default=0, help="so many kinds of gateways")
+    parser.add_argument("--only", nargs="*", default=[""], help="kinds of gateways with one of these in their name")
     parser.add_argument("--write", type=Path)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -153,7 +155,7 @@ def main() -> None:
         )  # fmt: skip
         with serve(spec) as server, Client(server) as client:
             table = Table(server, given.write)
-            look(table, client, given.skip, given.clean)
+            look(table, client, given.only, given.clean)
     print(table.text())
     sys.exit(1 if table.missed or table.false_alarms else 0)
 

@@ -151,6 +151,18 @@ def test_ends() -> None:
     )
 
 
+def test_ends_of_a_server_that_names_the_token() -> None:
+    """vLLM's `stop_reason` is the id, for every token of generation_config.json that ends a reply but the first."""
+    ends = EndTokens()
+    for ids in ((5, 6, 1), (7, 1), (6, 9, 1), (5, 6, 2)):
+        ends.learn(reply(token_ids=ids, stop_reason=ids[-1]))
+    renamed = check_end(reply(token_ids=(5, 9, 6)), max_tokens=3, ends=ends)
+    assert renamed is not None and renamed.kind == "stop_at_limit"
+    assert check_end(reply(token_ids=(5, 2), stop_reason=2), max_tokens=3, ends=ends) is None
+    cut = check_end(reply(token_ids=(5, 6), stop_reason=2), max_tokens=3, ends=ends)
+    assert cut is not None and cut.sentence == "it was stopped by token 2, it says, and its last one is 6"
+
+
 def test_an_end_is_known_by_what_it_decodes_to() -> None:
     ends = EndTokens()
     with_mark, without = compare_text("x<|user|>", "x"), compare_text("x", "x")

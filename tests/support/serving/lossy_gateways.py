@@ -165,10 +165,7 @@ _KINDS: dict[str, tuple[Change, float]] = {
     "a letter that looks alike": (edited(lambda text: text.replace("e", "\u0435", 1)), 0.02),
     "line ends turned to spaces": (edited(lambda text: text.replace("\n", " ")), 1.0),
     "white space at the ends cut": (edited(str.strip), 1.0),
-    "quotes and signs spelt out": (
-        edited(lambda text: text.replace("'", "&#39;").replace("<", "&lt;").replace("+", "&#43;")),
-        1.0,
-    ),
+    "full stops spelt out": (edited(lambda text: text.replace(".", "&#46;")), 1.0),
     "`length` turned to `stop`": (finish_renamed, 0.1),
     "seven tokens more billed": (more_billed, 0.02),
     "log-probabilities of two tokens exchanged": (rows_swapped, 0.02),

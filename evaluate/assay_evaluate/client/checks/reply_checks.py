@@ -104,8 +104,13 @@ def check_end(
     if reply.finish_reason == "length" and room_tokens is not None and count < min(max_tokens, room_tokens):
         allowed = min(max_tokens, room_tokens)
         return Contradiction("cut_early", f"it ends with `length` after {count} tokens, and there was room for {allowed}")
-    if reply.finish_reason != "stop" or reply.stop_reason is not None or reply.has_tool_calls or not reply.token_ids:
+    is_ended = reply.finish_reason == "stop" and not isinstance(reply.stop_reason, str) and not reply.has_tool_calls
+    if not is_ended or not reply.token_ids:
         return None
+    if reply.stop_reason is not None:
+        last = reply.token_ids[-1]
+        said = f"it was stopped by token {reply.stop_reason}, it says, and its last one is {last}"
+        return Contradiction("stop_without_end", said) if last != reply.stop_reason else None
     if ends is None or ends.ends_a_reply(reply.token_ids[-1], compared) is not False:
         return None
     if count >= max_tokens:
@@ -156,7 +161,7 @@ class EndTokens:
         if not ids:
             return
         self._inside.update(ids[:-1])
-        if reply.finish_reason == "stop" and reply.stop_reason is None and not reply.has_tool_calls:
+        if reply.finish_reason == "stop" and not isinstance(reply.stop_reason, str) and not reply.has_tool_calls:
             self._last[ids[-1]] += 1
             if compared is not None:
                 self._marked[compared.ends_with_mark] += 1
