@@ -17,7 +17,8 @@ from typing import Any, Literal
 
 from assay.records.measurement import ItemResult, TaskResult
 from assay.records.served.evidence import AskedTwice
-from assay_evaluate.alike.sides import Pair, Repeated, Side
+from assay_evaluate.alike.measurements import repeated_of
+from assay_evaluate.alike.sides import Pair, Side
 from assay_evaluate.asking.evidence import ServedTally, marks_of
 from assay_evaluate.client.journal import Reply, Request
 from assay_evaluate.client.truncation import loops, truncated_by
@@ -352,8 +353,5 @@ class _Ids:
 def pair_of(reference: Server, candidate: Server) -> Pair:
     """Both sides, with what the reference's second pass says of its noise."""
     ours, again = reference.side(), reference.side(is_repeat=True)
-    keys = {(item.item, item.sample): item.text_key for item in again.answered}
-    greedy = reference.weights.world.temperature == 0
-    compared = [(item.text_key, keys[item.item, item.sample]) for item in ours.answered] if greedy else []
-    noise = Repeated(len(compared), sum(one != other for one, other in compared))
+    noise = repeated_of([(ours.task, again.task)])
     return Pair(dataclasses.replace(ours, repeated=noise), candidate.side())

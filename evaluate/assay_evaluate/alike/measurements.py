@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from assay.records.measurement import Measurement, TaskResult
 from assay.records.verdict import ServingFinding
 from assay_evaluate.alike.rules import look, not_looked_at
-from assay_evaluate.alike.sides import Pair, Repeated, Side
+from assay_evaluate.alike.sides import SHORT_TOKENS, Pair, Repeated, Side
 from assay_evaluate.statistics.item_pairs import find_task
 
 MOST_SAID = 2
@@ -71,18 +71,24 @@ def _side(measurement: Measurement, task: TaskResult, repeated: Repeated | None)
 
 
 def _repeated(reference: Measurement, repeat: Measurement) -> Repeated:
-    """Of all tasks at temperature 0 together."""
-    compared = different = 0
-    for task in reference.tasks:
-        theirs = find_task(repeat, task.task)
-        if theirs is None or task.served is None or task.served.temperature > 0:
+    both = [(task, find_task(repeat, task.task)) for task in reference.tasks]
+    return repeated_of([(ours, theirs) for ours, theirs in both if theirs is not None])
+
+
+def repeated_of(passes: Sequence[tuple[TaskResult, TaskResult]]) -> Repeated:
+    """Of all tasks at temperature 0 together; each in the first pass and in the second."""
+    compared = different = short = turned = 0
+    for task, again in passes:
+        if task.served is None or task.served.temperature > 0:
             continue
-        keys = {(item.item, item.sample): item.text_key for item in theirs.items}
-        both = [(item.text_key, keys.get((item.item, item.sample))) for item in task.items]
-        known = [(ours, again) for ours, again in both if ours is not None and again is not None]
-        compared += len(known)
-        different += sum(ours != again for ours, again in known)
-    return Repeated(compared, different)
+        second = {(item.item, item.sample): item for item in again.items if item.text_key is not None}
+        known = [(one, second[one.item, one.sample]) for one in task.items if (one.item, one.sample) in second]
+        known = [pair for pair in known if pair[0].text_key is not None]
+        few = [pair for pair in known if all(0 < (one.output_tokens or 0) <= SHORT_TOKENS for one in pair)]
+        compared, short = compared + len(known), short + len(few)
+        different += sum(one.text_key != other.text_key for one, other in known)
+        turned += sum(one.correct != other.correct for one, other in few)
+    return Repeated(compared, different, short, turned)
 
 
 # ------------------------------------------------------------------------------------------------ what follows

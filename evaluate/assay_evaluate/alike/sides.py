@@ -15,12 +15,20 @@ LEAST_SHARE = 0.005
 """Of a task's replies: so few that are at fault move a score by no more than half a point, and are let be."""
 
 
+SHORT_TOKENS = 64
+"""Of a reply that batches hardly change within."""
+
+
 @dataclass(frozen=True)
 class Repeated:
     """A server's replies at temperature 0 in two passes, in other batches."""
 
     num_compared: int
     num_different: int
+    num_short: int = 0
+    """Of those compared, with at most `SHORT_TOKENS` in either reply."""
+    num_turned: int = 0
+    """Of the short ones, right in one pass and wrong in the other."""
 
 
 @dataclass(frozen=True)

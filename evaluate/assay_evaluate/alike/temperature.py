@@ -9,13 +9,16 @@ from typing import Literal
 from scipy import stats
 
 from assay.records.served.evidence import AskedTwice
-from assay_evaluate.alike.sides import Finding, Pair, Side, found, some
+from assay_evaluate.alike.sides import Finding, Pair, Repeated, Side, found, some
 
 NOISE_TOKENS = 150.0
 """A greedy reply whose batch changes may leave its way once in so many tokens: more noise than was ever published (vLLM and
 others: a first difference after 100 tokens and more)."""
 LEAST_NOISE = 0.1
 """Share of questions that batches may change however short the reply: one letter may be nearly a tie."""
+MOST_TURNED, TURNED_P = 0.1, 1e-6
+"""Share of short greedy replies that turn from right to wrong, or back, from one pass to the next: batches turn one or two of a
+hundred."""
 ABSOLUTE_P = 1e-4
 RELATIVE_P = 1e-3
 TIMES_NOISIER = 3.0
@@ -42,6 +45,13 @@ def not_greedy(pair: Pair) -> Iterator[Finding]:
                 f"asked twice at temperature 0, {side.label} gives another reply to "
                 f"{some(ours.num_different, ours.num_questions)} questions{there}: temperature 0 is not obeyed there",
                 ours.num_different, ours.num_questions,
+            )  # fmt: skip
+        elif side.repeated is not None and _turns(side.repeated):
+            yield found(
+                pair, side,
+                f"at temperature 0 {side.repeated.num_turned} of {side.repeated.num_short} short replies of {side.label} are "
+                "right in one pass and wrong in the other: temperature 0 is not obeyed there",
+                side.repeated.num_turned, side.repeated.num_short,
             )  # fmt: skip
 
 
@@ -92,6 +102,10 @@ def _beyond_any_noise(ours: AskedTwice) -> bool:
         return False
     by_noise = max(LEAST_NOISE, 1 - math.exp(-ours.mean_output_tokens / NOISE_TOKENS))
     return bool(stats.binom.sf(ours.num_different - 1, ours.num_questions, by_noise) < ABSOLUTE_P)
+
+
+def _turns(repeated: Repeated) -> bool:
+    return bool(stats.binom.sf(repeated.num_turned - 1, repeated.num_short, MOST_TURNED) < TURNED_P)
 
 
 def _noisier(ours: AskedTwice, other: Side, theirs: AskedTwice | None) -> bool:

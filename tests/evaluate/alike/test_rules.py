@@ -357,6 +357,17 @@ def test_not_greedy(num: int, different: int, tokens: int, there: int, repeated:
     assert said(side("ref", served=sampled), other(served=sampled, asked_twice=(twice,))) == []
 
 
+@pytest.mark.parametrize(("turned", "is_fault"), [(30, False), (60, True)])
+def test_a_reference_whose_short_replies_turn_is_not_greedy(turned: int, is_fault: bool) -> None:
+    found = said(side("ref", repeated=Repeated(240, turned, 240, turned)), other())
+    assert [(name, whose) for name, whose, _ in found] == ([("not greedy", "reference")] if is_fault else [])
+    if is_fault:
+        assert found[0][2] == (
+            "at temperature 0 60 of 240 short replies of ref are right in one pass and wrong in the other: temperature 0 is "
+            "not obeyed there"
+        )
+
+
 @pytest.mark.parametrize(("different", "there", "is_fault"), [(0, 16, True), (1, 8, True), (0, 7, False), (2, 16, False)])
 def test_not_sampled(different: int, there: int, is_fault: bool) -> None:
     ours, theirs = (GREEDY.model_copy(update={"temperature": "above zero", "num_different": one}) for one in (there, different))
