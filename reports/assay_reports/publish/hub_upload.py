@@ -31,6 +31,7 @@ import assay
 from assay.errors import AssayError
 from assay.foreign_text import shown
 from assay.hub_errors import HUB_ERRORS
+from assay.hub_session import guard_hub
 from assay.records.run import CARD
 from assay_reports.publish.files import LocalFile
 from assay_reports.publish.hub_refusals import publish_error
@@ -82,6 +83,7 @@ def hub_session() -> Iterator[HfApi]:
 
     Another hub than huggingface.co (HF_ENDPOINT) need not have Xet's storage, and is spoken to by git-LFS, which all have.
     """
+    guard_hub()
     bars, verbosity, xet = not are_progress_bars_disabled(), logging.get_verbosity(), constants.HF_HUB_DISABLE_XET
     disable_progress_bars()
     logging.set_verbosity(logging.ERROR)
