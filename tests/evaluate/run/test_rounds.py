@@ -23,7 +23,7 @@ from assay.recipes.suite_files import as_model_asks
 from assay.records.measurement import Measurement
 from assay.records.serving import Fingerprint
 from assay.records.verdict import GateReport
-from assay_evaluate.run import served
+from assay_evaluate.run.answering import served
 from assay_evaluate.run.candidate import Candidate
 from assay_evaluate.run.evaluate import evaluate
 from assay_evaluate.serving.server import ServerSpec

@@ -1,6 +1,6 @@
 """A mix of schemes measured on the texts that it was chosen on, and on others: how much too good it looks.
 
-    python benchmarks/verdicts/mix_split.py [--draws 2000]
+    python benchmarks/verdicts/divergence/mix_split.py [--draws 2000]
 
 No model: parts whose damages differ, texts whose KL is heavy-tailed, a choice of 8 instead of 4 bits for a third of the parts
 by the damage that they show. The committed result is mix_split.md beside this file, and the program prints it.
@@ -48,7 +48,7 @@ def ratios(rng: np.random.Generator, texts: int, sigma: float) -> tuple[float, .
 def lines(draws: int) -> Iterator[str]:
     yield "# A mix measured on the texts that it was chosen on"
     yield ""
-    yield f"`python benchmarks/verdicts/mix_split.py --draws {draws}`"
+    yield f"`python benchmarks/verdicts/divergence/mix_split.py --draws {draws}`"
     yield ""
     yield f"{PARTS} parts, {KEPT} of them in 8 bits, {draws:,} draws a row. Medians of the KL of the mix over that of the"
     yield "uniform recipe: as measured, in truth, and the first over the second: below 1 the mix looks better than it is."

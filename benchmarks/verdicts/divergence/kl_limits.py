@@ -1,6 +1,6 @@
 """How often a divergence gate passes what lies beyond its limit, and fails what does not: before and after decision 210.
 
-    python benchmarks/verdicts/kl_limits.py [--draws 2000]
+    python benchmarks/verdicts/divergence/kl_limits.py [--draws 2000]
 
 No model and no server. Intervals and verdicts are made by the product's own functions; *before* they had other constants, and a
 gate held the lower bound, over tokens alone, span by span. The committed result is kl_limits.md beside this file.
@@ -268,7 +268,7 @@ def several(draws: int) -> Iterator[str]:
 
 def lines(draws: int) -> Iterator[str]:
     error = 100 * norm.ppf(0.975) * np.sqrt(0.025 * 0.975 / draws)
-    yield from ("# Limits of KL", "", f"`python benchmarks/verdicts/kl_limits.py --draws {draws}`", "")
+    yield from ("# Limits of KL", "", f"`python benchmarks/verdicts/divergence/kl_limits.py --draws {draws}`", "")
     yield f"{draws:,} draws a row unless said: a rate of 2.5 % is known to {error:.1f} points. The limit is {LIMIT:g} nats"
     yield "throughout. *before*: the interval of decision 132, the lower bound, over tokens alone, each span by itself."
     yield ""
