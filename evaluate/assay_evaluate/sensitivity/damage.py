@@ -86,7 +86,8 @@ def halves(positions: Positions) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.
     """Positions of the texts that parts are measured on, and of those that wholes are: every second text of each stratum.
 
     A mix is chosen by its parts, so on the same texts it looks better than it is: by a sixth on 64 texts of which a few have
-    most of the KL (benchmarks/verdicts/divergence/mix_split.md). None: fewer than twice `FEWEST_TEXTS`, of which a half has no interval.
+    most of the KL (benchmarks/verdicts/divergence/mix_split.md). None: fewer than twice `FEWEST_TEXTS`, of which a half has no
+    interval.
     """
     if positions.num_texts < 2 * FEWEST_TEXTS:
         return None

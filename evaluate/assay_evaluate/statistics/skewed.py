@@ -14,8 +14,8 @@ whose own error is nearly 0, so a bootstrap-t interval ends at twenty times the 
   end by which a candidate passes, and fewer clusters show less of a long tail than their number says.
 
 What clusters are not like those in the sample is in no interval: of a kind that one cluster in N belongs to, n clusters show
-none with a chance of (1 - 1/N)^n (`unseen_share`). `benchmarks/verdicts/divergence/kl_limits.py` measures how often the truth lies beyond
-the longer end with 9 s, 4 and 150, and with what was there before (decision 210).
+none with a chance of (1 - 1/N)^n (`unseen_share`). `benchmarks/verdicts/divergence/kl_limits.py` measures how often the truth
+lies beyond the longer end with 9 s, 4 and 150, and with what was there before (decision 210).
 
 Sources: Fay & Feuer 1997 (Stat. Med. 16:791-801), the added event of the largest weight; Cochran 1977 (Sampling Techniques),
 6.11, the combined ratio estimate over strata; Satterthwaite 1946, its degrees of freedom.
