@@ -302,16 +302,16 @@ TARGETS: dict[str, Target] = {
     "config of a source, by plan": Target(checkpoint, ("model/config.json",), command(*PLAN)),
     "index of a source, by plan": Target(checkpoint, ("model/model.safetensors.index.json",), command(*PLAN)),
     "shard of a source, by plan": Target(checkpoint, (FIRST_SHARD,), command(*PLAN)),
-    "config of a source, by calibrate": Target(calibratable, ("model/config.json",), command(*CALIBRATE), one_in=20),
+    "config of a source, by calibrate": Target(calibratable, ("model/config.json",), command(*CALIBRATE), one_in=40),
     "config of a source, by quantize with GPTQ": Target(
-        calibratable, ("model/config.json", "model/tokenizer.json"), command("quantize", "model", "-p", "short.yaml"), one_in=20
+        calibratable, ("model/config.json", "model/tokenizer.json"), command("quantize", "model", "-p", "short.yaml"), one_in=40
     ),
     "recipe that is calibrated, by quantize": Target(
-        calibratable, ("short.yaml",), command("quantize", "model", "-p", "short.yaml"), lines=None, one_in=20
+        calibratable, ("short.yaml",), command("quantize", "model", "-p", "short.yaml"), lines=None, one_in=40
     ),
     "text of a calibration": text("text.jsonl", TEXT, read_text),
     "mix of texts": text("mix.yaml", MIX, lambda path: mix_of([str(path)], void)),
-    "sensitivity, by recipe": Target(measured, ("parts.json",), command(*RECIPE), one_in=10),
+    "sensitivity, by recipe": Target(measured, ("parts.json",), command(*RECIPE), one_in=20),
     "calibration file, by its reader": Target(
         importance_file,
         ("made.safetensors",),
