@@ -4,8 +4,8 @@ What a model draws at temperature 1 without any cut has, token by token, an expe
 likeliest tokens tell. Over the tokens of all sampled replies the difference is a martingale, whatever the model writes: its
 standard error is known. More likely tokens than expected: a lower temperature, top_p or top_k; less likely ones: a higher
 temperature. It is the score test of the temperature, so that no other sees less. Tokens outside of those that are listed count
-alike, as the last listed one. (At temperature 0 `argmax` looks at every token.) Where no log-probabilities are told, only the
-ends show: texts that come twice the same at temperature 1, or hardly ever at temperature 0.
+alike, as one nat below the last listed one. (At temperature 0 `argmax` looks at every token.) Where no log-probabilities are
+told, only the ends show: texts that come twice the same at temperature 1, or hardly ever at temperature 0.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ LIMIT_Z = 5.0
 LEAST_NATS = 0.01
 """... and of log-probability for each token: what rounding makes of 100,000 tokens is no other temperature."""
 LEAST_TOKENS = 200
+OUTSIDE_NATS = 1.0
+"""Tokens that are not listed count as so much below the last one that is: whatever is chosen here, the expectation is exact."""
 LONG_REPLY_TOP = 5
 """Log-probabilities of prefill for each token of the long replies, which nobody else has scored."""
 MOST_STRANGERS = 0.25
@@ -58,13 +60,14 @@ def drawn_of(chosen_P: npt.NDArray[np.float64], top_PK: npt.NDArray[np.float64])
     """Of P drawn tokens with the K likeliest log-probabilities at each place, best first; NaN where there are fewer."""
     known_P = np.isfinite(chosen_P) & np.isfinite(top_PK[:, 0])
     chosen_P, top_PK = chosen_P[known_P], np.minimum(top_PK[known_P], 0.0)
-    last_P = np.nanmin(top_PK, axis=1, initial=0.0) if len(top_PK) else chosen_P
+    last_P = (np.nanmin(top_PK, axis=1) if len(top_PK) else chosen_P) - OUTSIDE_NATS
     p_PK = np.nan_to_num(np.exp(top_PK))
     rest_P = np.clip(1 - p_PK.sum(axis=1), 0.0, 1.0)
     value_PK = np.nan_to_num(top_PK)
     mean_P = (p_PK * value_PK).sum(axis=1) + rest_P * last_P
     square_P = (p_PK * value_PK**2).sum(axis=1) + rest_P * last_P**2
-    nats_P = np.maximum(chosen_P, last_P)
+    is_listed_P = chosen_P >= last_P + OUTSIDE_NATS
+    nats_P = np.where(is_listed_P, np.minimum(chosen_P, 0.0), last_P)
     return Drawn(len(chosen_P), float(nats_P.sum()), float(mean_P.sum()), float(np.maximum(square_P - mean_P**2, 0).sum()))
 
 
