@@ -37,6 +37,8 @@ ALIKE = {
     "thinking split off": ("<think>\nhm\n</think>\n\nIt is 4.<|user|>", "It is 4.", "hm"),
     "thinking that the template opened": ("hm</think>It is 4.<|im_end|>", "It is 4.", "hm"),
     "thinking alone": ("<think>hm, well", "", "hm, well"),
+    "thinking that begins late": ("I see<think>hm</think>It is 4.<|user|>", "It is 4.", "hm"),
+    "thinking that begins late and never ends": ("I see<think>hm, well", "", "hm, well"),
     "channels": (HARMONY, "It is 4.", "Two and two."),
     "a character that is not whole": ("It is 4. \ufffd", "It is 4. ", None),
     "such a character before the end": ("It is \ufffd<|user|>", "It is ", None),

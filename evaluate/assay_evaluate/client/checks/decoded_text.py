@@ -4,7 +4,8 @@ A detokenizer, a gateway or a filter can lose, cut or change text behind right i
 is allowed for, and nothing else:
 
 - marks (`<|user|>`, `</think>`) are left out of replies and stand in what ids decode to (vLLM's `skip_special_tokens`);
-- a reasoning parser splits thinking from answer and drops white space and marks between and around them;
+- a reasoning parser splits thinking from answer and drops white space and marks between and around them; what stands before
+  a mark that opens thinking is lost to it (vLLM reasoning/basic_parsers.py: `partition(start_token)`);
 - a character whose bytes are not all there yet is no text, nor is what came in the same token; decoded it is U+FFFD, and bytes
   on both sides of a mark that is left out may join (`DecodeStream` of tokenizers, which vLLM's v1/engine/detokenizer.py uses);
 - a SentencePiece tokenizer decodes without the first space; `clean_up_tokenization_spaces` takes spaces before punctuation.
@@ -28,6 +29,7 @@ KNOWN_MARK = re.compile(
     r"|<(?:unused|extra_id_|reserved_special_token_)\w*>|\[/?(?:THINK|INST|SYSTEM_PROMPT|TOOL_CALLS|ARGS|gMASK|EOS)\]",
     re.IGNORECASE,
 )
+OPENING = re.compile(r"<(?:[a-z0-9_]+[:_])?(?:think|thinking|thought)>|\[THINK\]|\u25c1think\u25b7", re.IGNORECASE)
 CHANNEL_WORDS = re.compile(r"(?<=>)(?:assistant|analysis|final|commentary)(?=<\||$)")
 """Between the marks of the harmony format: `<|start|>assistant<|channel|>final<|message|>`."""
 BROKEN = "\ufffd"
@@ -65,6 +67,9 @@ def compare_text(decoded: str, text: str, reasoning: str | None = None, *, left_
         return Compared(True, None, has_mark)
     parts = [part for part in (reasoning, text) if part]
     is_equal = _stands_in(decoded, body, parts, is_split=bool(reasoning), left_out=left_out)
+    if not is_equal and (opened := OPENING.search(body)) is not None:
+        behind = body[opened.end() :]
+        is_equal = _stands_in(behind, behind, parts, is_split=True, left_out=left_out)
     return Compared(is_equal, None if is_equal else _difference(body, "".join(parts), left_out), has_mark)
 
 

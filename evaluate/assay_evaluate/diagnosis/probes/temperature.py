@@ -1,31 +1,39 @@
 """Is the temperature that was asked for the one that was used? A gateway may force it, a server may take 0 for "not given".
 
-At temperature 1 without any cut the likeliest token is drawn exactly as often as its probability says. Over the tokens of all
-sampled replies, the number of times that it was drawn, less the sum of its probabilities, is a martingale: its standard error
-is known, whatever the model writes. Drawn more often: a lower temperature, top_p or top_k; less often: a higher one. (At
-temperature 0 `argmax` looks at every token.) Where no log-probabilities are told, only the ends show: texts that come twice the
-same at temperature 1, or hardly ever at temperature 0.
+What a model draws at temperature 1 without any cut has, token by token, an expected log-probability and a variance that its own
+likeliest tokens tell. Over the tokens of all sampled replies the difference is a martingale, whatever the model writes: its
+standard error is known. More likely tokens than expected: a lower temperature, top_p or top_k; less likely ones: a higher
+temperature. It is the score test of the temperature, so that no other sees less. Tokens outside of those that are listed count
+alike, as one nat below the last listed one. (At temperature 0 `argmax` looks at every token.) Where no log-probabilities are
+told, only the ends show: texts that come twice the same at temperature 1, or hardly ever at temperature 0.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
 
 from assay.records.probe import ProbeResult
 from assay_evaluate.client.exchanges import Exchange
+from assay_evaluate.client.generated_logprobs import TokenRow
+from assay_evaluate.client.journal import TokenLogprobs
 from assay_evaluate.diagnosis.probes.divergences import tokens_of
-from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, RescoredReply, not_run, witness
+from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, not_run, witness
 from assay_evaluate.diagnosis.probes.recompute import why_not
 
 LIMIT_Z = 5.0
 """Standard errors (3 in 10 million each way)."""
-LEAST_SHARE = 0.01
-"""... and of the drawn tokens: what rounding makes of 100,000 tokens is no other temperature."""
+LEAST_NATS = 0.01
+"""... and of log-probability for each token: what rounding makes of 100,000 tokens is no other temperature."""
 LEAST_TOKENS = 200
-TIE = 1e-5
-"""Nats within which the drawn token is as likely as the likeliest."""
+OUTSIDE_NATS = 1.0
+"""Tokens that are not listed count as so much below the last one that is: whatever is chosen here, the expectation is exact."""
+LONG_REPLY_TOP = 5
+"""Log-probabilities of prefill for each token of the long replies, which nobody else has scored."""
 MOST_STRANGERS = 0.25
 """Replies so far off by themselves, if they are no more than this share, are other faults (swapped, say), and left out."""
 LONG_TEXT = 160
@@ -36,24 +44,31 @@ Pair = tuple[Exchange, Exchange]
 
 @dataclass(frozen=True)
 class Drawn:
-    """Tokens of some replies: how often the likeliest was drawn, how often it was to be expected, and the variance of that."""
+    """Tokens of some replies: log-probability of what was drawn and what was to be expected, summed, and the variance of it."""
 
     num_tokens: int
-    drawn: int
-    expected: float
+    nats: float
+    expected_nats: float
     variance: float
 
     @property
     def standard_errors(self) -> float:
-        return (self.drawn - self.expected) / math.sqrt(self.variance) if self.variance else 0.0
+        return (self.nats - self.expected_nats) / math.sqrt(self.variance) if self.variance else 0.0
 
 
-def drawn_of(chances: Iterable[tuple[float, float]]) -> Drawn:
-    """Of (log-probability of the drawn token, of the likeliest one) of each token."""
-    known = [(own, best) for own, best in chances if math.isfinite(own) and math.isfinite(best)]
-    probabilities = [math.exp(min(0.0, best)) for _, best in known]
-    drawn = sum(own >= best - TIE for own, best in known)
-    return Drawn(len(known), drawn, math.fsum(probabilities), math.fsum(p * (1 - p) for p in probabilities))
+def drawn_of(chosen_P: npt.NDArray[np.float64], top_PK: npt.NDArray[np.float64]) -> Drawn:
+    """Of P drawn tokens with the K likeliest log-probabilities at each place, best first; NaN where there are fewer."""
+    known_P = np.isfinite(chosen_P) & np.isfinite(top_PK[:, 0])
+    chosen_P, top_PK = chosen_P[known_P], np.minimum(top_PK[known_P], 0.0)
+    last_P = (np.nanmin(top_PK, axis=1) if len(top_PK) else chosen_P) - OUTSIDE_NATS
+    p_PK = np.nan_to_num(np.exp(top_PK))
+    rest_P = np.clip(1 - p_PK.sum(axis=1), 0.0, 1.0)
+    value_PK = np.nan_to_num(top_PK)
+    mean_P = (p_PK * value_PK).sum(axis=1) + rest_P * last_P
+    square_P = (p_PK * value_PK**2).sum(axis=1) + rest_P * last_P**2
+    is_listed_P = chosen_P >= last_P + OUTSIDE_NATS
+    nats_P = np.where(is_listed_P, np.minimum(chosen_P, 0.0), last_P)
+    return Drawn(len(chosen_P), float(nats_P.sum()), float(mean_P.sum()), float(np.maximum(square_P - mean_P**2, 0).sum()))
 
 
 def together(some: Sequence[Drawn]) -> Drawn:
@@ -61,13 +76,13 @@ def together(some: Sequence[Drawn]) -> Drawn:
     strangers = [one for one in some if abs(one.standard_errors) > LIMIT_Z]
     kept = some if len(strangers) > MOST_STRANGERS * len(some) else [one for one in some if one not in strangers]
     return Drawn(
-        sum(one.num_tokens for one in kept), sum(one.drawn for one in kept), math.fsum(one.expected for one in kept),
-        math.fsum(one.variance for one in kept),
+        sum(one.num_tokens for one in kept), math.fsum(one.nats for one in kept),
+        math.fsum(one.expected_nats for one in kept), math.fsum(one.variance for one in kept),
     )  # fmt: skip
 
 
 def probe_temperature(session: ProbeSession) -> ProbeResult:
-    """Sampled replies. Alarm: the likeliest token was drawn surely too often, or surely too rarely."""
+    """Sampled replies. Alarm: what was drawn is surely too likely, or surely too unlikely."""
     if session.top_k is None:
         return _by_repeats(session)
     told = _of_replies(session)
@@ -76,11 +91,11 @@ def probe_temperature(session: ProbeSession) -> ProbeResult:
     if count < LEAST_TOKENS:
         return not_run("temperature", "token", f"only {count} sampled tokens tell how likely they were")
     alarm = None
-    if abs(z) > LIMIT_Z and abs(every.drawn - every.expected) > LEAST_SHARE * count:
+    if abs(z) > LIMIT_Z and abs(every.nats - every.expected_nats) > LEAST_NATS * count:
         why = "a lower temperature, top_p or top_k" if z > 0 else "a higher temperature"
         alarm = (
-            f"at temperature 1 the likeliest token was drawn at {every.drawn / count:.1%} of {count:,} places, and "
-            f"{every.expected / count:.1%} are expected ({abs(z):.1f} standard errors): {why} was used"
+            f"at temperature 1 the {count:,} drawn tokens have a mean log-probability of {every.nats / count:.3f}, and "
+            f"{every.expected_nats / count:.3f} is expected ({abs(z):.1f} standard errors): {why} was used"
         )
     return session.result(
         "temperature",
@@ -91,7 +106,12 @@ def probe_temperature(session: ProbeSession) -> ProbeResult:
         num_requests=len(told),
         first_event_at=1 if alarm else None,
         stands_without_events=True,
-        details={"num_tokens": count, "drawn": every.drawn, "expected": every.expected, "standard_errors": z},
+        details={
+            "num_tokens": count,
+            "mean_nats": every.nats / count,
+            "expected_nats": every.expected_nats / count,
+            "standard_errors": z,
+        },
     )
 
 
@@ -101,19 +121,29 @@ def _of_replies(session: ProbeSession) -> list[Drawn]:
     Prefill's values are the model's own, whatever a server does to those that it reports (vLLM's `--logprobs-mode`).
     """
     if why_not(session) is None:
-        scored = [*session.sampled_scored, *session.score(session.long_replies, session.settings.concurrency, top_k=1)]
-        told = [drawn_of(_chances(one)) for one in scored]
+        scored = [
+            *session.sampled_scored,
+            *session.score(session.long_replies, session.settings.concurrency, top_k=LONG_REPLY_TOP),
+        ]
+        told = [drawn_of(*_by_prefill(one.prefill)) for one in scored if one.prefill is not None and len(one.prefill.chosen_P)]
     else:
         rows = [one.rows for one in [*session.sampled, *session.long_replies] if one.is_answered]
-        told = [drawn_of((row.logprob, row.top[0][1]) for row in of_reply if row.top) for of_reply in rows]
+        told = [drawn_of(*_by_rows(of_reply)) for of_reply in rows if any(row.top for row in of_reply)]
     return [one for one in told if one.num_tokens]
 
 
-def _chances(scored: RescoredReply) -> list[tuple[float, float]]:
-    if scored.prefill is None or not len(scored.prefill.chosen_P):
-        return []
-    best_P = scored.prefill.logprobs_PK.max(axis=1)
-    return list(zip(map(float, scored.prefill.chosen_P), map(float, best_P), strict=True))
+def _by_prefill(prefill: TokenLogprobs) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    return prefill.chosen_P.astype(np.float64), prefill.logprobs_PK.astype(np.float64)
+
+
+def _by_rows(rows: Sequence[TokenRow]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Without the last listed one: it may be the drawn token in the place of a likelier one (vLLM)."""
+    most = max(max(len(row.top) - 1, 1) for row in rows)
+    top_PK = np.full((len(rows), most), np.nan)
+    for at, row in enumerate(rows):
+        values = [value for _, value in row.top[: max(len(row.top) - 1, 1)]]
+        top_PK[at, : len(values)] = values
+    return np.array([row.logprob for row in rows]), top_PK
 
 
 # ------------------------------------------------------------------------------------------------ without log-probabilities

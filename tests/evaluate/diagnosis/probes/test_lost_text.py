@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from lossy_gateways import (
     Change,
@@ -25,6 +26,7 @@ from probe_stub import StubServer
 from assay.records.probe import ProbeResult, ProbeSettings
 from assay_evaluate.diagnosis.endpoint import find_endpoint
 from assay_evaluate.diagnosis.probes.run_probes import run_probes
+from assay_evaluate.diagnosis.probes.temperature import LIMIT_Z, drawn_of
 
 pytestmark = pytest.mark.slow
 SETTINGS = ProbeSettings(
@@ -117,14 +119,32 @@ def test_a_temperature_that_is_forced(extras: bool) -> None:
         server.asked = lambda body: {**body, "temperature": 0}
         [result] = run_probes(endpoint, SETTINGS, ["temperature"]).results
     assert result.status == "alarm"
-    assert str(result.reason).startswith("at temperature 1 the likeliest token was drawn at 100.0% of ")
+    assert str(result.reason).startswith("at temperature 1 the ")
+    assert " drawn tokens have a mean log-probability of " in str(result.reason)
     assert str(result.reason).endswith("a lower temperature, top_p or top_k was used")
+
+
+@pytest.mark.parametrize("num_listed", [1, 4, 20])
+def test_temperatures_are_told_from_draws(num_listed: int) -> None:
+    """40 tokens of known distributions, 400 times at temperature 1: a standard normal. At 1.3 and 0.7, 2,000 tokens tell."""
+    draw = np.random.default_rng(2)
+
+    def z_of(num_tokens: int, temperature: float) -> float:
+        logits_PV = draw.normal(0, 3, (num_tokens, 50))
+        logprobs_PV = logits_PV - np.log(np.exp(logits_PV).sum(axis=1, keepdims=True))
+        drawn_P = np.argmax(logits_PV / temperature + draw.gumbel(size=logits_PV.shape), axis=1)
+        top_PK = -np.sort(-logprobs_PV, axis=1)[:, :num_listed]
+        return drawn_of(logprobs_PV[np.arange(num_tokens), drawn_P], top_PK).standard_errors
+
+    healthy = np.array([z_of(40, 1.0) for _ in range(400)])
+    assert abs(healthy.mean()) < 0.2 and 0.85 < healthy.std() < 1.15 and np.abs(healthy).max() < LIMIT_Z
+    assert z_of(2000, 1.3) < -LIMIT_Z and z_of(2000, 0.7) > LIMIT_Z
 
 
 def test_a_higher_temperature() -> None:
     with StubServer(drafts=False) as server:
         endpoint = find_endpoint(server.base_url)
-        server.temperature = 2.0
+        server.temperature = 1.3
         [result] = run_probes(endpoint, SETTINGS, ["temperature"]).results
     assert result.status == "alarm" and str(result.reason).endswith("a higher temperature was used")
 
