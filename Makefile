@@ -52,7 +52,7 @@ precisions := $(if $(strip $(PRECISIONS)),--precisions $(subst $(space),$(comma)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup preflight preflight-first chosen-first quantize eval report card choose publish gate swe-demo swe-images doctor gpu-check speed test test-fast check lint docs bench bench-quantize full-count fuzz planted soak sweep chaos damages clean
+.PHONY: help setup preflight preflight-first chosen-first quantize eval report card choose publish gate swe-demo swe-images doctor gpu-check speed test test-fast check lint docs bench bench-quantize full-count fuzz planted limits soak sweep chaos damages clean
 
 help: ## show this text
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,18p'
@@ -161,6 +161,10 @@ fuzz: .venv/.ready ## damage 10,000 files of every kind and read them, in some h
 
 planted: setup ## have real servers judge checkpoints with a known damage; each must fail by name, a copy must pass
 	@.venv/bin/python benchmarks/verdicts/planted.py "$(RUNS)" --write benchmarks/verdicts/planted.md
+
+limits: .venv/.ready ## simulate what limits on KL pass and fail, in minutes; write benchmarks/verdicts/{kl_limits,mix_split}.md
+	@.venv/bin/python benchmarks/verdicts/kl_limits.py --draws 600 > benchmarks/verdicts/kl_limits.md
+	@.venv/bin/python benchmarks/verdicts/mix_split.py --draws 2000 > benchmarks/verdicts/mix_split.md
 
 soak: .venv/.ready ## ask 200,000 requests of a server that fails in every way, in five minutes; write benchmarks/trust/soak.md
 	@.venv/bin/python benchmarks/trust/soak.py --write benchmarks/trust/soak.md
