@@ -52,7 +52,7 @@ precisions := $(if $(strip $(PRECISIONS)),--precisions $(subst $(space),$(comma)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup preflight preflight-first chosen-first quantize eval report card choose publish gate swe-demo swe-images doctor gpu-check speed test test-fast check lint docs bench bench-quantize full-count fuzz planted simulations choose-start soak alike sweep chaos damages clean calibrated-rows
+.PHONY: help setup preflight preflight-first chosen-first quantize eval report card choose publish gate swe-demo swe-images doctor gpu-check speed test test-fast check lint docs bench bench-quantize full-count fuzz planted simulations choose-start soak alike sweep chaos damages clean calibrated-rows limits
 
 help: ## show this text
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,18p'
@@ -171,6 +171,10 @@ simulations: .venv/.ready ## simulate uneven losses, attempts and drafts under t
 
 choose-start: .venv/.ready ## simulate how far picks, chances and flips of `choose` may be believed, in minutes; write benchmarks/choice/choose_start.md
 	@.venv/bin/python benchmarks/choice/choose_start.py --draws 170 --write benchmarks/choice/choose_start.md
+
+limits: .venv/.ready ## simulate what limits on KL pass and fail, in minutes; write benchmarks/verdicts/divergence/{kl_limits,mix_split}.md
+	@.venv/bin/python benchmarks/verdicts/divergence/kl_limits.py --draws 600 > benchmarks/verdicts/divergence/kl_limits.md
+	@.venv/bin/python benchmarks/verdicts/divergence/mix_split.py --draws 2000 > benchmarks/verdicts/divergence/mix_split.md
 
 soak: .venv/.ready ## ask 200,000 requests of a server that fails in every way, in five minutes; write benchmarks/trust/soak.md
 	@.venv/bin/python benchmarks/trust/soak.py --write benchmarks/trust/soak.md

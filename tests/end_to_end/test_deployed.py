@@ -199,4 +199,4 @@ def test_scales_that_are_read_wrongly_do_not(judged: Judged, tmp_path: Path) -> 
     record = judged.deploy(judged.candidate, elsewhere(1), start_server=start_server)
     assert outcomes(record)["divergence kl_mean"] == outcomes(record)["divergence kl_mean, by span"] == "FAIL", record.checks
     assert record.outcome == "FAIL"
-    assert record.sentence.startswith(f"the verdict {record.verdict} does not hold on 1-ranks: divergence kl_mean: kl_mean ")
+    assert record.sentence.startswith(f"the verdict {record.verdict} does not hold on 1-ranks: divergence kl_mean: KL, ")

@@ -25,6 +25,7 @@ from assay.records.serving import Fingerprint
 from assay.records.verdict import Status
 from assay_evaluate.client.journal import TokenLogprobs
 from assay_evaluate.divergence import ScoredDocument, summarize
+from assay_evaluate.divergence.drift import Positions, mean_over_texts
 from assay_evaluate.divergence.strata import strata_of
 from assay_evaluate.statistics import skewed, unseen_share
 from assay_evaluate.statistics.skewed import skewed_ends
@@ -216,8 +217,17 @@ def length_by_token(draws: int) -> Iterator[str]:
         ends = np.cumsum(lengths)
         drawn[ends[lengths < 1000] - 1] = len(p) - 1
         sums = np.add.reduceat(value[drawn], ends - lengths)
-        by_token, by_text = sums.sum() / lengths.sum(), float((sums / lengths).mean())
-        yield f"| {name} | {lengths.mean():.0f} | {truth:.4f} | {lumped:.4f} | {by_token:.4f} | {by_text:.4f} |"
+        by_token, plain = sums.sum() / lengths.sum(), float((sums / lengths).mean())
+        by_text = mean_over_texts(_positions(lengths, value[drawn], lumped)).value
+        yield f"| {name} | {lengths.mean():.0f} | {truth:.4f} | {lumped:.4f} | {by_token:.4f} | {plain:.4f} | {by_text:.4f} |"
+
+
+def _positions(lengths: NDArray[np.intp], unbiased_N: Floats, lumped: float) -> Positions:
+    text_N, zero_N = np.repeat(np.arange(len(lengths)), lengths), np.zeros(len(unbiased_N))
+    return Positions(
+        text_N, text_N, zero_N.astype(np.intp), zero_N + lumped, unbiased_N, zero_N, zero_N > 0, zero_N, zero_N, zero_N, zero_N,
+        {}, ((),) * len(lengths),
+    )  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------ several numbers
@@ -302,8 +312,11 @@ def lines(draws: int) -> Iterator[str]:
     )
     yield from table(
         "Is the mean over texts unbiased where a token ends the reply?",
-        ("All positions have the same KL; the end of the reply is a token of the list, or of the tail.",),
-        "| chance to end | mean length | KL | lower bound | estimate, over tokens | over texts |",
+        (
+            "All positions have the same KL; the end of the reply is a token of the list, or of the tail. *plainly*: each",
+            "text's values over its own length.",
+        ),
+        "| chance to end | mean length | KL | lower bound | estimate, over tokens | over texts, plainly | as it is |",
         length_by_token(draws),
     )
     yield from table(

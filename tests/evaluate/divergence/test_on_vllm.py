@@ -179,7 +179,7 @@ def test_accuracy_passes_and_drift_fails_and_the_report_shows_both(measured: lis
     judged.save(run_dir / "gates.json")
     page = write_report(run_dir).read_text(encoding="utf-8")
     found = Page(page)
-    assert any(said.startswith("Mean KL from ") for said in found.pictures)
+    assert any(said.startswith("Mean KL, lower bound, from ") for said in found.pictures)
     rows = [" | ".join(row) for table in found.tables for row in table.rows if row[0] == "noisy"]
     assert any("score arithmetic | PASS" in row for row in rows)
     assert any("divergence kl_mean, all texts, by span | FAIL" in row for row in rows)

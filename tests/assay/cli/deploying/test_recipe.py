@@ -163,7 +163,9 @@ def test_what_a_run_measured_stands_beside_the_sum_and_decides(run: Run, tiny_gl
             if measurement.label in made and divergence is not None:
                 nats = 0.025 if measurement.label == "w4a16" else uniform_nats
                 kl = Interval(value=nats, low=nats - 0.001, high=nats + 0.001, n=24)
-                measurement = measurement.model_copy(update={"divergence": divergence.model_copy(update={"kl_mean": kl})})
+                measurement = measurement.model_copy(
+                    update={"divergence": divergence.model_copy(update={"kl_corrected_mean": kl})}
+                )
             measurement.save(folder / "measurements" / f"{measurement.label}.json")
         code, printed, said = run(*asked, "--run", folder, "--json")
         assert code == 0, said
