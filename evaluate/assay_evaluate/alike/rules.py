@@ -70,7 +70,8 @@ RULES: tuple[Rule, ...] = (
          "3 and more than 0.5 % of the replies, 24 tokens or more, where no two questions share a right reply",
          "two questions hardly ever have one long text", "marks"),
     Rule("lost text", lost_text, "text is cut while its tokens are billed",
-         "2 and more than 0.5 % of the replies lack 8 tokens and 20 % by a tokenizer; or all lack 20 % next to the other side",
+         "2 and more than 0.5 % of the replies lack 8 tokens and 20 % by a tokenizer; or all lack 20 % next to the other side; "
+         "or more than 0.5 % end before the reference's with as many tokens",
          "text has the tokens that it was decoded from", "served"),
     Rule("usage", contradicting_usage, "usage that contradicts itself (kserve PR #3712, llama.cpp PR #27318)",
          "more than 0.5 % of the replies", "counts add up", "served"),
