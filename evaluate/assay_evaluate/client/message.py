@@ -116,7 +116,8 @@ def _split(text: str, *, may_begin_inside: bool) -> tuple[str, str | None] | Non
                 return (text[opening.end() :], None) if closing is None else (
                     text[opening.end() : closing.start()], text[closing.end() :].lstrip()
                 )  # fmt: skip
-    if may_begin_inside:
+    # One letter of each mark first: to look for all of them in a long text takes a tenth of the time of its request.
+    if may_begin_inside and ("<" in text or "◁" in text or "[/" in text):
         for mark in _CLOSES_ALONE:
             before, found, after = text.partition(mark)
             if found and after.strip():

@@ -115,6 +115,16 @@ def noisy(measured: list[Measurement]) -> Divergence:
     return measured[2].divergence
 
 
+def test_no_reply_of_vllms_is_distrusted(measured: list[Measurement], run_dir: Path) -> None:
+    """Chat and scoring, with MTP, a reasoning parser, token ids and prompt log-probabilities."""
+    with Journal(run_dir / "journal.db") as journal:
+        keys = [key for (key,) in journal._execute("SELECT key FROM requests")]
+        replies = journal.find_all(keys)
+    assert len(replies) == len(keys) > 300
+    assert {reply.usage_problem for reply in replies.values()} == {None}
+    assert {reply.finish_reason for reply in replies.values()} <= {"stop", "length"}
+
+
 def test_reference_against_itself_is_the_floor(measured: list[Measurement]) -> None:
     """The CPU kernels do not depend on the batch: every statistic of the repeat is rounding at most."""
     repeat = measured[1].divergence
