@@ -57,7 +57,7 @@ RULES: tuple[Rule, ...] = (
          "half of the ended replies on one side, 2 % on the other, 10 replies each",
          "both sides think as often; damaged weights that loop are not ended", "marks"),
     Rule("longer thinking", longer_thinking, "another reasoning effort",
-         "4 times in the median of 20 pairs or more, 90 % in one direction", "quantized weights think up to twice as long",
+         "4 times in the median of 20 pairs or more, 90 % in one direction, 200 characters or more", "quantized weights think up to twice as long",
          "marks"),
     Rule("answers in thinking", answers_in_thinking, "a reasoning parser that swallows answers (vllm #41902, PR #42635)",
          "3 % of the replies, 5 at least, with the right answer at the end of the thinking",
