@@ -23,8 +23,8 @@ class TextCounts(Part):
     """Do the texts of replies hold the tokens that the server bills for them? Counted by a tokenizer, over a few replies."""
 
     typical_share: float
-    """Tokens of the text / tokens billed: median over the first replies that are long enough. Below 1 where the server hides
-    thinking, or drops marks."""
+    """Tokens of the text / tokens billed: the second largest over the first replies that are long enough. Below 1 where the
+    server hides thinking, or drops marks."""
     num_typical: int
     num_suspects: int
     """Replies with far fewer characters per token than the others: counted are those with the fewest."""

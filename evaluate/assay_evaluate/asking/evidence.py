@@ -58,8 +58,8 @@ MOST_SUSPECTS = 48
 SHORTEST_TEXT_TOKENS = 24
 """Of a shorter reply the marks around it are too large a part."""
 SUSPECT_SHARE = 0.8
-"""Of the median of characters per token; a reply below it is counted."""
-FEWEST_FOR_MEDIAN = 8
+"""Of the upper quartile of characters per token; a reply below it is counted."""
+FEWEST_RATIOS = 8
 LACKING_TOKENS, LACKING_SHARE = 8, 0.2
 """What a text must lack of the tokens that are billed, at least, both."""
 NOT_ASCII_SHARE = 0.2
@@ -320,7 +320,7 @@ class _Texts:
         shares = [found / one.billed for one in self._first if (found := count(one.text)) is not None]
         if not shares:
             return None
-        typical = statistics.median(shares)
+        typical = sorted(shares)[-2:][0]  # not the median: a third of the replies may have lost some
         num_suspects = num_counted = num_short = 0
         shortest: PromptCount | None = None
         for ratios, heap in zip(self._ratios, self._fewest, strict=True):
@@ -346,7 +346,7 @@ class _Texts:
 def _suspects(ratios: Sequence[float], heap: Sequence[_Text]) -> list[_Text]:
     """With the fewest characters per token first. A reply that repeats itself is left out: it is the model's, and its tokens
     written once more are others."""
-    if len(ratios) < FEWEST_FOR_MEDIAN:
+    if len(ratios) < FEWEST_RATIOS:
         return []
-    limit = SUSPECT_SHARE * statistics.median(ratios)
+    limit = SUSPECT_SHARE * statistics.quantiles(ratios, n=4)[-1]
     return [one for one in sorted(heap, reverse=True) if -one.rank < limit and not repeats_to_the_end(one.text)]

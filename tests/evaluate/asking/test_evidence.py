@@ -148,7 +148,7 @@ def test_a_text_that_ends_before_the_references(
         assert tuple(beside.counted().values()) == cut
 
 
-def test_other_scripts_have_a_median_of_their_own() -> None:
+def test_other_scripts_are_compared_among_themselves() -> None:
     latin = [reply(" ".join(f"word{number}x{place}" for place in range(40)), output_tokens=41) for number in range(10)]
     chinese = [
         reply("".join(chr(0x4E00 + 50 * number + place) for place in range(40)), output_tokens=41) for number in range(10)
