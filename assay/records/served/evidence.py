@@ -23,8 +23,8 @@ class TextCounts(Part):
     """Do the texts of replies hold the tokens that the server bills for them? Counted by a tokenizer, over a few replies."""
 
     typical_share: float
-    """Tokens of the text / tokens billed: median over the first replies that are long enough. Below 1 where the server hides
-    thinking, or drops marks."""
+    """Tokens of the text / tokens billed: the second largest over the first replies that are long enough. Below 1 where the
+    server hides thinking, or drops marks."""
     num_typical: int
     num_suspects: int
     """Replies with far fewer characters per token than the others: counted are those with the fewest."""
@@ -57,6 +57,12 @@ class ServedEvidence(Part):
     """How those of the first such reply do."""
     common_texts: dict[int, str] = Field(default_factory=dict)
     """Beginning of the texts that were given to many different questions, by `ItemResult.text_key`. Short ones are left out."""
+    num_beside: int = 0
+    """Greedy replies that were held against the reference's reply to the same request. 0 of its first pass."""
+    num_cut_short: int = 0
+    """Of those: after the same thinking and as many tokens as the reference's, the text is the beginning of it and no more."""
+    num_reference_cut_short: int = 0
+    """The other way round: the reference's is the beginning of this one."""
     prompt_counts: tuple[PromptCount, ...] = ()
     """Of the shortest and the longest prompts. Empty: there is no tokenizer to count with, or the pass is a repeat."""
     texts: TextCounts | None = None

@@ -118,7 +118,19 @@ def _says(side: Side, item: ItemResult) -> bool:
 def lost_text(pair: Pair) -> Iterator[Finding]:
     """Texts with far fewer tokens than were billed: their rest was lost on the way."""
     for side, other in pair:
-        counts = None if side.task.served is None else side.task.served.texts
+        served, beside = side.task.served, pair.candidate.task.served
+        num, of = (0, 0) if beside is None else (beside.num_cut_short, beside.num_beside)
+        if beside is not None and side is pair.reference:
+            num = beside.num_reference_cut_short
+        if exceeds(num, of):
+            yield found(
+                pair, side,
+                f"the text of {some(num, of)} replies of {side.label} is the beginning of {other.label}'s to the same question "
+                "and no more, though as many tokens were billed: something loses text",
+                num, of,
+            )  # fmt: skip
+            continue
+        counts = None if served is None else served.texts
         if counts is None:
             continue
         if (less := _less_than(side, other)) is not None:

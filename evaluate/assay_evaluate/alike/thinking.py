@@ -12,6 +12,8 @@ NEVER, OFTEN = 0.02, 0.5
 """Shares of replies with thinking that no damage of weights turns into each other."""
 FEWEST_ENDED = 10
 TIMES_LONGER = 4.0
+FEWEST_CHARS = 200
+"""Of the longer thinking: a word more or less is no effort."""
 FEWEST_PAIRS = 20
 SAME_DIRECTION = 0.9
 SWALLOWED_SHARE, FEWEST_SWALLOWED = 0.03, 5
@@ -51,7 +53,7 @@ def longer_thinking(pair: Pair) -> Iterator[Finding]:
     ours, theirs = (statistics.median(one[side] for one in pairs) for side in (0, 1))
     times = max(ours, theirs) / min(ours, theirs)
     longer = sum((after > before) == (theirs > ours) for before, after in pairs)
-    if times >= TIMES_LONGER and longer >= SAME_DIRECTION * len(pairs):
+    if max(ours, theirs) >= FEWEST_CHARS and times >= TIMES_LONGER and longer >= SAME_DIRECTION * len(pairs):
         more, less = (
             (pair.candidate.label, pair.reference.label) if theirs > ours else (pair.reference.label, pair.candidate.label)
         )

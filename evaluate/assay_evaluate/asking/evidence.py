@@ -6,6 +6,7 @@ end, of a few prompts and texts only.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import heapq
 import re
@@ -20,7 +21,8 @@ from assay.foreign_text import shown
 from assay.records.base import canonical_json
 from assay.records.measurement import Truncation
 from assay.records.served.evidence import PromptCount, ServedEvidence, TextCounts
-from assay_evaluate.client.journal import Reply, Request
+from assay_evaluate.client.journal import Identity, Journal, Reply, Request
+from assay_evaluate.client.message import thinking_apart
 from assay_evaluate.client.truncation import repeats_to_the_end
 
 ENDS_A_SENTENCE = frozenset(".!?。！？…\"'”’»)）]】}`*|>$~")
@@ -56,14 +58,17 @@ MOST_SUSPECTS = 48
 SHORTEST_TEXT_TOKENS = 24
 """Of a shorter reply the marks around it are too large a part."""
 SUSPECT_SHARE = 0.8
-"""Of the median of characters per token; a reply below it is counted."""
-FEWEST_FOR_MEDIAN = 8
+"""Of the upper quartile of characters per token; a reply below it is counted."""
+FEWEST_RATIOS = 8
 LACKING_TOKENS, LACKING_SHARE = 8, 0.2
 """What a text must lack of the tokens that are billed, at least, both."""
 NOT_ASCII_SHARE = 0.2
 """From which on a text counts among those of the other scripts: these have fewer characters per token."""
 SHORTEST_COMMON_CHARS, FEWEST_COMMON, COMMON_SHOWN_CHARS = 32, 5, 60
 """Of a text that is kept because several questions got it."""
+MOST_BESIDE, BESIDE_AT_ONCE = 400, 64
+"""Replies of a task that are held against the reference's, and in one look at the journal."""
+FEWEST_CUT_CHARS = 3
 MOST_NAMES = 8
 """Different names kept; others count together."""
 OTHERS = "others"
@@ -119,6 +124,7 @@ class ServedTally:
     stop_strings: Counter[str] = field(default_factory=Counter)
     num_usage_problems: int = 0
     usage_problem: str | None = None
+    beside: BesideReference | None = None
     common: _CommonTexts = field(default_factory=lambda: _CommonTexts())
     prompts: _Prompts = field(default_factory=lambda: _Prompts())
     texts: _Texts = field(default_factory=lambda: _Texts())
@@ -139,6 +145,8 @@ class ServedTally:
             self.usage_problem = self.usage_problem or reply.usage_problem
         if reply.reply_id is not None:
             self.num_unguessable_ids += sum(map(str.isalnum, reply.reply_id.partition("-")[2])) >= UNGUESSABLE_CHARS
+        if self.beside is not None:
+            self.beside.note(request, reply)
         self.common.note(request, reply)
         self.prompts.note(request, reply)
         self.texts.note(request, reply)
@@ -152,6 +160,7 @@ class ServedTally:
         self, *, temperature: float, asked_model: str, count_prompt: CountPrompt | None, count_text: CountText | None
     ) -> ServedEvidence:
         """What was seen. count_prompt: tokens of a request's prompt; None: nobody can count."""
+        beside = {} if self.beside is None else self.beside.counted()
         return ServedEvidence(
             num_replies=self.num_replies,
             temperature=temperature,
@@ -163,6 +172,7 @@ class ServedTally:
             num_usage_problems=self.num_usage_problems,
             usage_problem=self.usage_problem,
             common_texts=self.common.found,
+            **beside,
             prompt_counts=() if count_prompt is None else tuple(self.prompts.counted(count_prompt)),
             texts=None if count_text is None else self.texts.counted(count_text),
         )
@@ -177,6 +187,48 @@ def _keep_largest(heap: list[T], entry: T, most: int) -> None:
         heapq.heappush(heap, entry)
     elif entry > heap[0]:
         heapq.heapreplace(heap, entry)
+
+
+class BesideReference:
+    """Greedy replies beside the reference's to the same requests, from the journal: text that lacks its end, though as many
+    tokens were billed, was lost on the way. Whatever the weights are: other tokens would make another text."""
+
+    def __init__(self, journal: Journal, reference: Identity) -> None:
+        self._journal, self._reference = journal, reference
+        self._waiting: list[tuple[str, Reply]] = []
+        self._num_noted = self._num = self._num_cut = self._num_reference_cut = 0
+
+    def note(self, request: Request, reply: Reply) -> None:
+        if reply.output_tokens is None or reply.has_tool_calls or self._num_noted >= MOST_BESIDE:
+            return
+        self._num_noted += 1
+        self._waiting.append((dataclasses.replace(request, sample=0).key(self._reference), reply))
+        if len(self._waiting) >= BESIDE_AT_ONCE:
+            self._compare()
+
+    def counted(self) -> dict[str, int]:
+        """As `ServedEvidence` has it."""
+        self._compare()
+        return {
+            "num_beside": self._num, "num_cut_short": self._num_cut, "num_reference_cut_short": self._num_reference_cut,
+        }  # fmt: skip
+
+    def _compare(self) -> None:
+        theirs = self._journal.find_all([key for key, _ in self._waiting])
+        for key, reply in self._waiting:
+            whole = theirs.get(key)
+            if whole is None or whole.status != "answered":
+                continue
+            self._num += 1
+            whole = thinking_apart(whole)
+            if (whole.output_tokens, whole.reasoning) == (reply.output_tokens, reply.reasoning):
+                self._num_cut += _is_beginning(reply.text, whole.text)
+                self._num_reference_cut += _is_beginning(whole.text, reply.text)
+        self._waiting.clear()
+
+
+def _is_beginning(text: str, whole: str) -> bool:
+    return len(whole.rstrip()) - len(text) >= FEWEST_CUT_CHARS and whole.startswith(text)
 
 
 class _CommonTexts:
@@ -268,7 +320,7 @@ class _Texts:
         shares = [found / one.billed for one in self._first if (found := count(one.text)) is not None]
         if not shares:
             return None
-        typical = statistics.median(shares)
+        typical = sorted(shares)[-2:][0]  # not the median: a third of the replies may have lost some
         num_suspects = num_counted = num_short = 0
         shortest: PromptCount | None = None
         for ratios, heap in zip(self._ratios, self._fewest, strict=True):
@@ -294,7 +346,7 @@ class _Texts:
 def _suspects(ratios: Sequence[float], heap: Sequence[_Text]) -> list[_Text]:
     """With the fewest characters per token first. A reply that repeats itself is left out: it is the model's, and its tokens
     written once more are others."""
-    if len(ratios) < FEWEST_FOR_MEDIAN:
+    if len(ratios) < FEWEST_RATIOS:
         return []
-    limit = SUSPECT_SHARE * statistics.median(ratios)
+    limit = SUSPECT_SHARE * statistics.quantiles(ratios, n=4)[-1]
     return [one for one in sorted(heap, reverse=True) if -one.rank < limit and not repeats_to_the_end(one.text)]

@@ -18,7 +18,7 @@ from assay_evaluate.asking.session import Session, task_result
 from assay_evaluate.client.client import Client, NotMeasured
 from assay_evaluate.client.journal import Identity, Journal
 from assay_evaluate.divergence.phase import DivergencePhase, ReferenceText
-from assay_evaluate.run.answering.served import ask_twice, with_evidence
+from assay_evaluate.run.answering.served import ask_twice, hold_beside, with_evidence
 from assay_evaluate.run.asked_with import describe
 from assay_evaluate.serving.server import Server
 from assay_evaluate.tasks.generated import arithmetic_items, run_generated
@@ -153,6 +153,7 @@ def _session_of(session: Session, suite: SuiteRecipe, task: TaskBase) -> Session
 def _measure_task(
     session: Session, suite: SuiteRecipe, task: TaskBase, reference: Identity, checkpoint: Path | None
 ) -> TaskResult:
+    hold_beside(session, task, reference)
     found = with_evidence(session, task, _run_task(session, suite, task, reference, checkpoint), checkpoint)
     return found.model_copy(
         update={"chance": task.chance, "title": task.title, "is_second_replies": session.takes_second_replies}

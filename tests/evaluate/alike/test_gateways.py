@@ -132,14 +132,16 @@ CASES = {
         "come back in an hou…'), right for hardly any: a page of a gateway, not a reply.",
     ],
     "healthy lost": [
-        "sums: the text of 4 of 48 replies of w4a16 lacks tokens that were billed (102 of 194 in one): something "
-        "loses text; the usage of 2 of 48 replies of w4a16 contradicts itself (completion_tokens 228 for a text of "
-        "114 bytes: as many as prompt and reply), so it cannot be seen which replies were cut off.",
+        "sums: the text of 4 of 46 replies of w4a16 is the beginning of fp8's to the same question and no more, "
+        "though as many tokens were billed: something loses text; the usage of 2 of 48 replies of w4a16 contradicts "
+        "itself (completion_tokens 228 for a text of 114 bytes: as many as prompt and reply), so it cannot be seen "
+        "which replies were cut off.",
     ],
     "lost healthy": [
-        "sums: the text of 4 of 48 replies of fp8 lacks tokens that were billed (102 of 194 in one): something loses "
-        "text; the usage of 2 of 48 replies of fp8 contradicts itself (completion_tokens 228 for a text of 114 bytes:"
-        " as many as prompt and reply), so it cannot be seen which replies were cut off.",
+        "sums: the text of 4 of 48 replies of fp8 is the beginning of w4a16's to the same question and no more, "
+        "though as many tokens were billed: something loses text; the usage of 2 of 48 replies of fp8 contradicts "
+        "itself (completion_tokens 228 for a text of 114 bytes: as many as prompt and reply), so it cannot be seen "
+        "which replies were cut off.",
     ],
 }  # fmt: skip
 

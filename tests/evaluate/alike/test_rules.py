@@ -324,6 +324,19 @@ def test_texts_of_others() -> None:
     assert said(side("ref"), other(change=lambda number: change(number) or (shared if number > 197 else {}))) == []
 
 
+def test_text_that_ends_before_the_references() -> None:
+    assert said(side("ref"), other(served={"num_beside": 200, "num_cut_short": 1})) == []
+    found = said(side("ref"), other(served={"num_beside": 60, "num_cut_short": 1, "num_reference_cut_short": 2}))
+    assert found == [
+        ("lost text", "reference",
+         "the text of 2 of 60 replies of ref is the beginning of new's to the same question and no more, though as many tokens "
+         "were billed: something loses text"),
+        ("lost text", "candidate",
+         "the text of 1 of 60 replies of new is the beginning of ref's to the same question and no more, though as many tokens "
+         "were billed: something loses text"),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(("short", "typical", "clause"), [
     (1, 0.97, None),
     (2, 0.97, "the text of 2 of 200 replies of new lacks tokens that were billed (40 of 90 in one): something loses text"),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from assay.records.measurement import Truncation
 from assay.records.served.evidence import PromptCount, ServedEvidence, TextCounts
-from assay_evaluate.asking.evidence import ServedTally, key_of, marks_of
-from assay_evaluate.client.journal import Reply, Request
+from assay_evaluate.asking.evidence import BesideReference, ServedTally, key_of, marks_of
+from assay_evaluate.client.journal import Identity, Journal, Reply, Request
 
 SENTENCE = "The ferry leaves at seven, and the harbour is empty by then. "
 
@@ -120,7 +122,33 @@ def test_an_empty_text_lacks_all_of_it_and_a_short_one_nothing() -> None:
     assert found.texts.shortest == PromptCount(item="i12", billed=61, counted=0)
 
 
-def test_other_scripts_have_a_median_of_their_own() -> None:
+@pytest.mark.parametrize(
+    ("text", "tokens", "thinking", "cut"),
+    [
+        ("So it is #### 42", 9, "hm", (1, 0, 0)),
+        ("So it is ##", 9, "hm", (1, 1, 0)),
+        ("So it is ##", 8, "hm", (1, 0, 0)),  # fewer tokens: it ended there
+        ("So it is ##", 9, "well", (1, 0, 0)),
+        ("So it is #### 4", 9, "hm", (1, 0, 0)),  # a digit may be the weights'
+        ("So it is #### 42, I think", 9, "hm", (1, 0, 1)),
+    ],
+)
+def test_a_text_that_ends_before_the_references(
+    tmp_path: Path, text: str, tokens: int, thinking: str, cut: tuple[int, int, int]
+) -> None:  # fmt: skip
+    reference, asked = Identity("a", "b", "c"), request(0)
+    with Journal(tmp_path / "journal.db") as journal:
+        key = asked.key(reference)
+        journal.write_requests([(key, asked)], reference)
+        whole = reply("So it is #### 42", output_tokens=9, reasoning="hm")
+        journal.write_replies([(key, whole, 1)])
+        beside = BesideReference(journal, reference)
+        beside.note(dataclasses.replace(asked, sample=1), reply(text, output_tokens=tokens, reasoning=thinking))
+        beside.note(request(1), reply(text, output_tokens=tokens, reasoning=thinking))  # it was not asked that
+        assert tuple(beside.counted().values()) == cut
+
+
+def test_other_scripts_are_compared_among_themselves() -> None:
     latin = [reply(" ".join(f"word{number}x{place}" for place in range(40)), output_tokens=41) for number in range(10)]
     chinese = [
         reply("".join(chr(0x4E00 + 50 * number + place) for place in range(40)), output_tokens=41) for number in range(10)

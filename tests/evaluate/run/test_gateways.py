@@ -67,9 +67,11 @@ class Gateway(FakeServer):
         return self.change(data) if chat and body.get("max_tokens") == 64 else data
 
 
-def run(folder: Path, change: Change, lines: list[str] | None = None) -> tuple[list[Measurement], dict[str, str]]:
+def run(
+    folder: Path, change: Change, lines: list[str] | None = None, *, of_reference: Change = lambda data: data
+) -> tuple[list[Measurement], dict[str, str]]:  # fmt: skip
     """Measurements, and the detail of the candidate's verdicts by gate with its status."""
-    with Gateway(1.0) as reference, Gateway(1.01, change) as candidate:
+    with Gateway(1.0, of_reference) as reference, Gateway(1.01, change) as candidate:
         measured = evaluate(
             "tiny",
             [
@@ -109,13 +111,28 @@ def thinks_aloud(data: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
-@pytest.mark.parametrize("change", [whole, in_parts, bills_the_prompt, thinks_aloud])
-def test_the_same_weights_pass(change: Change, tmp_path: Path) -> None:
-    """The gateway's `{}` for /tokenize, /version, /metrics and /inference/v1/generate misleads nobody."""
-    measured, verdicts = run(tmp_path, change)
+def thinks(data: dict[str, Any]) -> dict[str, Any]:
+    data["choices"][0]["message"]["reasoning"] = "hm"
+    return data
+
+
+@pytest.mark.parametrize(("change", "of_reference"), [(whole, whole), (in_parts, thinks), (thinks_aloud, thinks)])
+def test_the_same_weights_pass(change: Change, of_reference: Change, tmp_path: Path) -> None:
+    """The gateway's `{}` for /tokenize, /version, /metrics and /inference/v1/generate misleads nobody; thinking is thinking
+    wherever it stands."""
+    measured, verdicts = run(tmp_path, change, of_reference=of_reference)
     assert {gate: said.partition(":")[0] for gate, said in verdicts.items()} == {"score sums": "PASS", "truncation": "PASS"}
     assert [one.divergence is not None for one in measured] == [False, True, True]
     assert [one.not_measured for one in measured] == [{}, {}, {}]
+
+
+def test_counts_that_cannot_be_are_not_taken_for_cuts(tmp_path: Path) -> None:
+    """Every reply would have reached its budget. Whether any did cannot be seen, so there is no score."""
+    measured, verdicts = run(tmp_path, bills_the_prompt)
+    assert measured[2].tasks[0].num_truncated == 0
+    assert verdicts["score sums"].startswith(
+        "NOT MEASURED: Serving fault on sums: the usage of all 40 replies of cand contradicts itself (prompt_tokens "
+    )
 
 
 def aborted(data: dict[str, Any]) -> dict[str, Any]:

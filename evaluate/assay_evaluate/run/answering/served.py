@@ -13,9 +13,9 @@ from assay.recipes.suite import SweTask, TaskBase
 from assay.records.measurement import TaskResult
 from assay.records.served.evidence import AskedTwice
 from assay_evaluate.asking.dialect import seed_of
-from assay_evaluate.asking.evidence import CountPrompt, CountText, all_said, key_of
+from assay_evaluate.asking.evidence import BesideReference, CountPrompt, CountText, all_said, key_of
 from assay_evaluate.asking.session import Session
-from assay_evaluate.client.journal import Reply, Request
+from assay_evaluate.client.journal import Identity, Reply, Request
 from assay_evaluate.tasks.ruler import RulerError, TokenCounter
 
 TASK = "asked twice"
@@ -26,7 +26,14 @@ SHORT_TOKENS = 64
 """Of each reply: enough to see sampling, and hardly enough for the noise of batches to show."""
 
 
-# ------------------------------------------------------------------------------------------------ at the end of a task
+# ------------------------------------------------------------------------------------------------ of a task
+def hold_beside(session: Session, task: TaskBase, reference: Identity) -> None:
+    """From now on hold the replies to a greedy task against the reference's, unless this is its first pass."""
+    is_first = session.client.who == reference and session.sample == 0
+    if task.temperature == 0 and not is_first and session.served[task.name].beside is None:
+        session.served[task.name].beside = BesideReference(session.client.journal, reference)
+
+
 def with_evidence(session: Session, task: TaskBase, result: TaskResult, checkpoint: Path | None) -> TaskResult:
     """The result with what its replies carry; as it is, if the client did not ask it. Prompts are counted in first passes."""
     if isinstance(task, SweTask) or task.name not in session.served:
