@@ -190,7 +190,7 @@ chaos: setup ## disturb `quantize` and `eval` in every stage: kills, full disks,
 	@.venv/bin/python benchmarks/trust/chaos.py --warm --write benchmarks/trust/chaos.md
 
 calibrated-rows: .venv/.ready ## round odd weights by GPTQ, and see that `assay verify` finds only their damages; write benchmarks/trust/calibrated_rows.md
-	@.venv/bin/python benchmarks/trust/calibrated_rows.py --rounds 4 --write benchmarks/trust/calibrated_rows.md
+	@.venv/bin/python benchmarks/trust/calibrated_rows.py --rounds 2 --write benchmarks/trust/calibrated_rows.md
 
 damages: .venv/.ready ## damage checkpoints in 640 ways and see that `assay verify` finds each; write benchmarks/trust/damages.md
 	@.venv/bin/python benchmarks/trust/damage_table.py --write benchmarks/trust/damages.md

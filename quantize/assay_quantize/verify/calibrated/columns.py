@@ -46,7 +46,8 @@ def check_columns(weight: Weight, columns: Columns, found: Measured) -> None:
         found.problem("columns", f"column {lost}: its codes are zeros, its weights are not")
     with np.errstate(divide="ignore", invalid="ignore"):
         own = np.where((columns.xx > 0) & (columns.qq > 0), columns.xq / np.sqrt(columns.xx * columns.qq), 1.0)
-    unlike = np.flatnonzero((own < ALIKE) & (columns.qq >= 8))
+    # of columns with few codes but 0 a few weights decide
+    unlike = np.flatnonzero((own < ALIKE) & (columns.qq >= np.maximum(8, rows / 2)))
     if len(unlike):
         _exchanged(weight, columns, own, unlike[np.argsort(own[unlike])][:MOST_COMPARED], found)
 

@@ -102,12 +102,14 @@ def _unpack(packed_RB: Any, zero_RG: Any, q_RI: Any) -> None:
     """Two codes a byte, the first in the low half; 8 is the code of 0."""
     group = q_RI.shape[1] // zero_RG.shape[1]
     for r in range(q_RI.shape[0]):
+        pairs_B, packed_B = q_RI[r].view(np.uint16), packed_RB[r]
+        for b in range(packed_B.size):
+            byte = np.uint16(packed_B[b])
+            pairs_B[b] = np.uint16((byte | np.uint16(byte << np.uint16(4))) & np.uint16(0x0F0F))
         for g in range(zero_RG.shape[1]):
-            less = np.int32(8) + zero_RG[r, g]
-            for b in range(g * group // 2, (g + 1) * group // 2):
-                byte = np.int32(packed_RB[r, b])
-                q_RI[r, 2 * b] = np.int8((byte & np.int32(15)) - less)
-                q_RI[r, 2 * b + 1] = np.int8((byte >> np.int32(4)) - less)
+            less, q_g = np.int8(np.int32(8) + zero_RG[r, g]), q_RI[r, g * group : (g + 1) * group]
+            for i in range(q_g.size):
+                q_g[i] = np.int8(q_g[i] - less)
 
 
 @kernel
