@@ -181,8 +181,8 @@ def mean_over_texts(found: Positions, level: float = 0.95) -> TextMean:
     """Unbiased KL of each text, and the mean over texts, each counting once however long it is.
 
     A text's length depends on what is drawn in it: the token that ends it weighs more in a short text, and were its correction
-    divided by that length the mean could be off by a third (benchmarks/verdicts/divergence/kl_limits.md). So it weighs as in a text of
-    mean length.
+    divided by that length the mean could be off by a third (benchmarks/verdicts/divergence/kl_limits.md). So it weighs as in a
+    text of mean length.
     """
     _, first, text_N = np.unique(found.text_N, return_index=True, return_inverse=True)
     sums, counts = np.bincount(text_N, weights=found.unbiased_N), np.bincount(text_N)
