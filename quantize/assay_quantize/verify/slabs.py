@@ -119,10 +119,9 @@ class SlabChecks:
 
     def will_need(self, tensor: TensorPlan, begin: int, end: int) -> None:
         """Have what `look` reads of this slab read ahead: of the source, and of the output that is almost all of it."""
-        if tensor.action == "add":
+        if tensor.action == "add" or (self._original is not None and tensor.name in self._original.calibrated):
             return
-        is_compared = self._original is not None and tensor.name not in self._original.calibrated
-        if self._source is not None and is_compared:
+        if self._source is not None:
             per_row = tensor.num_bytes // tensor.shape[0] if by_rows(tensor) else 1
             self._source.will_need(tensor, begin * per_row, end * per_row, past_cache=self._is_quick)
         if by_rows(tensor):
@@ -172,9 +171,10 @@ class SlabChecks:
         outputs, shape, problem = self._constants(tensor, begin)
         if problem is not None:
             return SlabFindings(problem=problem)
-        parts = {part: self._part_rows(tensor, part, output, begin, end) for part, output in outputs.items()}
-        has_scale = [part for part in SCALES if part in parts and (begin == 0 or has_rows(outputs[part]))]
         is_calibrated = self._original is not None and tensor.name in self._original.calibrated
+        read = {part: output for part, output in outputs.items() if part in SCALES or not is_calibrated}
+        parts = {part: self._part_rows(tensor, part, output, begin, end) for part, output in read.items()}
+        has_scale = [part for part in SCALES if part in parts and (begin == 0 or has_rows(outputs[part]))]
         if self._original is not None and not is_calibrated:
             buffer = self._scratch.take("source", rows_bytes(tensor, end - begin))
             rows = self._original.reader.read_rows(tensor, begin, end, buffer, self._loans)

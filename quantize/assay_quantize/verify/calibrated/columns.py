@@ -46,8 +46,7 @@ def check_columns(weight: Weight, columns: Columns, found: Measured) -> None:
         found.problem("columns", f"column {lost}: its codes are zeros, its weights are not")
     with np.errstate(divide="ignore", invalid="ignore"):
         own = np.where((columns.xx > 0) & (columns.qq > 0), columns.xq / np.sqrt(columns.xx * columns.qq), 1.0)
-    # of columns with few codes but 0 a few weights decide
-    unlike = np.flatnonzero((own < ALIKE) & (columns.qq >= np.maximum(8, rows / 2)))
+    unlike = np.flatnonzero((own < ALIKE) & (columns.qq >= rows / 2))
     if len(unlike):
         _exchanged(weight, columns, own, unlike[np.argsort(own[unlike])][:MOST_COMPARED], found)
 
@@ -82,7 +81,10 @@ def _exchanged(
         # about their means: columns of equal rows are all alike
         varied = np.sqrt(np.maximum(columns.qq[unlike] - of_q**2 / count, 0))[:, None]
         varied = varied * np.sqrt(np.maximum(columns.xx - of_x**2 / count, 0))[None, :]
-        alike = np.where(varied > 1e-3, (products - of_q[:, None] * of_x[None, :] / count) / varied, 0.0)
+        # what rounding loses of a weight below half a step is the weight itself, and others are corrected for it
+        alike = np.where(
+            (varied > 1e-3) & (columns.xx >= count), (products - of_q[:, None] * of_x[None, :] / count) / varied, 0.0
+        )
     own = own.copy()
     own[unlike] = alike[np.arange(len(unlike)), unlike]
     best = np.abs(alike).argmax(1)

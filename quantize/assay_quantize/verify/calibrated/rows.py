@@ -39,7 +39,6 @@ from assay_quantize.verify.calibrated.steps import (
     compare,
     count_far,
     ends_of,
-    extents,
     inverse_of,
 )
 from assay_quantize.verify.calibrated.weight import Measured, Weight, named_rows, rounding, slack_of
@@ -168,11 +167,9 @@ def _spread(weight: Weight) -> _Spread:
         rows, parts, _ = weight.rows(*slabs[number])
         divisor = check_scales(weight, rows, parts, 0, Measured()) if weight.is_divided else None
         add_spread(rows.w_RI, rows.q_RI, inverse_of(rows, divisor), _share(rows), own, shared)
-        low, high = np.empty_like(rows.scale_RG), np.empty_like(rows.scale_RG)
-        extents(rows.w_RI, low, high)
         num_zeros += int((rows.w_RI == 0).sum())
         num_weights += rows.w_RI.size
-        is_used = (low < 0) | (high > 0)  # zeros are where they were
+        is_used = (rows.low_RG < 0) | (rows.high_RG > 0)  # zeros are where they were
         counts += np.repeat(is_used.sum(0), rows.group)
         shares += np.repeat((_share(rows) * is_used).sum(0), rows.group)
     counts = np.maximum(counts, 1)

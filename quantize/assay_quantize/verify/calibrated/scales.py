@@ -11,7 +11,7 @@ from compressed_tensors.quantization.utils import calculate_qparams
 from assay_quantize.checkpoint.torch_tensors import TORCH_DTYPES
 from assay_quantize.formats.schemes import SCHEMES, compressed_tensors_scheme
 from assay_quantize.kernels.rows import Array
-from assay_quantize.verify.calibrated.steps import F32, Factor, StepRows, as_f32, ends_of, extents, inverses
+from assay_quantize.verify.calibrated.steps import F32, Factor, StepRows, as_f32, ends_of, inverses
 from assay_quantize.verify.calibrated.weight import Measured, Weight, half_ulp, named_rows, rounding, slack_of
 
 SMALLEST_SEARCHED = 0.8
@@ -20,8 +20,7 @@ SMALLEST_SEARCHED = 0.8
 
 def check_scales(weight: Weight, rows: StepRows, parts: dict[str, Array], begin: int, found: Measured) -> Factor | None:
     """Scales and zero points against the range of their groups. Gives what the rows were divided by, where they were."""
-    low, high = np.empty_like(rows.scale_RG), np.empty_like(rows.scale_RG)
-    extents(rows.w_RI, low, high)
+    low, high = rows.low_RG, rows.high_RG
     if weight.is_plain and weight.observer == "minmax" and weight.kind == "corrected":
         _same_scales(weight, low, high, parts, begin, found)
         return None

@@ -34,7 +34,8 @@ class Factor(NamedTuple):
 
 
 class StepRows(NamedTuple):
-    """Rows of a weight. zero_RG: what was taken from the codes; 0 where the scheme is symmetric."""
+    """Rows of a weight. zero_RG: what was taken from the codes; 0 where the scheme is symmetric. least, most: codes that there
+    are. low_RG, high_RG: least and largest weight of every group, and 0 where all have the other sign."""
 
     w_RI: F32
     q_RI: I8
@@ -42,6 +43,8 @@ class StepRows(NamedTuple):
     zero_RG: NDArray[np.int32]
     least: int
     most: int
+    low_RG: F32
+    high_RG: F32
 
     @property
     def group(self) -> int:
@@ -64,12 +67,12 @@ def step_rows(parts: Mapping[str, Array], rows: Array, is_symmetric: bool, colum
             places = (np.arange(num_rows, dtype=np.uint32) % 8 * 4)[:, None]
             zero_RG = (words >> places & np.uint32(15)).astype(np.int32) - 8
         _unpack(np.ascontiguousarray(parts["weight_packed"]).view(np.uint8), zero_RG, q_RI)
-    w_RI = np.empty(rows.shape, np.float32)
+    w_RI, low_RG, high_RG = np.empty(rows.shape, np.float32), np.empty_like(scale_RG), np.empty_like(scale_RG)
     if columns_I is None:
-        _loaded(kernel_view(rows), w_RI)
+        _loaded(kernel_view(rows), w_RI, low_RG, high_RG)
     else:
-        _multiplied(kernel_view(rows), columns_I, w_RI)
-    return StepRows(w_RI, q_RI, scale_RG, zero_RG, least, most)
+        _multiplied(kernel_view(rows), columns_I, w_RI, low_RG, high_RG)
+    return StepRows(w_RI, q_RI, scale_RG, zero_RG, least, most, low_RG, high_RG)
 
 
 def as_f32(values: Array) -> F32:
@@ -113,32 +116,37 @@ def _unpack(packed_RB: Any, zero_RG: Any, q_RI: Any) -> None:
 
 
 @kernel
-def _loaded(w_OI: Any, made_RI: Any) -> None:
+def _loaded(w_OI: Any, made_RI: Any, low_RG: Any, high_RG: Any) -> None:
+    """As FP32, with the extent of every group; of NaN nothing is said."""
+    group = w_OI.shape[1] // low_RG.shape[1]
     for r in range(w_OI.shape[0]):
-        row, made = w_OI[r], made_RI[r]
-        for i in range(row.size):
-            made[i] = load(row, i)
-
-
-@kernel
-def _multiplied(w_OI: Any, columns_I: Any, made_RI: Any) -> None:
-    for r in range(w_OI.shape[0]):
-        row, made = w_OI[r], made_RI[r]
-        for i in range(row.size):
-            made[i] = load(row, i) * columns_I[i]
-
-
-@kernel
-def extents(w_RI: Any, low_RG: Any, high_RG: Any) -> None:
-    """Least and largest weight of every group; of NaN nothing is said."""
-    group = w_RI.shape[1] // low_RG.shape[1]
-    for r in range(w_RI.shape[0]):
         for g in range(low_RG.shape[1]):
             positive, negative = u32(0), u32(0)
-            w_g = w_RI[r, g * group : (g + 1) * group]
-            for i in range(w_g.size):
+            row, made = w_OI[r, g * group : (g + 1) * group], made_RI[r, g * group : (g + 1) * group]
+            for i in range(row.size):
+                w = load(row, i)
+                made[i] = w
                 # magnitudes of one sign are in order of their bits
-                bits = bits_of(w_g[i])
+                bits = bits_of(w)
+                magnitude = u32(bits & u32(0x7FFFFFFF))
+                positive = max(positive, magnitude if bits == magnitude else u32(0))
+                negative = max(negative, magnitude if bits != magnitude else u32(0))
+            low_RG[r, g], high_RG[r, g] = -from_bits(negative), from_bits(positive)
+
+
+@kernel
+def _multiplied(w_OI: Any, columns_I: Any, made_RI: Any, low_RG: Any, high_RG: Any) -> None:
+    """The same, times columns_I."""
+    group = w_OI.shape[1] // low_RG.shape[1]
+    for r in range(w_OI.shape[0]):
+        for g in range(low_RG.shape[1]):
+            positive, negative = u32(0), u32(0)
+            row, made = w_OI[r, g * group : (g + 1) * group], made_RI[r, g * group : (g + 1) * group]
+            columns = columns_I[g * group : (g + 1) * group]
+            for i in range(row.size):
+                w = load(row, i) * columns[i]
+                made[i] = w
+                bits = bits_of(w)
                 magnitude = u32(bits & u32(0x7FFFFFFF))
                 positive = max(positive, magnitude if bits == magnitude else u32(0))
                 negative = max(negative, magnitude if bits != magnitude else u32(0))
