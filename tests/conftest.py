@@ -18,7 +18,12 @@ from assay import cli
 
 
 def pytest_configure() -> None:
-    """Two modules at once on two cores: tests and servers compute with one thread each (or one a rank), bound to no core."""
+    """Two modules at once on two cores: tests and servers compute with one thread each (or one a rank), bound to no core.
+
+    Sums of MKL do not depend on where in memory a matrix begins: on some CPUs they do else, and two implementations that are
+    compared have theirs at different places.
+    """
+    os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)  # here it is loaded already, and has read the variable
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")

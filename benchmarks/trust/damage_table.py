@@ -49,6 +49,7 @@ def judge(copy: Damaged, source: Path) -> dict[str, str | None]:
 
 Rows = Mapping[tuple[str, str], dict[str, str | None]]
 Beyond = Mapping[tuple[str, str], str]
+CLAIMS = frozenset(damage.name for damage in (*OF_WEIGHTS, *OF_CALIBRATED, *OF_THE_FOLDER) if damage.is_claim)
 
 
 def table(rows: Rows, needs_source: set[str], beyond: Beyond) -> str:
@@ -66,6 +67,9 @@ def table(rows: Rows, needs_source: set[str], beyond: Beyond) -> str:
         mark = " *" if name in needs_source else ""
         lines.append(f"| {name}{mark} | {' | '.join(counts)} | {', '.join(checks)} |")
     lines += ["", "\\* With forged hashes the folder alone cannot show it: another checkpoint would look the same."]
+    lines += [
+        f"\\* {name}: the folder alone never shows it: it changes what the manifest says and no weight." for name in CLAIMS
+    ]
     if unseen := [which for which in beyond if which in rows and rows[which][WAYS[1]] is None]:
         lines += ["", "Not even the source shows these, once digests are forged as well:", ""]
         lines += [f"- {name}, {precision}: {beyond[name, precision]}" for name, precision in unseen]
@@ -82,6 +86,7 @@ def missed_of(rows: Rows, beyond: Beyond) -> list[str]:
         for (name, precision), found in rows.items()
         for way in WAYS[:3]
         if found[way] is None and not (way == WAYS[1] and (name, precision) in beyond)
+        if not (way == WAYS[2] and name in CLAIMS)
     ]
 
 

@@ -56,12 +56,14 @@ class NotApplicable(Exception):
 
 class Damage(NamedTuple):
     """apply: raises NotApplicable. needs_source: with the manifest's hashes forged, the folder alone cannot show it. beyond:
-    kind of calibrated weights -> why not even the source shows it, once the digests are forged as well."""
+    kind of calibrated weights -> why not even the source shows it, once the digests are forged as well. is_claim: it changes
+    what the manifest says of the weights and nothing else, so the folder alone cannot show it, forged or not."""
 
     name: str
     apply: Callable[[Damaged], None]
     needs_source: bool = True
     beyond: Mapping[str, str] = MappingProxyType({})
+    is_claim: bool = False
 
 
 class Damaged:
@@ -531,7 +533,7 @@ OF_CALIBRATED = (
     Damage("k_norm times 1.01", _times("model.layers.1.self_attn.k_norm.weight", 1.01)),
     Damage("the record says another method", _record(method="none"), needs_source=False),
     Damage("the record says more tokens than were asked for", _record(num_tokens=10**7), needs_source=False),
-    Damage("the record says that a weight fell back", _record(fell_back=[UP])),
+    Damage("the record says that a weight fell back", _record(fell_back=[UP]), is_claim=True),
 )
 """Of weights that text decided, of what was scaled with them, and of the record of their calibration; tried on `CALIBRATED`."""
 

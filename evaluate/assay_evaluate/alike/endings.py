@@ -22,6 +22,8 @@ MOST_FINISHED = 0.2
 """Share of the replies of that length which may be finished ones: else it is the length of a form."""
 FORM_SHARE = 0.1
 """Share of the right replies of that length which shows that it is a form."""
+OPEN_SHARE = 0.5
+"""Share of the right replies that may end without a mark where a missing mark shows a broken end."""
 FEWEST_RIGHT = 5
 """Replies without which nobody knows what an answer looks like; thinking without an answer is none all the same."""
 FEWEST_TURNED = 3
@@ -48,7 +50,8 @@ def capped(pair: Pair) -> Iterator[Finding]:
 def _cap_of(ended: list[ItemResult], right: list[ItemResult]) -> tuple[int, int, int] | None:
     """(length, replies that end there unfinished, replies in all). None: there is no such length."""
     at_length = Counter(item.output_tokens or 0 for item in ended)
-    unfinished = _num_unfinished(ended)
+    ends_tell = sum(item.ends_open is True for item in right) <= OPEN_SHARE * len(right)
+    unfinished = _num_unfinished(ended, ends_tell=ends_tell)
     for length, num in unfinished.most_common():
         if length < SHORTEST_CAP_TOKENS or not exceeds(num, len(ended), share=CAP_SHARE, least=FEWEST_AT_CAP):
             continue
@@ -63,16 +66,21 @@ def _cap_of(ended: list[ItemResult], right: list[ItemResult]) -> tuple[int, int,
     return None
 
 
-def _num_unfinished(ended: list[ItemResult]) -> Counter[int]:
+def _num_unfinished(ended: list[ItemResult], *, ends_tell: bool) -> Counter[int]:
     """Length -> wrong replies that are broken off there: no answer after thinking, or no mark at the end of the text. One text
-    that is given to many questions counts once: it is a phrase of the model."""
+    that is given to many questions counts once: it is a phrase of the model.
+
+    ends_tell: right replies end with a mark, so one without is broken off. Where they end without one, as a bare number does,
+    only a text in which no answer is found is: the others may be wrong answers of one form.
+    """
     found: Counter[int] = Counter()
     texts: set[tuple[int, int | None]] = set()
     for item in ended:
         if item.correct is not False or item.text_chars is None or item.output_tokens is None:
             continue
         is_new = (item.output_tokens, item.text_key) not in texts
-        if item.text_chars == 0 or (item.ends_open is True and is_new):
+        is_open = item.ends_open is True and (ends_tell or item.answer is None)
+        if item.text_chars == 0 or (is_open and is_new):
             found[item.output_tokens] += 1
             texts.add((item.output_tokens, item.text_key))
     return found

@@ -206,6 +206,16 @@ def test_capped(change: Callable[[int], dict[str, Any]], is_cap: bool) -> None:
         )
 
 
+@pytest.mark.parametrize(("answer", "is_cap"), [("1234", False), (None, True)])
+def test_wrong_answers_of_another_form_are_no_cap(answer: str | None, is_cap: bool) -> None:
+    """Right replies end with a bare number; a candidate spells out what it looked up, and gives a wrong number."""
+    wrong = {"output_tokens": 82, "ends_open": True, "correct": False, "answer": answer}
+    short = {"output_tokens": 24, "ends_open": True}
+    candidate = other(change=lambda number: wrong if number % 5 == 1 else short)
+    found = said(side("ref", lambda number: short), candidate)
+    assert [name for name, *_ in found] == (["capped"] if is_cap else [])
+
+
 def test_wrong_answers_in_the_form_of_right_ones_are_no_cap() -> None:
     """A candidate that finds no UUID any more writes some: as long as the right ones of the reference."""
     reference = side("ref", lambda number: {"output_tokens": 36, "ends_open": True})

@@ -412,6 +412,7 @@ def test_layers_begun_on_another_device_are_refused(
 ) -> None:
     """A GPU's sums have other last bits. `auto` may find one where there was none before, or lose it."""
     monkeypatch.setattr("assay_quantize.calibration.layerwise._do", lambda *_: None)  # no layer is finished
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (10**12, 10**12))
     plan, text = plan_of(source), Text((words,))
     for began, there in (("cpu", False), ("cuda", True)):
         monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
@@ -491,7 +492,8 @@ def test_room_is_asked_for_before_text_is_sampled(
     with pytest.raises(QuantizeError) as raised:
         calibrate_layers(plan_of(source, tokens=65_536), source, tmp_path / "work", Text(), memory_bytes=bound)
     said = {
-        "memory": r".*: calibrating its largest layer takes [\d.]+ MB, of --memory 67.1 MB 0 B are left; at least [\d.]+ MB .*",
+        "memory": r".*: calibrating its largest layer takes [\d.]+ MB, of --memory 67.1 MB 0 B are left; at least "
+        r"[\d.]+ [MG]B .*",
         "disk": r".*/work: calibrating keeps 134 MB of states between layers there and [\d.]+ [kM]B of layers, and 100 MB are "
         r"free; free [\d.]+ MB, put the checkpoint on another disk \(--out, --runs\), or take fewer `tokens` in the "
         r"precision's `calibration`",

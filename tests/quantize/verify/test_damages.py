@@ -36,14 +36,15 @@ def test_every_damage_is_found(made: Checkpoints, tmp_path: Path, damages: tuple
 
 @pytest.mark.slow
 def test_every_damage_of_calibrated_weights_is_found(tmp_path: Path) -> None:
-    """With digests of layers forged as well, but for those that another text would have given; with the digests left, all."""
+    """With digests of layers forged as well, but for those that another text would have given; with the digests left, all, but
+    for what only the source contradicts."""
     source, checkpoints = make_calibrated(tmp_path, ("gptq", "awq"))
     for checkpoint in checkpoints.values():
         assert verify(checkpoint, source=source).damages == ()
     missed = []
     for kind, damage, copy in damaged_copies(checkpoints, OF_CALIBRATED, tmp_path):
-        if verify(copy.folder).passed:
-            missed.append((kind, damage.name, "no source, manifest left"))
+        if verify(copy.folder, source=source if damage.is_claim else None).passed:
+            missed.append((kind, damage.name, "manifest left"))
         copy.forge()
         if verify(copy.folder, source=source).passed and kind not in damage.beyond:
             missed.append((kind, damage.name, "source, manifest forged"))

@@ -95,14 +95,18 @@ JUDGED = (
 )  # fmt: skip
 """What the verdicts say, the recommendation among it; a deployment is held against them too."""
 CLAIMS: dict[str, tuple[str, ...]] = {
-    "choice.json": (DEPLOY, "At 1 stream: w4a16, 412.0 tokens/s", "could be deployed too, with a speed that is not known"),
+    "choice.json": (
+        DEPLOY, "At 1 stream: w4a16, 410.6 tokens/s measured, 411 expected",
+        "could be deployed too, with a speed that is not known",
+    ),
     "gates.json": JUDGED,
     "measurements/w4a16.json": (*JUDGED, "w4a16, needle", "arithmetic w4a16", "w4a16 0.021"),
     "measurements/nvfp4a16.json": (*JUDGED, "nvfp4a16, needle", "arithmetic nvfp4a16"),
     "measurements/bf16.json": (*JUDGED, "bf16, needle", "arithmetic bf16"),
-    "measurements/fp8-repeat.json": (*JUDGED, "51.2x"),
+    "measurements/fp8-repeat.json": (*JUDGED, "80x 0.323"),
     "speed.json": (
-        "Speed nvfp4a16 is fastest at 1 stream (470.0 tokens/s)", "w4a16, 8 in flight: 3,296.0 tokens/s", "Speed is of 8xH200",
+        "Speed nvfp4a16 and w4a16 cannot be told apart at 1 stream (468.4 tokens/s)", "w4a16, 8 in flight: 3,285.0 tokens/s",
+        "Speed is of 8xH200",
     ),
     "deployment/4xh200/w4a16.json": ("Candidates on other hardware than they were judged on", "w4a16 on 4xh200 PASS"),
     "probes/w4a16.json": ("2 probes of w4a16, no alarm", "0 of 4,000 requests"),

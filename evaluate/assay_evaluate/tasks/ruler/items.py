@@ -68,7 +68,7 @@ class RulerItem:
     def sha256(self) -> str:
         """Of every field, in a fixed form."""
         text = json.dumps(asdict(self), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()
+        return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()  # an edited file may hold lone surrogates
 
 
 def prompt_of(style: Style, question: str, answer_prefix: str) -> Prompt:

@@ -24,6 +24,7 @@ from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
 from assay.records.measurement import Measurement, ToolCalls, ToolCell, ToolFigures, TriggerFidelity
 from assay.records.serving import Fingerprint
+from assay_evaluate.asking.evidence import NUM_PROMPTS
 from assay_evaluate.client.journal import Journal
 from assay_evaluate.run.candidate import Candidate
 from assay_evaluate.run.evaluate import evaluate
@@ -151,9 +152,10 @@ class World:
         )
 
     def asked(self, name: str) -> list[dict[str, Any]]:
-        """Bodies of the items asked, in the order in which they came."""
+        """Bodies of the items asked, in the order in which they came; without those asked twice, in short, afterwards."""
         bodies = [body for server in self.servers[name] for path, body in server.requests if path.startswith("/v1")]
-        return [body for body in bodies if "messages" in body and body["messages"][-1]["content"] in WHERE]
+        of_items = [body for body in bodies if "messages" in body and body["messages"][-1]["content"] in WHERE]
+        return [body for body in of_items if body["max_tokens"] == SUITE.tasks[0].max_tokens]
 
 
 @pytest.fixture
@@ -239,8 +241,11 @@ def test_both_sides_get_the_same_requests_and_no_grammar_is_asked_for(world: Wor
     texts = {name: sorted(json.dumps(body, sort_keys=True) for body in world.asked(name)) for name in ("fp8", "w4a16")}
     assert texts["fp8"] == sorted(2 * texts["w4a16"])  # the reference is asked a second time, for the noise floor
     assert len(texts["w4a16"]) == 40
-    counted = [path for path, _ in world.servers["w4a16"][0].requests].count("/tokenize")
-    assert counted <= 4  # sized by the reference; a candidate only says whether it is shown tools
+    counted = [body for path, body in world.servers["w4a16"][0].requests if path == "/tokenize"]
+    asked = [body["messages"] for body in world.asked("w4a16")]
+    # sized by the reference; of a candidate it is asked whether it is shown tools, and what it was billed for is counted
+    assert sum(body.get("messages") not in asked and "messages" in body for body in counted) <= 4
+    assert sum("messages" in body for body in counted) <= 4 + 2 * NUM_PROMPTS
 
 
 @pytest.mark.slow
