@@ -3,6 +3,7 @@ tests/end_to_end/test_deployed.py."""
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,8 +12,9 @@ from typing import Any
 
 import pytest
 from fake_server import Scripted
+from given_servers import sampled_text
 from probe_reports import ALARM, CLEAN, probed, result
-from scripted_world import World, make_folders
+from scripted_world import OF_CANDIDATE, World, make_folders
 from small_suite import SERVING, solve
 from small_suite import SUITE as SMALL
 
@@ -58,11 +60,15 @@ class Deployed(World):
     def __init__(self) -> None:
         super().__init__()
         self.accepted = 15
-        self.reply["candidate"] = self.answer
+        self.reply["reference"] = functools.partial(self.answer, 1.0)
+        self.reply["candidate"] = functools.partial(self.answer, OF_CANDIDATE)
 
-    def answer(self, body: dict[str, Any]) -> Scripted:
+    def answer(self, scale: float, body: dict[str, Any]) -> Scripted:
         found = solve(body)
-        return found if found.speculation else Scripted(found.text, speculation=(20, 20, self.accepted))
+        if found.speculation:
+            return found
+        text = sampled_text(body["messages"][-1]["content"], scale, body["max_tokens"])
+        return Scripted(text, finish_reason="length", speculation=(20, 20, self.accepted))
 
 
 @dataclass(frozen=True)
@@ -190,7 +196,7 @@ def test_own_texts_are_written_later_and_the_verdict_travels(case: Case, probes:
 
 
 def other_logits(world: Deployed, probes: list[ProbeReport]) -> None:
-    world.scale = {"elsewhere": 1.5}
+    world.scale = {"elsewhere": 1.3}
 
 
 def no_drafts(world: Deployed, probes: list[ProbeReport]) -> None:

@@ -348,4 +348,6 @@ def test_real_vllm(tmp_path: Path) -> None:
     assert 0 < repeat.divergence.tail_mass_mean < 1
     lines.clear()
     assert evaluate("tiny", [Candidate("bf16", folder, True)], **arguments) == [reference, repeat]
-    assert lines == ["bf16: measured already", "bf16-repeat: measured already"]
+    day = reference.started[:10]
+    already = f"measured already, on {day}; `--again bf16` measures it anew"
+    assert lines == [f"bf16: {already}", f"bf16-repeat: {already}"]

@@ -7,12 +7,14 @@ with given_servers("fp8", "w4a16") as servers:
 from __future__ import annotations
 
 import functools
+import math
+import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from fake_server import FakeServer, plain_logits
+from fake_server import VOCABULARY, FakeServer, plain_logits
 
 
 @dataclass(frozen=True)
@@ -50,3 +52,13 @@ def given_servers(*labels: str, **options: Any) -> Iterator[GivenServers]:
 def scaled_logits(factor: float, last: int) -> list[float]:
     """Logits of other weights."""
     return [factor * value for value in plain_logits(last)]
+
+
+def sampled_text(prompt: str, factor: float, num_tokens: int) -> str:
+    """A text that a server with these logits writes after the prompt at temperature 1; the same for the same prompt."""
+    drawn, last, letters = random.Random(prompt), ord(prompt[-1]) % VOCABULARY, []
+    for _ in range(num_tokens):
+        weights = [math.exp(value) for value in scaled_logits(factor, last)]
+        last = drawn.choices(range(VOCABULARY), weights)[0]
+        letters.append(chr(last))
+    return "".join(letters)

@@ -16,6 +16,9 @@ from small_suite import solve
 from assay.records.serving import Fingerprint
 from assay_evaluate.serving.server import ServerSpec
 
+OF_CANDIDATE = 1.1
+"""Scale of the candidate's logits beside the reference's."""
+
 
 class World:
     """Serves each checkpoint folder by a scripted server; counts what is started."""
@@ -44,7 +47,7 @@ class World:
     def start(self, spec: ServerSpec, on_progress: Callable[[str], None]) -> Iterator[FakeServer]:
         name = spec.checkpoint.name
         scale = self.scale.get(spec.profile.name, 1.0)
-        logits = functools.partial(scaled_logits, scale * (1.0 if name == "reference" else 1.1))
+        logits = functools.partial(scaled_logits, scale * (1.0 if name == "reference" else OF_CANDIDATE))
         with FakeServer(self.reply.get(name, solve), **{"logits": logits, **self.options.get(name, {})}) as server:
             server.fingerprint = self.fingerprint(spec)
             self.servers.setdefault(name, []).append(server)

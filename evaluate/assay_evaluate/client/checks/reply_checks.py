@@ -76,6 +76,8 @@ def find_contradictions(
 
 def check_count(reply: Reply, *, max_tokens: int, rows: Sequence[TokenRow] = ()) -> list[Contradiction]:
     """What the reply bills against its ids, its log-probabilities and the budget."""
+    if reply.usage_problem is not None:
+        return [Contradiction("count", reply.usage_problem)]
     billed = reply.output_tokens
     if billed is None:
         return []

@@ -11,6 +11,7 @@ text; the limits below are for 1 in 10 such replies that begin with other words,
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -21,6 +22,7 @@ from assay.errors import MeasureError
 from assay_evaluate.client.client import Address, Client
 from assay_evaluate.client.exchanges import Ask, Exchange
 from assay_evaluate.client.journal import Identity, Journal, Reply
+from assay_evaluate.client.sending import TRY_AGAIN, wait_s
 from assay_evaluate.serving.server import Server
 
 MOST_QUESTIONS = 24
@@ -34,6 +36,8 @@ OTHER_WORDS_SHARE = 0.1
 OTHER_FORM_SHARE = 0.01
 """Shares of replies of a server that has not changed that begin with other words, or have another form, at most."""
 ALPHA = 0.001
+MOST_ATTEMPTS, BACKOFF_S = 6, 0.5
+"""As of any request of an evaluation."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +77,26 @@ def require_as_before(label: str, server: Server, journal: Journal, who: Identit
 
 
 def _ask(questions: Sequence[Question], server: Server, concurrency: int) -> list[Exchange]:
-    """What came of each, in their order; servers that share the label share them."""
+    """What came of each, in their order; servers that share the label share them. A server that is just started again is
+    waited for, as long as an evaluation waits for one."""
     urls = server.base_urls
     exchanges: dict[str, Exchange] = {}
     for number, url in enumerate(urls):
         asks = [question.ask for question in questions[number :: len(urls)]]
-        with Client(Address(url, server.model, server.headers), concurrency=concurrency) as client:
-            exchanges |= {exchange.id: exchange for exchange in client.ask_together(asks, concurrency)}
+        for attempt in range(1, MOST_ATTEMPTS + 1):
+            with Client(Address(url, server.model, server.headers), concurrency=concurrency) as client:
+                exchanges |= {exchange.id: exchange for exchange in client.ask_together(asks, concurrency)}
+            asks = [ask for ask in asks if _may_come(exchanges[ask.id])]
+            if not asks or attempt == MOST_ATTEMPTS:
+                break
+            time.sleep(wait_s(url, attempt, BACKOFF_S))
     return [exchanges[question.ask.id] for question in questions]
+
+
+def _may_come(exchange: Exchange) -> bool:
+    """Whether a reply may come if it is asked for once more."""
+    status = exchange.reply.http_status
+    return not exchange.is_answered and (status is None or status in TRY_AGAIN)
 
 
 def draw_questions(journal: Journal, who: Identity, label: str) -> list[Question]:

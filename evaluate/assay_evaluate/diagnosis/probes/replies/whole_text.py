@@ -39,7 +39,11 @@ def probe_text(session: ProbeSession) -> ProbeResult:
         return not_run("text", "request", "no request had a reply")
     compared, reason = believed_texts(session, replies)
     found = _contradictions(session, replies, compared)
-    looked = [one for one in replies if one.id in compared or one.reply.output_tokens is not None or one.reply.token_ids]
+    looked = [
+        one
+        for one in replies
+        if one.id in compared or one.reply.output_tokens is not None or one.reply.usage_problem or one.reply.token_ids
+    ]
     if not looked and not found:
         return not_run("text", "request", "replies tell neither ids nor numbers of tokens", len(replies))
     events = [(number, one, found[one.id]) for number, one in enumerate(replies, 1) if one.id in found]
