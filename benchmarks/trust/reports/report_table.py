@@ -1,6 +1,6 @@
 """`make reports`: the tests that rebuild public reports and attacks, run at once; writes benchmarks/trust/reports.md.
 
-    python benchmarks/trust/reports/reports.py --write benchmarks/trust/reports.md
+    python benchmarks/trust/reports/report_table.py --write benchmarks/trust/reports.md
 
 Exits 1 when a report did not hold or one of its tests is not there.
 """
@@ -19,7 +19,7 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(Path(__file__).parent))  # python is run with PYTHONSAFEPATH
-from rows import SECTIONS, Report  # noqa: E402
+from report_rows import SECTIONS, Report  # noqa: E402
 
 Outcome = Literal["held", "FAILED", "NOT RUN"]
 Cases = Mapping[tuple[str, str], Outcome]
