@@ -169,7 +169,7 @@ def test_logits_have_no_divergence(run: Run) -> None:
 
 
 def test_rows_of_the_request_before_are_refused(run: Run) -> None:
-    """vllm-project/vllm #42019, mended by PR #42245."""
+    """vllm-project/vllm #42019 and PR #42245."""
     code, out, err = asked(run, Sampling(), Stale(near))
     assert (code, out) == (2, "") and re.fullmatch(
         r"error: w4a16: http://\S+: nothing shows which weights answer: asked twice, its log-probabilities differ by [\d.]+ "
