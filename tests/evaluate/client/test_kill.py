@@ -165,7 +165,7 @@ def test_client_killed_ten_times_and_server_twice(tmp_path: Path, monkeypatch: p
     calm.server.kill()
     passes = Counter(body for event, body in calm.events() if event == "asked")
     assert passes == calm.answered()
-    assert sum(passes.values()) == 2 * 16 + 8 + 2 * 8  # needles, texts, their scores
+    assert sum(passes.values()) == 3 * 16 + 8 + 2 * 8  # needles, once more by the first pass; texts; their scores
 
     scene, rng, resent = Scene(folder, tmp_path / "run", tmp_path / "log"), random.Random(5), 0
     scene.start_server()
