@@ -52,7 +52,7 @@ precisions := $(if $(strip $(PRECISIONS)),--precisions $(subst $(space),$(comma)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup preflight preflight-first chosen-first quantize eval report card choose publish gate swe-demo swe-images doctor gpu-check speed test test-fast check lint docs bench bench-quantize full-count fuzz planted simulations choose-start soak alike sweep chaos damages clean calibrated-rows limits
+.PHONY: help setup preflight preflight-first chosen-first quantize eval report card choose publish gate swe-demo swe-images doctor gpu-check speed test test-fast check lint docs bench bench-quantize full-count fuzz planted simulations choose-start soak alike sweep chaos damages clean calibrated-rows limits reports
 
 help: ## show this text
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,18p'
@@ -191,6 +191,9 @@ chaos: setup ## disturb `quantize` and `eval` in every stage: kills, full disks,
 
 calibrated-rows: .venv/.ready ## round odd weights by GPTQ, and see that `assay verify` finds only their damages; write benchmarks/trust/calibrated_rows.md
 	@.venv/bin/python benchmarks/trust/calibrated_rows.py --rounds 2 --write benchmarks/trust/calibrated_rows.md
+
+reports: .venv/.ready ## run the tests that rebuild public reports and attacks, in minutes; write benchmarks/trust/reports.md
+	@.venv/bin/python benchmarks/trust/reports/report_table.py --write benchmarks/trust/reports.md
 
 damages: .venv/.ready ## damage checkpoints in 640 ways and see that `assay verify` finds each; write benchmarks/trust/damages.md
 	@.venv/bin/python benchmarks/trust/damage_table.py --write benchmarks/trust/damages.md

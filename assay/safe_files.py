@@ -207,6 +207,15 @@ def _out_of_bounds(parsed: dict[str, Any]) -> str | None:
     return f"{str(place)!a} is {place.value}, which is no number of JSON; write a number or null there"
 
 
+def is_too_deep(parsed: Any) -> bool:
+    """More than MAX_DEPTH lists and objects inside each other: what walks through them would meet Python's limit."""
+    try:
+        _find_number([parsed], lambda name, value: False, MAX_DEPTH + 1)
+    except _TooDeep:
+        return True
+    return False
+
+
 def _shortened(value: int) -> str:
     text = str(value)
     return text if len(text) <= 24 else f"{text[:12]}... of {len(text.removeprefix('-'))} digits"

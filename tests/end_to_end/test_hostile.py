@@ -278,6 +278,12 @@ def test_a_config_with_impossible_numbers(run: Run, source: Path, values: dict[s
     assert_refused(run, source, "config.json", next(iter(values)))
 
 
+def test_a_config_nested_as_deep_as_a_parser_goes(run: Run, source: Path) -> None:
+    """It was read, and what walked through it afterwards ended in a RecursionError."""
+    config(hidden_act=json.loads(450 * "[" + 450 * "]"), vocab_size=False)(source)
+    assert_refused(run, source, "config.json: more than 100 lists and objects inside each other; download the file again")
+
+
 # ------------------------------------------------------------------------------------------------ what lies in the folder
 @pytest.mark.parametrize("name", [FIRST, SECOND, "config.json", INDEX])
 def test_a_link_out_of_the_folder(run: Run, source: Path, name: str) -> None:

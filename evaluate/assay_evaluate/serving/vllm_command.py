@@ -21,6 +21,7 @@ from assay.recipes.model import Serving
 from assay.recipes.mtp import mtp_block
 from assay.recipes.profile import ProfileRecipe
 from assay.records.serving import as_arguments
+from assay.safe_files import is_too_deep
 from assay.safetensors_index import tensor_names
 from assay.secret_text import without_secrets
 
@@ -109,18 +110,23 @@ def vllm_command(
     )
 
 
+_TOO_DEEP = "cannot be read (nested too deeply); a model's config has a few levels"
+
+
 def read_config(checkpoint: Path) -> dict[str, Any]:
     """config.json of a checkpoint folder; ServeError when it is not there or not an object."""
     path = checkpoint / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except RecursionError:
-        raise ServeError(f"{path}: cannot be read (nested too deeply); a model's config has a few levels") from None
+        raise ServeError(f"{path}: {_TOO_DEEP}") from None
     except (OSError, ValueError) as error:  # not UTF-8, not JSON, or a number of thousands of digits
         reason = error.strerror if isinstance(error, OSError) else error
         raise ServeError(
             f"{path}: cannot be read ({reason}); give a checkpoint folder with config.json and *.safetensors"
         ) from None
+    if is_too_deep(config):
+        raise ServeError(f"{path}: {_TOO_DEEP}")
     if not isinstance(config, dict):
         raise ServeError(f"{path}: holds a {type(config).__name__}, a model's config is an object")
     return config

@@ -136,6 +136,16 @@ def test_wrong_usage_is_one_line(run: Run, words: list[str], said: str) -> None:
     assert one_error(run(*words)) == said
 
 
+@pytest.mark.parametrize("key", ["seed", "tokens"])
+def test_numbers_of_a_recipe_that_no_machine_counts(run: Run, tiny_glm: Path, tmp_path: Path, key: str) -> None:
+    (tmp_path / "own.yaml").write_text(
+        f"schema: 1\nname: own\ndescription: d\nextends: w4a16\ncalibration: {{method: gptq, {key}: {2**70}}}\n"
+    )
+    said = one_error(run("quantize", tiny_glm, "-p", "own.yaml", "--out", tmp_path / "made"))
+    assert said == f"own.yaml: not plain YAML: line 5 has the whole number {2**70}, beyond 64 bits; write a smaller one"
+    assert not (tmp_path / "made").exists()
+
+
 @pytest.mark.parametrize(
     ("command", "option", "kind"),
     [

@@ -35,7 +35,7 @@ def judged(run: Run, modes: str) -> tuple[GateReport, str]:
     fp8, w4a16, *how = modes.split()
     suite = SUITE.replace("TEMPERATURE", SAMPLED if "sampled" in how else "")
     Path("short.yaml").write_text(suite + (LOOKUP if "lookup" in how else ""))
-    Path("gates.yaml").write_text(GATES)
+    Path("gates.yaml").write_text(GATES + ("estimand: these_items\n" if "these_items" in how else ""))
     with given(fp8=fp8, w4a16=w4a16) as servers:
         first, second = (f"{label}={one.base_url}" for label, one in servers.by_label.items())
         code, out, err = run("evaluate", "--reference", first, "--candidate", second, "--suite", "short.yaml")
@@ -70,6 +70,11 @@ CASES = {
         "answers its questions than the one whose weights were looked at.",
     ],
     "cached cached sampled": [
+        "sums: 96 of 144 replies of fp8 are other ones over again, with the same id: a cache answers, and samples are"
+        " not independent; 96 of 144 replies of w4a16 are other ones over again, with the same id: a cache answers, "
+        "and samples are not independent.",
+    ],
+    "cached cached sampled these_items": [
         "sums: 96 of 144 replies of fp8 are other ones over again, with the same id: a cache answers, and samples are"
         " not independent; 96 of 144 replies of w4a16 are other ones over again, with the same id: a cache answers, "
         "and samples are not independent.",
@@ -135,6 +140,12 @@ CASES = {
         "sums: the text of 4 of 46 replies of w4a16 is the beginning of fp8's to the same question and no more, "
         "though as many tokens were billed: something loses text; the usage of 2 of 48 replies of w4a16 contradicts "
         "itself (completion_tokens 228 for a text of 114 bytes: as many as prompt and reply), so it cannot be seen "
+        "which replies were cut off.",
+    ],
+    "healthy emptied": [
+        "sums: the text of 3 of 47 replies of w4a16 is the beginning of fp8's to the same question and no more, "
+        "though as many tokens were billed: something loses text; the usage of 1 of 48 replies of w4a16 contradicts "
+        "itself (completion_tokens 228 for a text of 57 bytes: as many as prompt and reply), so it cannot be seen "
         "which replies were cut off.",
     ],
     "lost healthy": [

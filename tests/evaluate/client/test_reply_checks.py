@@ -127,6 +127,10 @@ def test_counts() -> None:
     assert said(reply(output_tokens=10)) == ["10 tokens are billed, and 3 ids came"]
     assert said(reply(output_tokens=10, token_ids=None), 3) == ["10 tokens are billed, and 3 log-probabilities came"]
     assert said(reply(output_tokens=10, token_ids=None)) == ["10 tokens are billed, and at most 8 were asked for"]
+    problem = "prompt_tokens 4 and completion_tokens 6 are more than total_tokens 7"
+    counts = {"usage": {"prompt_tokens": 4, "completion_tokens": 6, "total_tokens": 7}, "usage_problem": problem}
+    assert said(reply(output_tokens=None, **counts)) == ["6 tokens are billed, and 3 ids came"]
+    assert said(reply(output_tokens=None, token_ids=None, **counts)) == [f"its counts cannot be true: {problem}"]
 
 
 def test_ends() -> None:

@@ -27,6 +27,7 @@ CHAT = [{"role": "user", "content": "1 + 1"}]
     ("text", "said"),
     [
         (f'{{"a": {DEEP}', "cannot be read (nested too deeply); a model's config has a few levels"),
+        (f'{{"num_hidden_layers": {450 * "["}1{450 * "]"}}}', "cannot be read (nested too deeply); a model's config has a few"),
         ("[]", "holds a list, a model's config is an object"),
         ("9" * 5000, "cannot be read (Exceeds the limit"),
         ("\ud800", "cannot be read ('utf-8' codec"),

@@ -257,7 +257,7 @@ class OfLogits(FakeServer):
 
 
 def test_logits_leave_divergence_unmeasured_and_the_remedy_is_no_other_checkpoint(tmp_path: Path) -> None:
-    said = "the reference's server: log-probabilities above 0: start vLLM without --logprobs-mode raw_logits "
+    said = "the reference's server: log-probabilities above 0: start vLLM without --logprobs-mode raw_logits (or processed_log"
     other = functools.partial(scaled_logits, 1.1)
     texts = SUITE.model_copy(update={"divergence": DivergenceSpec(languages=("en",), num_documents=4, max_tokens=8, top_k=16)})
     with OfLogits(solve) as one, OfLogits(solve, logits=other) as two:

@@ -19,7 +19,6 @@ from assay.recipes.suite import SuiteRecipe
 from assay.records.measurement import Measurement
 from assay_evaluate.client.journal import Reply
 from assay_evaluate.run.answering.asked_again import ALPHA, OTHER_WORDS_SHARE, Question, other_than_before
-from assay_evaluate.run.answering.served import FIRST_QUESTIONS
 from assay_evaluate.run.candidate import Candidate
 from assay_evaluate.run.evaluate import evaluate
 from assay_evaluate.tasks.generated import arithmetic_items
@@ -34,6 +33,8 @@ SUITE = SuiteRecipe.model_validate(
     }
 )  # fmt: skip
 CHAT = "/v1/chat/completions"
+NUM_ASKED = 30 + 16
+"""Of a measurement: every question, and some of them twice."""
 ANSWERS = {item.prompt: item.answer for item in arithmetic_items(SUITE.tasks[0], SUITE.seed)}  # type: ignore[arg-type]
 
 
@@ -68,13 +69,13 @@ def test_with_the_same_weights_the_candidate_is_asked_too(tmp_path: Path, is_nam
     with FakeServer(solve) as direct, FakeServer(without_answer) as gateway:
         servers = {"direct": direct, "gateway": gateway}
         reference, _, candidate = run(tmp_path / "run", servers, folder, same_weights=True)
-        assert gateway.count(CHAT) == 30 + FIRST_QUESTIONS
+        assert gateway.count(CHAT) == NUM_ASKED
         assert [item.correct for item in candidate.tasks[0].items] == [False] * 30
         assert reference.checkpoint_sha256 == candidate.checkpoint_sha256 or not is_named
         assert reference.replies_sha256 != candidate.replies_sha256 or not is_named
         again = run(tmp_path / "run", servers, folder, same_weights=True)
         assert again == [reference, _, candidate]
-        assert gateway.count(CHAT) == 30 + FIRST_QUESTIONS + 24, "a few questions, to see that it answers as before"
+        assert gateway.count(CHAT) == NUM_ASKED + 24, "a few questions, to see that it answers as before"
 
 
 def test_weights_of_one_folder_at_two_addresses_are_two_labels_even_without_the_option(tmp_path: Path) -> None:
@@ -85,7 +86,7 @@ def test_weights_of_one_folder_at_two_addresses_are_two_labels_even_without_the_
     (folder / "model.safetensors").write_bytes(b"weights")
     with given_servers("bf16", "fp8-at-load", reply=solve) as servers:
         reference, _, candidate = run(tmp_path / "run", servers.by_label, folder)
-        assert servers.by_label["fp8-at-load"].count(CHAT) == 30 + FIRST_QUESTIONS
+        assert servers.by_label["fp8-at-load"].count(CHAT) == NUM_ASKED
     assert reference.checkpoint_sha256 == candidate.checkpoint_sha256
     assert reference.replies_sha256 != candidate.replies_sha256
 
@@ -116,7 +117,7 @@ def test_a_server_that_was_repaired_is_not_measured_already(tmp_path: Path) -> N
         asked = candidate.count(CHAT)
         lines: list[str] = []
         *_, measured = run(tmp_path, servers.by_label, again=["w4a16"], on_progress=lines.append)
-        assert candidate.count(CHAT) - asked == 30 + FIRST_QUESTIONS
+        assert candidate.count(CHAT) - asked == NUM_ASKED
     accuracy = [one.tasks[0].accuracy for one in (first[-1], measured)]
     assert [value and value.value for value in accuracy] == [0.0, 1.0]
     assert any(re.match(r"w4a16: the earlier measurement is replaced; moved to \S+/earlier/w4a16", line) for line in lines)
@@ -150,7 +151,7 @@ def test_with_the_reference_all_are_measured_anew(tmp_path: Path) -> None:
         run(tmp_path, servers.by_label)
         asked = servers.count(CHAT)
         run(tmp_path, servers.by_label, again=["fp8"])
-        assert servers.count(CHAT) - asked == 3 * 30 + 2 * FIRST_QUESTIONS
+        assert servers.count(CHAT) - asked == 2 * NUM_ASKED + 30, "the repeat asks nothing twice"
         with pytest.raises(MeasureError, match=r"^--again nvfp4: no such label; this evaluation has fp8, w4a16$"):
             run(tmp_path, servers.by_label, again=["nvfp4"])
 
@@ -171,8 +172,8 @@ def test_what_is_measured_anew_and_killed_goes_on(tmp_path: Path) -> None:
         candidate = servers.by_label["w4a16"]
         asked = candidate.count(CHAT)
         *_, measured = run(tmp_path, servers.by_label)
-        # all was answered before it was killed; a few are asked again, and the last ones twice
-        assert candidate.count(CHAT) == asked + 24 + FIRST_QUESTIONS
+        # All was answered before it was killed, and nothing asked twice; a few are asked again before that is believed.
+        assert candidate.count(CHAT) == asked + 16 + 24
     assert measured.replies_sha256 != first[-1].replies_sha256
 
 

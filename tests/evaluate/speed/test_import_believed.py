@@ -32,6 +32,8 @@ IX = {
     "median_ttft": 0.3, "mean_tpot": 0.02, "median_tpot": 0.02, "spec_decoding": "none",
 }  # fmt: skip
 
+OLDER_IX = {key: value for key, value in IX.items() if key != "spec_decoding"}
+
 
 def benchmark(strategy: dict[str, Any], mean: float = 100.0, in_flight: float = 8.0, **totals: int) -> dict[str, Any]:
     def told(value: float) -> dict[str, Any]:
@@ -171,6 +173,8 @@ def test_a_time_of_nothing_is_not_told(tmp_path: Path) -> None:
     ("data", "speculation", "said"),
     [
         (IX | {"spec_decoding": "mtp"}, 0, "says that it drafted, and --speculation says off; leave the option out"),
+        (OLDER_IX | {"mtp": "on"}, 0, "says that it drafted, and --speculation says off; leave the option out"),
+        (OLDER_IX | {"mtp": "off"}, 3, "says that it did not draft, and --speculation says 3; leave the option out"),
         (IX, 3, "says that it did not draft, and --speculation says 3; leave the option out"),
         (BENCH | {"speculation": "3"}, 5, "says that it drafted 3 tokens a step, and --speculation says 5; leave the option"),
         (BENCH | {"hardware": "8xB200"}, 0, "says hardware 8xB200, and --hardware says 8xH200; leave the option out"),

@@ -216,11 +216,18 @@ def _lost(server: Gateway, data: Data, body: Data, question: str) -> Data:
     return data
 
 
+def _emptied(server: Gateway, data: Data, body: Data, question: str) -> Data:
+    """The whole answer, while its tokens are billed."""
+    if share_of("emptied", question) < 0.1:
+        _message(data)["content"] = ""
+    return data
+
+
 CHANGES: dict[str, Callable[[Gateway, Data, Data, str], Data]] = {
     "fallback": _fallback, "split": _split, "configuration": _configuration, "cached": _cached, "forced": _forced,
     "falsy": _falsy, "trimmed": _trimmed, "template": _template, "swapped": _swapped, "swallowed": _swallowed,
     "capped": _capped, "lowered": _lowered, "stopped": _stopped, "miscounted": _miscounted, "thoughtless": _thoughtless,
-    "page": _page, "lost": _lost,
+    "page": _page, "lost": _lost, "emptied": _emptied,
 }  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from typing import Literal
 from assay_evaluate.client.checks.decoded_text import BROKEN, Compared
 from assay_evaluate.client.generated_logprobs import TokenRow
 from assay_evaluate.client.journal import Reply
+from assay_evaluate.transport.foreign_json import count_in
 
 ContradictionKind = Literal["text", "count", "cut_early", "stop_at_limit", "stop_without_end", "row"]
 
@@ -75,10 +76,9 @@ def find_contradictions(
 
 
 def check_count(reply: Reply, *, max_tokens: int, rows: Sequence[TokenRow] = ()) -> list[Contradiction]:
-    """What the reply bills against its ids, its log-probabilities and the budget."""
-    if reply.usage_problem is not None:
-        return [Contradiction("count", reply.usage_problem)]
-    billed = reply.output_tokens
+    """What the reply bills against its ids, its log-probabilities, the budget and its own counts."""
+    # A count that contradicts another one of the reply is not used elsewhere; here it is what is looked for.
+    billed = reply.output_tokens if reply.usage_problem is None else count_in(reply.usage or {}, "completion_tokens")
     if billed is None:
         return []
     if reply.token_ids is not None and len(reply.token_ids) != billed:
@@ -88,7 +88,7 @@ def check_count(reply: Reply, *, max_tokens: int, rows: Sequence[TokenRow] = ())
         return [Contradiction("count", f"{billed} tokens are billed, and {len(rows)} log-probabilities came")]
     if billed > max_tokens:
         return [Contradiction("count", f"{billed} tokens are billed, and at most {max_tokens} were asked for")]
-    return []
+    return [] if reply.usage_problem is None else [Contradiction("count", f"its counts cannot be true: {reply.usage_problem}")]
 
 
 def check_end(

@@ -92,7 +92,7 @@ OTHERS: dict[str, tuple[Change, str, str]] = {
     "an end that was cut everywhere": (ends_early("stop"), "text", "it says `stop`, and its last token, "),
     "a cap": (ends_early("length"), "text", "it ends with `length` after "),
     "`length` that says `stop`": (finish_renamed, "text", "it says `stop` after 96 tokens, all that were allowed, and none "),
-    "a bill": (more_billed, "text", " token ids"),
+    "a bill": (more_billed, "text", " ids came"),
     "log-probabilities of the next token": (rows_swapped, "text", "(row 2); the first: a token "),
     "a token that was lost everywhere": (token_lost(), "garble", "not_written"),
 }  # fmt: skip
