@@ -29,6 +29,8 @@ EMULATE = "assay-emulate"
 """Quantization method and load format of the plugin `assay_vllm`."""
 STRICT = "assay-strict"
 """Its load format in which every parameter and every expert must come from the checkpoint."""
+PLAIN_MLA = "CPU_MLA"
+"""vLLM's attention backend for MLA on CPUs in any dtype."""
 
 _OURS = frozenset({"model", "host", "port", "served-model-name"})
 _BEHAVIOUR = re.compile(r"VLLM_|CUDA_VISIBLE_DEVICES$|OMP_NUM_THREADS$|NCCL_|TORCH_|TORCHDYNAMO_|CUBLAS_|NVIDIA_TF32")
@@ -89,6 +91,9 @@ def vllm_command(
     speculation, why_undrafted = _speculation(checkpoint, config, drafting if speculate else None)
     if speculation is None:
         flags.pop("per-request-spec-decode-metrics", None)
+    if _needs_plain_mla(config, profile, flags):
+        flags["attention-backend"] = PLAIN_MLA
+        speculation = {"attention_backend": PLAIN_MLA, **speculation} if speculation else None
     checkpoint_flags, emulated = _format_flags(checkpoint, config, profile)
     if "kv-cache-dtype" not in flags and not emulated:  # vLLM's own kernels for it on CPUs need AVX-512; the plugin rounds
         checkpoint_flags |= _kv_cache_flags(config)
@@ -108,6 +113,13 @@ def vllm_command(
         emulated=emulated,
         why_undrafted=why_undrafted,
     )
+
+
+def _needs_plain_mla(config: Mapping[str, Any], profile: ProfileRecipe, flags: Mapping[str, Any]) -> bool:
+    """Whether vLLM may choose attention that computes in BF16 alone: it does for MLA where the CPU has AMX, whatever the dtype
+    (`CpuPlatform.get_attn_backend_cls` of vLLM 0.32)."""
+    is_set = "attention-backend" in flags or "attention-config" in flags
+    return profile.hardware.device == "cpu" and "kv_lora_rank" in config and flags.get("dtype") == "float32" and not is_set
 
 
 _TOO_DEEP = "cannot be read (nested too deeply); a model's config has a few levels"

@@ -494,6 +494,32 @@ def test_secrets_reach_neither_server_nor_fingerprint(
     assert told.recorded_environment == command.recorded_environment
 
 
+@pytest.mark.parametrize(
+    ("config", "flags", "backend"),
+    [
+        ({"kv_lora_rank": 64}, {}, "CPU_MLA"),
+        ({"kv_lora_rank": 64}, {"dtype": "bfloat16"}, None),
+        ({"kv_lora_rank": 64}, {"attention-backend": "AMX_MLA"}, "AMX_MLA"),
+        ({}, {}, None),
+    ],
+)
+def test_mla_in_fp32_is_not_computed_by_kernels_of_bf16(
+    profile: ProfileRecipe, tmp_path: Path, config: dict[str, Any], flags: dict[str, Any], backend: str | None
+) -> None:
+    """vLLM takes those wherever the CPU has AMX, and loads nothing then; for the MTP block it chooses once more."""
+    names = ["model.layers.0.self_attn.o_proj.weight", "model.layers.1.self_attn.o_proj.weight"]
+    about = {"num_hidden_layers": 1, "num_nextn_predict_layers": 1, **config}
+    (tmp_path / "config.json").write_text(json.dumps(about))
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(names, "a.safetensors")}))
+    profile = profile.model_copy(update={"vllm": {**profile.vllm, **flags}})
+    command = vllm_command(
+        tmp_path, profile, Serving(num_speculative_tokens=1), speculate=True, port=1, served_model_name="m"
+    )  # fmt: skip
+    assert command.flags.get("attention-backend") == backend
+    assert command.speculation is not None
+    assert command.speculation.get("attention_backend") == (backend if not flags else None)
+
+
 def test_what_the_command_sets_itself_is_not_for_profiles(profile: ProfileRecipe, tmp_path: Path) -> None:
     greedy = profile.model_copy(update={"vllm": {"port": 8000}})
     with pytest.raises(ServeError, match="profile cpu-emulated: `vllm:` may not hold 'port'"):
