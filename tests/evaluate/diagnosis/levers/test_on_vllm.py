@@ -85,7 +85,9 @@ def test_the_right_lever_is_named(fault: str, parameters: dict[str, Any], lever:
     start = servers.with_fault(fault, **parameters)
     report, search = find_levers(start, SETTINGS, label=fault, facts=functools.partial(facts_of, can_restart=True))
     effects = {effect.lever: (effect.effect, effect.sentence) for effect in report.effects}
-    assert (report.lever, report.also) == (lever, ()), effects
+    # which blocks a request gets depends on when others end: on a server without drafts the failure may begin elsewhere
+    also = [other for other in report.also if lever != "kv_cache" or effects[other][0] != "moved"]
+    assert (report.lever, also) == (lever, []), effects
     assert effects[lever][0] == "gone"
     if lever == "concurrency":
         done = reproduce(report, search, tmp_path / "bundle", servers.spec)
