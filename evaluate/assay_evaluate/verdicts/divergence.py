@@ -240,15 +240,15 @@ def _sentence(
         interval = f"{name}: {number.low:.4g} to {number.high:.4g}"
     seen = _named(gate, one.held, is_bound=is_bound)
     margin = f"allowed {'at most' if gate.max is not None else 'at least'} {one.limit.value:.4g}{unit}{one.limit.why}"
-    among = f" The worst of {num_held}." if num_held > 1 else ""
+    among = f" The worst of {num_held} numbers of this gate." if num_held > 1 else ""
     inside = _open(gate, one, num_tested) if status == "UNDERPOWERED" else ""
     if status == "NOT MEASURED":
         inside = f"; a lower bound can fail a candidate and not pass one: {one.held.why_bound_only}"
-    detail = f"{seen} ({interval}); {margin}{inside}."
+    detail = f"{seen} ({interval}); {margin}{inside}.{among}"
     if status == "PASS" and when_passed:
         detail += f" {_rare(gate, one.held)}{when_passed}"
     observed = number if isinstance(number, Interval) and status != "NOT MEASURED" else None
-    verdict = _verdict(gate, candidate, status, f"{detail}{among}", observed)
+    verdict = _verdict(gate, candidate, status, detail, observed)
     return verdict.model_copy(update={"limit": one.limit.value, "clause": f"{seen}; {margin}{inside}"})
 
 

@@ -176,7 +176,7 @@ def test_gate_by_span_sees_what_a_mean_over_all_hides(late: Divergence) -> None:
     verdict = judge_divergence(gate(metric="kl_mean", texts="every", over="spans"), measured(late))
     assert (verdict.gate, verdict.status) == ("divergence kl_mean, all texts, by span", "FAIL")
     assert verdict.detail.startswith("KL, lower bound, on held-out text at positions 512 and beyond: 0.")
-    assert verdict.detail.endswith("allowed at most 0.1 nats. The worst of 4.")
+    assert verdict.detail.endswith("allowed at most 0.1 nats. The worst of 4 numbers of this gate.")
     span = next(drift for drift in late.drift if drift.texts == "held_out").by_span[1]
     assert verdict.observed == span.kl_mean_interval
     sampled = judge_divergence(gate(metric="kl_mean", over="spans"), measured(late))
@@ -199,7 +199,7 @@ def test_short_replies_are_not_hidden_by_long_ones() -> None:
     assert (over_tokens.status, verdict.status, verdict.observed) == ("PASS", "FAIL", by_text)
     assert verdict.detail == (
         f"KL, unbiased, as a mean over texts: {by_text.value:.4g} nats (interval of at least 95 %: {by_text.low:.4g} to "
-        f"{by_text.high:.4g}); allowed at most 0.1 nats. The worst of 2."
+        f"{by_text.high:.4g}); allowed at most 0.1 nats. The worst of 2 numbers of this gate."
     )
 
 
