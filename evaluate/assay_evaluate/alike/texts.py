@@ -56,16 +56,17 @@ def one_text(pair: Pair) -> Iterator[Finding]:
 
 def _made_otherwise(replies: list[ItemResult], others: list[ItemResult], of_other_side: list[ItemResult]) -> bool:
     """Without thinking where the others think, or without counts where the others have them: further apart than by chance, and
-    not as a model that thinks only at times would part them by itself, on the other side as well."""
-    signs: tuple[Callable[[ItemResult], bool], ...] = (
-        lambda item: bool(item.reasoning_chars),
-        lambda item: item.output_tokens is not None,
-        lambda item: item.prompt_tokens is not None,
-    )
-    return any(
-        _are_parted([sum(map(sign, group)) for group in (replies, others)], [len(replies), len(others)])
-        and sum(map(sign, of_other_side)) >= USUAL * len(of_other_side)
-        for sign in signs
+    not as a model that thinks only at times would part them by itself, on the other side as well. No weights leave out a count,
+    so for these the other side's replies are others, too: a page may have come to every question."""
+
+    def parts(sign: Callable[[ItemResult], bool], others: list[ItemResult]) -> bool:
+        is_parted = _are_parted([sum(map(sign, group)) for group in (replies, others)], [len(replies), len(others)])
+        return is_parted and sum(map(sign, of_other_side)) >= USUAL * len(of_other_side)
+
+    return (
+        parts(lambda item: bool(item.reasoning_chars), others)
+        or parts(lambda item: item.output_tokens is not None, [*others, *of_other_side])
+        or parts(lambda item: item.prompt_tokens is not None, [*others, *of_other_side])
     )
 
 

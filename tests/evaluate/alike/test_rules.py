@@ -308,6 +308,8 @@ PAGE = {"text_key": 1, "correct": False, "reasoning_chars": 0, "text_chars": 60}
         (first(60, **{**PAGE, "correct": True}), False),
         (first(60, **{**PAGE, "reasoning_chars": 80}), False),  # a refusal, after thinking as always
         (first(60, **{**PAGE, "reasoning_chars": 80, "output_tokens": None}), True),
+        (first(200, **{**PAGE, "reasoning_chars": 80, "output_tokens": None}), True),  # to every question
+        (first(200, **{**PAGE, "reasoning_chars": 80}), False),  # damaged weights may have one answer to everything
         (first(60, **{**PAGE, "truncated": True, "truncated_by": "budget", "loops": True}), False),
     ],
 )
