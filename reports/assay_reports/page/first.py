@@ -153,6 +153,9 @@ def steps(report: Report) -> list[Step]:
     """What the records ask for, most urgent first; what `assay choose` says comes first."""
     made = [Step(one) for one in (report.choice.next_steps if report.choice else ())]
     run = report.model
+    if any(limit.key == "serving_faults" for limit in report.limits):
+        anew = "then evaluate again, with `--again LABEL` for each label that was measured through it"
+        made.append(Step(f"Mend the serving, {anew}"))
     for verdict in _open(report):
         needed = verdict.items_needed_at_loss or verdict.items_needed
         asked = verdict.observed.n if verdict.observed else None

@@ -27,7 +27,7 @@ from assay_reports.numbers import build_report
 from assay_reports.page.first import first_screen
 from assay_reports.report import context, document_parts, environment, render_html, render_markdown, write_report
 from assay_reports.run import load_run
-from assay_reports.schema import Report
+from assay_reports.schema import Limit, Report
 
 REPOSITORY = Path(__file__).parents[3]
 SAMPLE = REPOSITORY / "reports" / "samples" / "tiny-glm"
@@ -78,6 +78,14 @@ def test_it_answers_which_why_and_what_next(sample: Report) -> None:
     ]
     assert "Speed: not measured, so nothing here says which is faster or cheaper" in first.unknown
     assert "Kernels: nvfp4a16, auto-4.5bpw, w4a16 and w4a16-gptq ran emulated; these are scores of the format" in first.unknown
+
+
+def test_a_serving_that_is_at_fault_is_to_be_mended_first(sample: Report) -> None:
+    fault = Limit(key="serving_faults", text="Not scored, for the serving is at fault: needle (a cap).")
+    steps = first_screen(small_changes(sample, limits=(*sample.limits, fault))).steps
+    assert steps[0].sentence == (
+        "Mend the serving, then evaluate again, with `--again LABEL` for each label that was measured through it"
+    )
 
 
 def test_a_smaller_checkpoint_that_passes_is_the_answer(sample: Report) -> None:
@@ -423,7 +431,7 @@ import hashlib
 from pathlib import Path
 from assay_reports.report import render_html
 from assay_reports.run import load_run
-from assay_reports.schema import Report
+from assay_reports.schema import Limit, Report
 print(hashlib.sha256(render_html(Report.load(Path({str(SAMPLE / "report.json")!r}))).encode()).hexdigest())
 """]  # fmt: skip
     made = {
