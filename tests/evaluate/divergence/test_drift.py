@@ -250,7 +250,7 @@ def test_one_of_several_numbers_at_their_limit_does_not_fail() -> None:
     assert (alone.status, among.status) == ("FAIL", "UNDERPOWERED")
     assert among.detail.endswith(
         "allowed at most 0.1 nats; by itself this fails, but among 3 numbers of divergence it may be chance (Holm). The worst "
-        "of 3."
+        "of 3 numbers of this gate."
     )
     assert judge_divergence(by_span, measured(spans(0.15, 0.01, 0.01))).status == "FAIL"
 
