@@ -40,7 +40,9 @@ def test_the_program_goes_with_us(tmp_path: Path, number: signal.Signals, status
     interpreter, started = tmp_path / "python", tmp_path / "started"
     interpreter.write_text(SLOW.format(python=sys.executable, started=str(started)))
     interpreter.chmod(0o755)
-    ours = subprocess.Popen([sys.executable, "-c", ASKS, str(interpreter), str(tmp_path)], stderr=subprocess.PIPE, text=True)
+    # tests that were started in the background ignore SIGINT, and what they start would, too
+    asks = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n{ASKS}"
+    ours = subprocess.Popen([sys.executable, "-c", asks, str(interpreter), str(tmp_path)], stderr=subprocess.PIPE, text=True)
     try:
         program = int(eventually(lambda: started.read_text() if started.exists() and started.stat().st_size else "", ours))
         ours.send_signal(number)
