@@ -32,11 +32,12 @@ class Rule(NamedTuple):
 
 RULES: tuple[Rule, ...] = (
     Rule("another model", another_model, "a fallback or split traffic answers (litellm #13486, #28241)",
-         "more than 0.5 % of the replies", "a server names one model", "served"),
+         "more than 0.5 % of the replies; as many without a name where others of the server have one", "a server names one model",
+         "served"),
     Rule("another configuration", another_configuration, "questions and signature go to different servers",
          "more than 0.5 % of the replies", "a server has one system_fingerprint", "served"),
     Rule("replayed", replayed, "a cache replays replies (lm-evaluation-harness PR #3839, inspect_ai #2580)",
-         "more than 1 % of the replies, 2 at least; of a second pass 5 %; half of 3 questions asked twice",
+         "more than 1 % of the replies, 2 at least; of a second pass 5 %; half of 3 questions asked twice; 0.5 % by a header",
          "ids are new each time; ids that different texts share name nothing", "marks"),
     Rule("other prompts", other_prompts, "prompts shortened, another template, first token twice, swapped replies "
          "(ollama #17889, little-coder #128)", "more than 0.5 % of the questions", "tokenizers are deterministic", "nothing"),
@@ -77,8 +78,8 @@ RULES: tuple[Rule, ...] = (
     Rule("usage", contradicting_usage, "usage that contradicts itself (kserve PR #3712, llama.cpp PR #27318)",
          "more than 0.5 % of the replies", "counts add up", "served"),
     Rule("not greedy", not_greedy, "temperature 0 counts as not given (agno #988, OpenManus PR #642)",
-         "asked twice: p < 1e-4 by one difference in 150 tokens; or 12 % and p < 1e-3 by three times the other side's noise; "
-         "or 10 % of the reference's short replies turn in its second pass (p < 1e-6)",
+         "asked twice: p < 1e-4 by one difference in 150 tokens; or p < 1e-3 by one in 300, and by three times the other "
+         "side's noise; or 10 % of the reference's short replies turn in its second pass (p < 1e-6)",
          "batches change few replies within 64 tokens, on both sides", "asked twice"),
     Rule("not sampled", not_sampled, "temperature forced to 0",
          "asked twice: 90 % alike at the candidate, 50 % at the reference, 8 questions each, 32 tokens or more",

@@ -122,6 +122,8 @@ class ServedTally:
     models: Counter[str] = field(default_factory=Counter)
     system_fingerprints: Counter[str] = field(default_factory=Counter)
     stop_strings: Counter[str] = field(default_factory=Counter)
+    num_from_cache: int = 0
+    cache_header: str | None = None
     num_usage_problems: int = 0
     usage_problem: str | None = None
     beside: BesideReference | None = None
@@ -140,6 +142,9 @@ class ServedTally:
             _count(self.system_fingerprints, reply.system_fingerprint)
         if isinstance(reply.stop_reason, str) and reply.stop_reason.lower() not in ORDINARY_REASONS:
             _count(self.stop_strings, reply.stop_reason)
+        if reply.cache_header is not None:
+            self.num_from_cache += 1
+            self.cache_header = self.cache_header or reply.cache_header
         if reply.usage_problem is not None:
             self.num_usage_problems += 1
             self.usage_problem = self.usage_problem or reply.usage_problem
@@ -169,6 +174,8 @@ class ServedTally:
             system_fingerprints=dict(self.system_fingerprints),
             num_unguessable_ids=self.num_unguessable_ids,
             stop_strings=dict(self.stop_strings),
+            num_from_cache=self.num_from_cache,
+            cache_header=self.cache_header,
             num_usage_problems=self.num_usage_problems,
             usage_problem=self.usage_problem,
             common_texts=self.common.found,

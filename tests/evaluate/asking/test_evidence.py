@@ -62,6 +62,12 @@ def test_calls_say_the_same_whatever_their_ids() -> None:
     assert 0 <= key_of("x") < 2**48
 
 
+def test_replies_from_a_cache_are_counted() -> None:
+    by = "cf-aig-cache-status: HIT"
+    found = gathered(reply(), reply(cache_header=by), reply(cache_header="x-cache: HIT"), Reply("failed", cache_header=by))
+    assert (found.num_from_cache, found.cache_header) == (2, by)
+
+
 def test_names_ids_and_problems_are_counted() -> None:
     found = gathered(
         reply(model="m", reply_id="chatcmpl-0f3a8c1d2b4e5f60", system_fingerprint="fp", stop_reason="Question:"),

@@ -167,6 +167,11 @@ def test_contents_of_another_shape_are_refused_by_name(content: Any, why: str) -
     assert found.may_help and found.no_answer == "shape"
 
 
+def test_a_header_of_a_cache_goes_with_the_reply() -> None:
+    answer = HttpReply(200, json.dumps(chat()).encode(), cache_header="x-cache: HIT")
+    assert received_of(answer, ASKED, 0.5).reply.cache_header == "x-cache: HIT"
+
+
 # ------------------------------------------------------------------------------------------------ counts
 def usage(prompt: int, completion: int, total: int | None = None, **more: Any) -> dict[str, Any]:
     total = prompt + completion if total is None else total
@@ -232,7 +237,7 @@ THOUGHT = {"completion_tokens_details": {"reasoning_tokens": 90}}
         # Gemini (arbr-control-plane #253): the same, and nothing says how much was thought.
         (usage(20, 10, 96), "length", 20, None),
         (usage(20, 10, 96), "stop", 20, 10),
-        # Bedrock: what the cache had is in the total, and may not be in prompt_tokens; what was put there is not (litellm #15270).
+        # Bedrock (litellm #15270): the total has what the cache gave, and what it took; prompt_tokens may not.
         (usage(20, 5, 1025, prompt_tokens_details={"cached_tokens": 1000}), "stop", None, 5),
         (usage(20, 5, 1025, cache_creation_input_tokens=1000), "length", None, 5),
         (usage(1020, 5, prompt_tokens_details={"cached_tokens": 1000}), "stop", 1020, 5),

@@ -284,8 +284,8 @@ def test_a_server_started_anew_in_another_way_is_noticed(tmp_path: Path) -> None
     ):
         client.ask([request("t", str(i)) for i in range(9)])
     assert str(raised.value) == (
-        "the server calls itself vllm-b, and before that vllm-a: its vLLM, flags or checkpoint changed, or several servers answer "
-        "at this address; give the address of one"
+        "the server calls itself vllm-b, and before that vllm-a: its vLLM, flags or checkpoint changed, or several servers "
+        "answer at this address; give the address of one"
     )
     with Journal(tmp_path / "j.db") as journal:
         assert (journal.count("answered"), journal.count("asked")) == (3, 6)
