@@ -32,8 +32,8 @@ class Rule(NamedTuple):
 
 RULES: tuple[Rule, ...] = (
     Rule("another model", another_model, "a fallback or split traffic answers (litellm #13486, #28241)",
-         "more than 0.5 % of the replies; as many without a name where others of the server have one", "a server names one model",
-         "served"),
+         "more than 0.5 % of the replies; as many without a name where others of the server have one",
+         "a server names one model", "served"),
     Rule("another configuration", another_configuration, "questions and signature go to different servers",
          "more than 0.5 % of the replies", "a server has one system_fingerprint", "served"),
     Rule("replayed", replayed, "a cache replays replies (lm-evaluation-harness PR #3839, inspect_ai #2580)",

@@ -69,6 +69,8 @@ SHORTEST_COMMON_CHARS, FEWEST_COMMON, COMMON_SHOWN_CHARS = 32, 5, 60
 MOST_BESIDE, BESIDE_AT_ONCE = 400, 64
 """Replies of a task that are held against the reference's, and in one look at the journal."""
 FEWEST_CUT_CHARS = 3
+LONGEST_WORD_CHARS = 16
+"""What a last token may have more than another that begins as it does."""
 MOST_NAMES = 8
 """Different names kept; others count together."""
 OTHERS = "others"
@@ -235,7 +237,11 @@ class BesideReference:
 
 
 def _is_beginning(text: str, whole: str) -> bool:
-    return len(whole.rstrip()) - len(text) >= FEWEST_CUT_CHARS and whole.startswith(text)
+    """Whether more than the rest of a word is missing: `No` is not the beginning of `None`, but another token."""
+    missing = whole[len(text) :].rstrip()
+    if len(missing) < FEWEST_CUT_CHARS or not whole.startswith(text):
+        return False
+    return not text or len(missing) >= LONGEST_WORD_CHARS or len(missing.split()) > 1
 
 
 class _CommonTexts:

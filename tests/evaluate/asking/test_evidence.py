@@ -129,6 +129,27 @@ def test_an_empty_text_lacks_all_of_it_and_a_short_one_nothing() -> None:
 
 
 @pytest.mark.parametrize(
+    ("whole", "text", "is_cut"),
+    [
+        ("None", "No", False),  # another token, so another word: labels and names begin alike
+        ("Answer: Smithson", "Answer: Smith", False),
+        ("Paris", "", True),
+        ("Answer: New York", "Answer: Ne", True),
+        ("答案是四十二，因为每个人都有两本书和一支铅笔。", "答案是四十二，", True),
+    ],
+)
+def test_a_word_that_begins_as_the_references_is_not_cut(tmp_path: Path, whole: str, text: str, is_cut: bool) -> None:
+    reference, asked = Identity("a", "b", "c"), request(0)
+    with Journal(tmp_path / "journal.db") as journal:
+        key = asked.key(reference)
+        journal.write_requests([(key, asked)], reference)
+        journal.write_replies([(key, reply(whole, output_tokens=4), 1)])
+        beside = BesideReference(journal, reference)
+        beside.note(asked, reply(text, output_tokens=4))
+        assert tuple(beside.counted().values()) == (1, is_cut, 0)
+
+
+@pytest.mark.parametrize(
     ("text", "tokens", "thinking", "cut"),
     [
         ("So it is #### 42", 9, "hm", (1, 0, 0)),
