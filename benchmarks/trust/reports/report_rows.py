@@ -223,7 +223,8 @@ SERVERS = (
         "cloudflare/cloudflare-docs #15170",
         "NOT MEASURED: replies come from a cache, as their header says; a hit of the prefix cache is none",
         (
-            f"{_RULES}test_replies_that_come_from_a_cache_by_their_headers", f"{_EVIDENCE}test_replies_from_a_cache_are_counted",
+            f"{_RULES}test_replies_that_come_from_a_cache_by_their_headers",
+            f"{_EVIDENCE}test_replies_from_a_cache_are_counted",
             f"{_REPLIES}test_a_header_of_a_cache_goes_with_the_reply",
             "evaluate/transport/test_connection.py::test_a_header_that_says_that_a_cache_answers",
         ),
