@@ -240,6 +240,10 @@ SERVERS = (
         (f"{_EVIDENCE}test_a_word_that_begins_as_the_references_is_not_cut",),
     ),
     Report(
+        "Short replies that just fit into a short budget, and stop there", OWN, "PASS or FAIL by their answers; they count as cut",
+        (f"{_RULES}test_replies_that_just_fit_into_their_budget_stop_by_themselves",),
+    ),
+    Report(
         "A load balancer with two servers that call themselves otherwise", OWN,
         "refused: several servers answer at this address, or it changed; the address of one is asked for",
         ("evaluate/client/test_scheduling.py::test_a_server_started_anew_in_another_way_is_noticed",),

@@ -272,6 +272,20 @@ def test_cut_early_and_stop_at_the_budget() -> None:
     )
 
 
+def test_replies_that_just_fit_into_their_budget_stop_by_themselves() -> None:
+    """A form of 392 to 400 tokens, or of 399 and 400: as a short budget has it for short answers."""
+
+    def form(shortest: int) -> Callable[[int], dict[str, Any]]:
+        def of(number: int) -> dict[str, Any]:
+            tokens = shortest + number % (401 - shortest)
+            return {"output_tokens": tokens, **({"truncated": True, "truncated_by": "budget"} if tokens == 400 else {})}
+
+        return of
+
+    assert said(side("ref"), other(change=form(392))) == []
+    assert said(side("ref"), other(change=form(399))) == []
+
+
 def test_stops_and_usage_that_nobody_asked_for() -> None:
     assert said(side("ref"), other(served={"stop_strings": {"Q:": 1}, "num_usage_problems": 1, "usage_problem": "x"})) == []
     found = said(side("ref"), other(served={"stop_strings": {"Q:": 3}, "num_usage_problems": 200, "usage_problem": "a > b"}))
