@@ -240,7 +240,7 @@ SERVERS = (
         (f"{_EVIDENCE}test_a_word_that_begins_as_the_references_is_not_cut",),
     ),
     Report(
-        "Short replies that just fit into a short budget, and stop there", OWN, "PASS or FAIL by their answers; they count as cut",
+        "Short replies that just fit into a short budget, and stop there", OWN, "no serving fault; they count as cut",
         (f"{_RULES}test_replies_that_just_fit_into_their_budget_stop_by_themselves",),
     ),
     Report(
