@@ -51,6 +51,10 @@ class ServedEvidence(Part):
     """Replies whose id is so long that no two servers give the same one."""
     stop_strings: dict[str, int] = Field(default_factory=dict)
     """String that a reply says ended it, though none was sent -> replies."""
+    num_from_cache: int = 0
+    """Replies with a header that says that a cache gave them."""
+    cache_header: str | None = None
+    """The first such, `name: value`."""
     num_usage_problems: int = 0
     """Replies whose token counts contradict each other, or their text."""
     usage_problem: str | None = None

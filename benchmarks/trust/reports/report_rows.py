@@ -34,6 +34,7 @@ _RULES = "evaluate/alike/test_rules.py::"
 _IMPORT = "evaluate/speed/test_import_believed.py::"
 _FAILED = f"{_IMPORT}test_failed_requests_of_vllm"
 _PROBES = "evaluate/diagnosis/probes/test_lost_text.py::"
+_EVIDENCE = "evaluate/asking/test_evidence.py::"
 _TEXT = f"{_PROBES}test_text_that_is_not_what_its_ids_decode_to"
 _EVERY = f"{_PROBES}test_what_is_done_to_every_reply_is_seen"
 _CONTRADICT = f"{_PROBES}test_replies_that_contradict_themselves"
@@ -198,6 +199,54 @@ SERVERS = (
             f"{_ASKED}test_a_server_that_was_repaired_is_not_measured_already",
             f"{_ASKED}test_a_server_that_broke_later_is_not_measured_already",
         ),
+    ),
+    Report(
+        "`finish_reason: end`, `TOOL_CALL`, `model_context_window_exceeded`, ...: ends of whole replies, by other words",
+        "earendil-works/pi #2116; BerriAI/litellm #21348", "the reply ended, was cut off, or calls a tool",
+        (f"{_REPLIES}test_a_reply_that_ended",),
+    ),
+    Report(
+        "`completion_tokens` without the thinking: `length` at 6 of 256 tokens; `prompt_tokens` without what a cache gave",
+        "UKGovernmentBEIS/inspect_ai #5528; project-arbr/arbr-control-plane #253; BerriAI/litellm #15270",
+        "counted by the total, or not at all: no max_tokens was lowered, no reply is another prompt's",
+        (f"{_REPLIES}test_what_prompt_and_completion_tokens_leave_out",),
+    ),
+    Report(
+        "A cache that does not ask for the model gives the reference's replies, without id, name and counts",
+        "zilliztech/GPTCache #61; BillionsBobby/JevRouter #35",
+        "NOT MEASURED: replies name no model, while others of the server name one",
+        (f"{_RULES}test_replies_that_name_no_model_where_the_server_does",),
+    ),
+    Report(
+        "The same with new ids and a header that says so",
+        "theopenco/llmgateway #3877; vllm-project/semantic-router #3423; tashfeenahmed/freellmapi #481; "
+        "cloudflare/cloudflare-docs #15170",
+        "NOT MEASURED: replies come from a cache, as their header says; a hit of the prefix cache is none",
+        (
+            f"{_RULES}test_replies_that_come_from_a_cache_by_their_headers",
+            f"{_EVIDENCE}test_replies_from_a_cache_are_counted",
+            f"{_REPLIES}test_a_header_of_a_cache_goes_with_the_reply",
+            "evaluate/transport/test_connection.py::test_a_header_that_says_that_a_cache_answers",
+        ),
+    ),
+    Report(
+        "Batches change greedy replies of a mixture of experts, beside a reference that is batch-invariant",
+        "vllm-project/vllm #23138; vllm-project/vllm-ascend #11317",
+        "temperature 0 is obeyed: batches do no more than they do",
+        (f"{_RULES}test_not_greedy",),
+    ),
+    Report(
+        "A wrong name that begins as the right one does, in as many tokens", OWN, "a wrong answer, no lost text",
+        (f"{_EVIDENCE}test_a_word_that_begins_as_the_references_is_not_cut",),
+    ),
+    Report(
+        "Short replies that just fit into a short budget, and stop there", OWN, "no serving fault; they count as cut",
+        (f"{_RULES}test_replies_that_just_fit_into_their_budget_stop_by_themselves",),
+    ),
+    Report(
+        "A load balancer with two servers that call themselves otherwise", OWN,
+        "refused: several servers answer at this address, or it changed; the address of one is asked for",
+        ("evaluate/client/test_scheduling.py::test_a_server_started_anew_in_another_way_is_noticed",),
     ),
 )  # fmt: skip
 """Evaluations of servers that run already."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from scipy import stats
 
 from assay.records.measurement import ItemResult
-from assay_evaluate.alike.sides import Finding, Pair, exceeds, found, says_it_ended, some
+from assay_evaluate.alike.sides import Finding, Pair, Side, exceeds, found, says_it_ended, some
 
 SHORTEST_CAP_TOKENS = 16
 """Shorter replies have one length by their form."""
@@ -28,6 +28,10 @@ FEWEST_RIGHT = 5
 """Replies without which nobody knows what an answer looks like; thinking without an answer is none all the same."""
 FEWEST_TURNED = 3
 TURNED_SHARE = 0.5
+TURNED_P = 1e-4
+NEXT_LENGTHS = 3
+TIMES_AS_MANY = 2
+"""What a peak of the lengths at the budget may have, next to the most frequent of so many lengths just below it."""
 
 
 # ------------------------------------------------------------------------------------------------ cut
@@ -115,17 +119,28 @@ def cut_early(pair: Pair) -> Iterator[Finding]:
 
 
 def stop_at_budget(pair: Pair) -> Iterator[Finding]:
-    """`stop` on replies that fill their budget exactly: the reason of the end is not the server's."""
+    """`stop` on replies that fill their budget exactly, more than by the lengths below it: the reason of the end is not the
+    server's. Where many are nearly as long, some just fit."""
     for side, _ in pair:
         full = [item for item in side.answered if item.output_tokens == side.task.max_tokens > SHORTEST_CAP_TOKENS]
         turned = [item for item in full if item.finish_reason == "stop" and item.tool is None]
-        if len(turned) >= FEWEST_TURNED and len(turned) >= TURNED_SHARE * len(full):
+        is_many = len(turned) >= FEWEST_TURNED and len(turned) >= TURNED_SHARE * len(full)
+        if is_many and stats.poisson.sf(len(turned) - 1, _num_just_fitting(side)) < TURNED_P:
             yield found(
                 pair, side,
                 f"{some(len(turned), len(full))} replies of {side.label} that fill their {side.task.max_tokens} tokens say "
                 "`stop`: something changes finish_reason",
                 len(turned), len(full),
             )  # fmt: skip
+
+
+def _num_just_fitting(side: Side) -> float:
+    """Replies to expect at exactly the budget, by the lengths a little and a quarter below it."""
+    budget = side.task.max_tokens
+    lengths = Counter(budget - item.output_tokens for item in side.answered if item.output_tokens is not None)
+    near = sum(num for below, num in lengths.items() if 0 < below <= NEIGHBOURS * budget)
+    most_next = max(lengths[below] for below in range(1, NEXT_LENGTHS + 1))
+    return max((near + 1) / (NEIGHBOURS * budget), TIMES_AS_MANY * most_next)
 
 
 # ------------------------------------------------------------------------------------------------ what nobody sent

@@ -29,7 +29,10 @@ def another_model(pair: Pair) -> Iterator[Finding]:
     """
     for side, other in pair:
         served = side.task.served
-        if served is None or not served.models:
+        if served is None:
+            continue
+        yield from _nameless(pair, side, served)
+        if not served.models:
             continue
         own = _own_name(side, served, other)
         strangers = Counter({name: num for name, num in served.models.items() if name != own})
@@ -44,10 +47,27 @@ def another_model(pair: Pair) -> Iterator[Finding]:
             )  # fmt: skip
 
 
+def _nameless(pair: Pair, side: Side, served: ServedEvidence) -> Iterator[Finding]:
+    """Replies without the name that others of the same server have: GPTCache's, say (GPTCache #61)."""
+    num = served.num_replies - sum(served.models.values())
+    named = [*_signed_names(side), *served.models]
+    if named and exceeds(num, served.num_replies):
+        yield found(
+            pair, side,
+            f"{some(num, served.num_replies)} replies of {side.label} name no model, while others of its server name "
+            f"{named[0]}: something else answers, perhaps a cache",
+            num, served.num_replies,
+        )  # fmt: skip
+
+
+def _signed_names(side: Side) -> set[str]:
+    return set() if side.signature is None else {one.model for one in side.signature.prompts if one.model}
+
+
 def _own_name(side: Side, served: ServedEvidence, other: Side) -> str:
     """Under which name the model that was asked may answer."""
     asked = served.asked_model
-    signed = {one.model for one in side.signature.prompts if one.model} if side.signature is not None else set()
+    signed = _signed_names(side)
     name = max(served.models, key=lambda one: (one in signed, served.models[one]))
     if asked in served.models:
         return asked
@@ -81,8 +101,18 @@ def another_configuration(pair: Pair) -> Iterator[Finding]:
 
 # ------------------------------------------------------------------------------------------------ replies given before
 def replayed(pair: Pair) -> Iterator[Finding]:
-    """Replies that are others over again, id and all: a cache. Samples are then not independent, and nobody was asked."""
+    """Replies that are others over again, id and all, or say that they are: a cache. Samples are then not independent, and
+    nobody was asked."""
     for side, _ in pair:
+        served = side.task.served
+        if served is not None and exceeds(served.num_from_cache, served.num_replies):
+            yield found(
+                pair, side,
+                f"{some(served.num_from_cache, served.num_replies)} replies of {side.label} come from a cache, as their header "
+                f"says ({served.cache_header})",
+                served.num_from_cache, served.num_replies,
+            )  # fmt: skip
+            continue
         if (anew := _within(side)) is not None:
             num, of = anew
             yield found(

@@ -32,11 +32,12 @@ class Rule(NamedTuple):
 
 RULES: tuple[Rule, ...] = (
     Rule("another model", another_model, "a fallback or split traffic answers (litellm #13486, #28241)",
-         "more than 0.5 % of the replies", "a server names one model", "served"),
+         "more than 0.5 % of the replies; as many without a name where others of the server have one",
+         "a server names one model", "served"),
     Rule("another configuration", another_configuration, "questions and signature go to different servers",
          "more than 0.5 % of the replies", "a server has one system_fingerprint", "served"),
     Rule("replayed", replayed, "a cache replays replies (lm-evaluation-harness PR #3839, inspect_ai #2580)",
-         "more than 1 % of the replies, 2 at least; of a second pass 5 %; half of 3 questions asked twice",
+         "more than 1 % of the replies, 2 at least; of a second pass 5 %; half of 3 questions asked twice; 0.5 % by a header",
          "ids are new each time; ids that different texts share name nothing", "marks"),
     Rule("other prompts", other_prompts, "prompts shortened, another template, first token twice, swapped replies "
          "(ollama #17889, little-coder #128)", "more than 0.5 % of the questions", "tokenizers are deterministic", "nothing"),
@@ -49,7 +50,8 @@ RULES: tuple[Rule, ...] = (
     Rule("cut early", cut_early, "max_tokens lowered on the way",
          "more than 0.5 % say `length` below budget and context", "vLLM ends at the budget or the context", "nothing"),
     Rule("stop at budget", stop_at_budget, "finish_reason changed on the way",
-         "3, and half of the replies that fill their budget, say `stop`", "one in a spread of lengths ends there by itself",
+         "3, and half of the replies that fill their budget, say `stop`; p < 1e-4 by the lengths below it",
+         "as many end there by themselves as just before",
          "nothing"),
     Rule("unsent stop", unsent_stop, "a stop string is added (vllm #53066, lm-evaluation-harness PR #3700)",
          "more than 0.5 % of the replies", "none is ever sent", "served"),
@@ -77,8 +79,8 @@ RULES: tuple[Rule, ...] = (
     Rule("usage", contradicting_usage, "usage that contradicts itself (kserve PR #3712, llama.cpp PR #27318)",
          "more than 0.5 % of the replies", "counts add up", "served"),
     Rule("not greedy", not_greedy, "temperature 0 counts as not given (agno #988, OpenManus PR #642)",
-         "asked twice: p < 1e-4 by one difference in 150 tokens; or 12 % and p < 1e-3 by three times the other side's noise; "
-         "or 10 % of the reference's short replies turn in its second pass (p < 1e-6)",
+         "asked twice: p < 1e-4 by one difference in 150 tokens; or p < 1e-3 by one in 300, and by three times the other "
+         "side's noise; or 10 % of the reference's short replies turn in its second pass (p < 1e-6)",
          "batches change few replies within 64 tokens, on both sides", "asked twice"),
     Rule("not sampled", not_sampled, "temperature forced to 0",
          "asked twice: 90 % alike at the candidate, 50 % at the reference, 8 questions each, 32 tokens or more",

@@ -9,7 +9,7 @@ from typing import Literal
 from scipy import stats
 
 from assay.records.served.evidence import AskedTwice
-from assay_evaluate.alike.sides import Finding, Pair, Repeated, Side, found, some
+from assay_evaluate.alike.sides import SHORT_TOKENS, Finding, Pair, Repeated, Side, found, some
 
 NOISE_TOKENS = 150.0
 """A greedy reply whose batch changes may leave its way once in so many tokens: more noise than was ever published (vLLM and
@@ -21,9 +21,10 @@ MOST_TURNED, TURNED_P = 0.1, 1e-6
 hundred."""
 ABSOLUTE_P = 1e-4
 RELATIVE_P = 1e-3
+USUAL_NOISE_TOKENS = 300.0
+"""The same of ordinary servers under load: what the other side may lack that is batch-invariant, or asked one by one."""
 TIMES_NOISIER = 3.0
 """What one side may be noisier than the other by its kernels."""
-LEAST_DIFFERENT = 0.12
 FEWEST_QUESTIONS = 8
 SHORTEST_DRAW_TOKENS = 32
 MOST_CUT = 0.2
@@ -100,8 +101,13 @@ def _beyond_any_noise(ours: AskedTwice) -> bool:
     """More than the noise of batches could change in so few tokens."""
     if ours.mean_output_tokens is None:
         return False
-    by_noise = max(LEAST_NOISE, 1 - math.exp(-ours.mean_output_tokens / NOISE_TOKENS))
-    return bool(stats.binom.sf(ours.num_different - 1, ours.num_questions, by_noise) < ABSOLUTE_P)
+    return _exceeds_noise(ours, ours.mean_output_tokens / NOISE_TOKENS, ABSOLUTE_P)
+
+
+def _exceeds_noise(ours: AskedTwice, num_differences: float, p_value: float) -> bool:
+    """num_differences: that batches make in a reply, on average."""
+    by_noise = max(LEAST_NOISE, 1 - math.exp(-num_differences))
+    return bool(stats.binom.sf(ours.num_different - 1, ours.num_questions, by_noise) < p_value)
 
 
 def _turns(repeated: Repeated) -> bool:
@@ -109,11 +115,15 @@ def _turns(repeated: Repeated) -> bool:
 
 
 def _noisier(ours: AskedTwice, other: Side, theirs: AskedTwice | None) -> bool:
-    """Beyond what the other side shows of itself, by far: asked twice as well, and in its second pass."""
+    """Beyond what the other side shows of itself, by far: asked twice as well, and in its second pass. The other may show
+    none, being batch-invariant, so it must be beyond what batches usually do, too."""
+    tokens = SHORT_TOKENS if ours.mean_output_tokens is None else ours.mean_output_tokens
+    if not _exceeds_noise(ours, tokens / USUAL_NOISE_TOKENS, RELATIVE_P):
+        return False
     num, of = (0, 0) if theirs is None else (theirs.num_different, theirs.num_questions)
     if other.repeated is not None:
         num, of = num + other.repeated.num_different, of + other.repeated.num_compared
-    if of == 0 or ours.num_different < LEAST_DIFFERENT * ours.num_questions:
+    if of == 0:
         return False
     weight = TIMES_NOISIER * ours.num_questions
     p_value = stats.binom.sf(ours.num_different - 1, ours.num_different + num, weight / (weight + of))

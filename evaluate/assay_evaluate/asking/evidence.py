@@ -69,6 +69,8 @@ SHORTEST_COMMON_CHARS, FEWEST_COMMON, COMMON_SHOWN_CHARS = 32, 5, 60
 MOST_BESIDE, BESIDE_AT_ONCE = 400, 64
 """Replies of a task that are held against the reference's, and in one look at the journal."""
 FEWEST_CUT_CHARS = 3
+LONGEST_WORD_CHARS = 16
+"""What a last token may have more than another that begins as it does."""
 MOST_NAMES = 8
 """Different names kept; others count together."""
 OTHERS = "others"
@@ -122,6 +124,8 @@ class ServedTally:
     models: Counter[str] = field(default_factory=Counter)
     system_fingerprints: Counter[str] = field(default_factory=Counter)
     stop_strings: Counter[str] = field(default_factory=Counter)
+    num_from_cache: int = 0
+    cache_header: str | None = None
     num_usage_problems: int = 0
     usage_problem: str | None = None
     beside: BesideReference | None = None
@@ -140,6 +144,9 @@ class ServedTally:
             _count(self.system_fingerprints, reply.system_fingerprint)
         if isinstance(reply.stop_reason, str) and reply.stop_reason.lower() not in ORDINARY_REASONS:
             _count(self.stop_strings, reply.stop_reason)
+        if reply.cache_header is not None:
+            self.num_from_cache += 1
+            self.cache_header = self.cache_header or reply.cache_header
         if reply.usage_problem is not None:
             self.num_usage_problems += 1
             self.usage_problem = self.usage_problem or reply.usage_problem
@@ -169,6 +176,8 @@ class ServedTally:
             system_fingerprints=dict(self.system_fingerprints),
             num_unguessable_ids=self.num_unguessable_ids,
             stop_strings=dict(self.stop_strings),
+            num_from_cache=self.num_from_cache,
+            cache_header=self.cache_header,
             num_usage_problems=self.num_usage_problems,
             usage_problem=self.usage_problem,
             common_texts=self.common.found,
@@ -228,7 +237,11 @@ class BesideReference:
 
 
 def _is_beginning(text: str, whole: str) -> bool:
-    return len(whole.rstrip()) - len(text) >= FEWEST_CUT_CHARS and whole.startswith(text)
+    """Whether more than the rest of a word is missing: `No` is not the beginning of `None`, but another token."""
+    missing = whole[len(text) :].rstrip()
+    if len(missing) < FEWEST_CUT_CHARS or not whole.startswith(text):
+        return False
+    return not text or len(missing) >= LONGEST_WORD_CHARS or len(missing.split()) > 1
 
 
 class _CommonTexts:

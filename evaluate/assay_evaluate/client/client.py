@@ -428,7 +428,8 @@ class Client:
         before = self._called = self._called or told  # whoever comes first: all servers must agree
         if told != before:
             raise MeasureError(
-                f"the server calls itself {told}, and before that {before}: its vLLM, flags or checkpoint changed"
+                f"the server calls itself {told}, and before that {before}: its vLLM, flags or checkpoint changed, or several "
+                "servers answer at this address; give the address of one"
             )
 
     def _check_alive(self, *, is_patient: bool = False) -> None:

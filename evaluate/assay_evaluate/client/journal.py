@@ -160,6 +160,8 @@ class Reply:
     """Which server configuration the reply says it is of. None: as above."""
     stop_reason: str | int | None = None
     """The stop string or token id that ended the reply, where one did."""
+    cache_header: str | None = None
+    """The header that says that a cache gave the reply. None: none does, or kept before headers were looked at."""
     logprobs: TokenLogprobs | None = None
 
 

@@ -13,14 +13,18 @@ from assay_evaluate.transport.foreign_json import MOST_COUNT, count_in, fingerpr
 
 ENDED = {
     "stop": "stop", "eos": "stop", "eos_token": "stop", "stop_sequence": "stop", "end_turn": "stop", "complete": "stop",
-    "length": "length", "max_tokens": "length", "model_length": "length",
-    "tool_calls": "tool_calls", "tool_use": "tool_calls", "function_call": "tool_calls",
+    "end": "stop", "end_of_turn": "stop",
+    "length": "length", "max_tokens": "length", "model_length": "length", "model_context_window_exceeded": "length",
+    "out_of_tokens": "length",
+    "tool_calls": "tool_calls", "tool_use": "tool_calls", "function_call": "tool_calls", "tool_call": "tool_calls",
     "repetition": "repetition",
 }  # fmt: skip
 """`finish_reason` of a reply that is whole, or was cut off at its budget, small letters -> its name in OpenAI's API.
 
 eos_token, stop_sequence: TGI; eos: Together; end_turn, tool_use, max_tokens: Anthropic and xAI; model_length: Mistral;
-COMPLETE: Cohere; STOP, MAX_TOKENS: Gemini; function_call: OpenAI before tools; repetition: vLLM, where a model repeats itself.
+COMPLETE, TOOL_CALL: Cohere; STOP, MAX_TOKENS: Gemini; end: Ollama and LM Studio (pi #2116); end_of_turn, out_of_tokens: Llama
+Stack; model_context_window_exceeded: Anthropic and Z.ai; function_call: OpenAI before tools; repetition: vLLM, where a model
+repeats itself.
 What is not listed (abort, error, content_filter, timeout, cancelled, network_error, ...) did not end as the model meant it:
 vLLM, SGLang and LMDeploy write `abort` where they took a request back, with what was generated so far as its text."""
 
@@ -58,7 +62,8 @@ def read_reply(data: dict[str, Any], request: Request, latency_s: float) -> Repl
     says_something = any(message.values()) or choice.get("finish_reason") or token_ids or logprobs is not None
     if not says_something:
         raise ValueError("a choice that says nothing, not even that it has ended")
-    output_tokens = _count(usage.get("completion_tokens"))
+    thinking_tokens = _count((usage.get("completion_tokens_details") or {}).get("reasoning_tokens"))
+    prompt_tokens, output_tokens = _counts(usage, thinking_tokens, finish_reason)
     if not output_tokens and (text or reasoning):
         output_tokens = None  # servers that do not count write zeros
     reply = Reply(
@@ -68,9 +73,9 @@ def read_reply(data: dict[str, Any], request: Request, latency_s: float) -> Repl
         has_tool_calls=bool(message.get("tool_calls")),
         tool_calls=tuple(_objects(message["tool_calls"])) if message.get("tool_calls") else None,
         finish_reason=finish_reason,
-        prompt_tokens=_count(usage.get("prompt_tokens")) or None,
+        prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
-        thinking_tokens=_count((usage.get("completion_tokens_details") or {}).get("reasoning_tokens")),
+        thinking_tokens=thinking_tokens,
         # A scoring request carries its own ids; keeping them twice would only swell the journal.
         prompt_token_ids=None if prompt_ids is None or logprobs is not None else _ids(prompt_ids),
         token_ids=None if token_ids is None else _ids(token_ids),
@@ -116,6 +121,30 @@ def _read_speculation(data: dict[str, Any]) -> dict[str, int] | None:
 
 
 # ---------------------------------------------------------------------------------------------------- counts that cannot be
+def _counts(usage: dict[str, Any], thinking: int | None, finish_reason: str | None) -> tuple[int | None, int | None]:
+    """Tokens of the whole prompt, and of the whole reply with its thinking. None: not told, or the count leaves some out.
+
+    Some leave thinking out of completion_tokens (xAI, inspect_ai #5528; Gemini), or what the cache took or gave out of
+    prompt_tokens (Bedrock, litellm #15270), and have them in total_tokens.
+    """
+    prompt, output = _count(usage.get("prompt_tokens")) or None, _count(usage.get("completion_tokens"))
+    beyond = (count_in(usage, "total_tokens") or 0) - (prompt or 0) - (output or 0)
+    if prompt is None or output is None or beyond <= 0:
+        return prompt, output
+    if beyond == thinking:
+        return prompt, output + beyond
+    if beyond in _counts_of_cache(usage):
+        return None, output
+    return prompt, None if finish_reason == "length" else output  # more was spent than the reply has, on nobody knows what
+
+
+def _counts_of_cache(usage: dict[str, Any]) -> set[int | None]:
+    """Tokens of the prompt that a cache gave, or took, in OpenAI's place and in Anthropic's."""
+    details = object_in(usage, "prompt_tokens_details")
+    written, read = (count_in(usage, f"cache_{what}_input_tokens") for what in ("creation", "read"))
+    return {count_in(details, "cached_tokens"), written, read, (written or 0) + (read or 0)}
+
+
 def usage_problem(usage: dict[str, Any], reply: Reply, max_tokens: int | None) -> str | None:
     """How the counts of a reply cannot be true, in words. None: they may be. max_tokens: as asked for.
 

@@ -10,7 +10,7 @@ import secrets
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from assay.foreign_text import one_line, shown
@@ -183,9 +183,10 @@ def received_of(response: HttpReply, request: Request, latency_s: float, request
         if (told := error_in(data)) is not None:
             return _refusal(told, latency_s, response.retry_after_s)
         choice = data["choices"][0]
-        return Received(
-            read_reply(data, request, latency_s), read_rows(choice), text_of(choice.get("routed_experts")), fingerprint_in(data)
-        )
+        reply = read_reply(data, request, latency_s)
+        if response.cache_header is not None:
+            reply = replace(reply, cache_header=response.cache_header)
+        return Received(reply, read_rows(choice), text_of(choice.get("routed_experts")), fingerprint_in(data))
     except NotFinished as error:
         reply = Reply("failed", error=str(error), http_status=status, latency_s=latency_s, finish_reason=shown(error.word, 40))
         return Received(reply, may_help=True, no_answer="unfinished")

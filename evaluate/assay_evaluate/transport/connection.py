@@ -43,6 +43,8 @@ SECRET_IN_REPLIES = 12
 """Characters from which a key is searched for in replies, too: a model may well say a shorter one (`EMPTY`) by itself."""
 HIDDEN = "[hidden]"
 NO_HEADERS: Mapping[str, str] = {}
+NO_REPLY_CACHE = re.compile(r"(^|-)(key|control|prefix|kv|prompt|tokens?)(-|$)", re.IGNORECASE)
+"""In names of headers about caches: of keys and rules, or of prompts' beginnings, which make no reply an old one."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class HttpReply:
     location: str | None = None
     retry_after_s: float | None = None
     """Seconds after which the server wants to be asked again (Retry-After), as it said; may be negative."""
+    cache_header: str | None = None
+    """The header, `name: value`, that says that a cache gave the reply. None: none does."""
 
     @property
     def text(self) -> str:
@@ -166,7 +170,13 @@ class Connection:
         response, content = self._ask(method, path, body, total_s, most_bytes, read, request_id)
         wait = response.headers.get("Retry-After")
         if response.status == 200:  # it may hold an error that names another
-            return HttpReply(200, self._hide(content, SECRET_IN_REPLIES), None, None if wait is None else _seconds(wait))
+            told = _told_by_cache(response)
+            return HttpReply(
+                200,
+                self._hide(content, SECRET_IN_REPLIES),
+                retry_after_s=None if wait is None else _seconds(wait),
+                cache_header=None if told is None else shown(self._hide_text(told)),
+            )
         location = response.headers.get("Location")
         return HttpReply(
             response.status,
@@ -290,6 +300,17 @@ def _address(base_url: str) -> tuple[bool, str, int | None, str]:
 @functools.cache
 def _certificates() -> ssl.SSLContext:
     return ssl.create_default_context()
+
+
+def _told_by_cache(response: http.client.HTTPResponse) -> str | None:
+    """`cf-aig-cache-status: HIT`, `x-vsr-cache-hit: true`, `Cache-Status: name; hit` (RFC 9211) and their like."""
+    for name, value in response.headers.items():
+        if "cache" not in name.lower() or NO_REPLY_CACHE.search(name):
+            continue
+        is_flag = name.lower().endswith("hit") and value.strip().lower() in {"true", "1", "yes"}
+        if is_flag or re.search(r"\bhit\b", value, re.IGNORECASE):
+            return f"{name}: {value}"
+    return None
 
 
 def _spellings(headers: Mapping[str, str]) -> tuple[str, ...]:

@@ -91,13 +91,34 @@ def test_names_of_rules_are_their_own() -> None:
         ("/models/Toy-7B", {"Toy-7B": 200}, "", True),
         ("toy", {"toy-fp8": 200}, "toy", False),
         ("m", {"ref-name": 200}, "ref-name", False),  # the other side's
-        ("m", {}, "m", True),
+        ("m", {}, "", True),
     ],
 )
 def test_another_model(asked: str, models: dict[str, int], names: str, is_alias: bool) -> None:
     candidate = other(served={"asked_model": asked, "models": models}, signature=signed(model=names) if names else None)
     found = said(side("ref", served={"asked_model": "ref-name", "models": {"ref-name": NUM}}), candidate)
     assert [name for name, *_ in found] == ([] if is_alias else ["another model"])
+
+
+@pytest.mark.parametrize(
+    ("models", "signature", "nameless"),
+    [
+        ({"m": 199}, None, ""),  # half a percent
+        ({}, None, ""),  # a server that names none
+        ({}, signed(), ""),
+        ({}, signed(model="m"), "all 200"),
+        ({"m": 150}, None, "50 of 200"),
+    ],
+)
+def test_replies_that_name_no_model_where_the_server_does(
+    models: dict[str, int], signature: Signature | None, nameless: str
+) -> None:
+    """GPTCache #61: what it has kept comes without id, model and counts, whichever model was asked."""
+    clause = (
+        f"{nameless} replies of new name no model, while others of its server name m: something else answers, perhaps a cache"
+    )
+    found = said(side("ref"), other(served={"models": models}, signature=signature))
+    assert found == ([("another model", "candidate", clause)] if nameless else [])
 
 
 def test_another_configuration() -> None:
@@ -124,6 +145,15 @@ def test_replayed(change: Callable[[int], dict[str, Any]], expected: int) -> Non
     assert [clause.split(":")[0] for clause in found] == (
         [f"{expected} of 200 replies of new are other ones over again, with the same id"] if expected else []
     )
+
+
+def test_replies_that_come_from_a_cache_by_their_headers() -> None:
+    """llmgateway #3877: id and counts are those of the first reply, or new ones; a header tells."""
+    by = "x-llmgateway-cache: HIT"
+    assert said(side("ref"), other(served={"num_from_cache": 1, "cache_header": by})) == []
+    assert said(side("ref"), other(served={"num_from_cache": 12, "cache_header": by})) == [
+        ("replayed", "candidate", "12 of 200 replies of new come from a cache, as their header says (x-llmgateway-cache: HIT)")
+    ]
 
 
 def test_replies_of_one_side_on_the_other() -> None:
@@ -240,6 +270,20 @@ def test_cut_early_and_stop_at_the_budget() -> None:
         "stop at budget",
         "all 5 replies of new that fill their 400 tokens say `stop`: something changes finish_reason",
     )
+
+
+def test_replies_that_just_fit_into_their_budget_stop_by_themselves() -> None:
+    """A form of 392 to 400 tokens, or of 399 and 400: as a short budget has it for short answers."""
+
+    def form(shortest: int) -> Callable[[int], dict[str, Any]]:
+        def of(number: int) -> dict[str, Any]:
+            tokens = shortest + number % (401 - shortest)
+            return {"output_tokens": tokens, **({"truncated": True, "truncated_by": "budget"} if tokens == 400 else {})}
+
+        return of
+
+    assert said(side("ref"), other(change=form(392))) == []
+    assert said(side("ref"), other(change=form(399))) == []
 
 
 def test_stops_and_usage_that_nobody_asked_for() -> None:
@@ -370,6 +414,9 @@ def test_lost_text(short: int, typical: float, clause: str | None) -> None:
         (64, 20, 64, 1, Repeated(240, 100), False),
         (64, 16, 31, 0, Repeated(240, 0), True),  # a short reply that flips, where the other never does
         (64, 6, 31, 0, Repeated(240, 0), False),
+        # batches of a mixture of experts, beside a server that is told to be batch-invariant (vllm #23138)
+        (64, 15, 64, 0, Repeated(240, 0), False),
+        (64, 25, 64, 0, Repeated(240, 0), True),
         (64, 14, 31, 0, None, False),  # nothing is known of the other's noise but 16 questions
     ],
 )

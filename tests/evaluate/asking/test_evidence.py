@@ -62,6 +62,12 @@ def test_calls_say_the_same_whatever_their_ids() -> None:
     assert 0 <= key_of("x") < 2**48
 
 
+def test_replies_from_a_cache_are_counted() -> None:
+    by = "cf-aig-cache-status: HIT"
+    found = gathered(reply(), reply(cache_header=by), reply(cache_header="x-cache: HIT"), Reply("failed", cache_header=by))
+    assert (found.num_from_cache, found.cache_header) == (2, by)
+
+
 def test_names_ids_and_problems_are_counted() -> None:
     found = gathered(
         reply(model="m", reply_id="chatcmpl-0f3a8c1d2b4e5f60", system_fingerprint="fp", stop_reason="Question:"),
@@ -120,6 +126,27 @@ def test_an_empty_text_lacks_all_of_it_and_a_short_one_nothing() -> None:
     )
     assert found.texts is not None and found.texts.num_short == 1
     assert found.texts.shortest == PromptCount(item="i12", billed=61, counted=0)
+
+
+@pytest.mark.parametrize(
+    ("whole", "text", "is_cut"),
+    [
+        ("None", "No", False),  # another token, so another word: labels and names begin alike
+        ("Answer: Smithson", "Answer: Smith", False),
+        ("Paris", "", True),
+        ("Answer: New York", "Answer: Ne", True),
+        ("答案是四十二，因为每个人都有两本书和一支铅笔。", "答案是四十二，", True),
+    ],
+)
+def test_a_word_that_begins_as_the_references_is_not_cut(tmp_path: Path, whole: str, text: str, is_cut: bool) -> None:
+    reference, asked = Identity("a", "b", "c"), request(0)
+    with Journal(tmp_path / "journal.db") as journal:
+        key = asked.key(reference)
+        journal.write_requests([(key, asked)], reference)
+        journal.write_replies([(key, reply(whole, output_tokens=4), 1)])
+        beside = BesideReference(journal, reference)
+        beside.note(asked, reply(text, output_tokens=4))
+        assert tuple(beside.counted().values()) == (1, is_cut, 0)
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,10 @@ def read(data: Any, **body: Any) -> Reply:
     ("told", "known"),
     [
         *((word, "stop") for word in ("stop", "eos", "eos_token", "stop_sequence", "end_turn", "COMPLETE", "STOP")),
+        *((word, "stop") for word in ("end", "end_of_turn")),  # pi #2116
         *((word, "length") for word in ("length", "max_tokens", "MAX_TOKENS", "model_length")),
-        *((word, "tool_calls") for word in ("tool_calls", "tool_use", "function_call")),
+        *((word, "length") for word in ("model_context_window_exceeded", "out_of_tokens")),
+        *((word, "tool_calls") for word in ("tool_calls", "tool_use", "function_call", "TOOL_CALL")),
         ("repetition", "repetition"),  # of vLLM: it saw the model repeat itself, and stopped it
         ("", None),
         (None, None),
@@ -165,6 +167,11 @@ def test_contents_of_another_shape_are_refused_by_name(content: Any, why: str) -
     assert found.may_help and found.no_answer == "shape"
 
 
+def test_a_header_of_a_cache_goes_with_the_reply() -> None:
+    answer = HttpReply(200, json.dumps(chat()).encode(), cache_header="x-cache: HIT")
+    assert received_of(answer, ASKED, 0.5).reply.cache_header == "x-cache: HIT"
+
+
 # ------------------------------------------------------------------------------------------------ counts
 def usage(prompt: int, completion: int, total: int | None = None, **more: Any) -> dict[str, Any]:
     total = prompt + completion if total is None else total
@@ -215,6 +222,33 @@ def test_counts_that_contradict_themselves_are_told_and_not_used(told: Any, repl
 def test_counts_of_healthy_servers_are_used(told: Any, reply: Any, output_tokens: int) -> None:
     found = read(chat(usage=told, **reply), max_tokens=1000)
     assert (found.output_tokens, found.usage_problem) == (output_tokens, None)
+
+
+THOUGHT = {"completion_tokens_details": {"reasoning_tokens": 90}}
+
+
+@pytest.mark.parametrize(
+    ("told", "finish_reason", "prompt_tokens", "output_tokens"),
+    [
+        # xAI (inspect_ai #5528): completion_tokens is the answer alone, the total has the thinking as well.
+        (usage(20, 10, 120, **THOUGHT), "length", 20, 100),
+        (usage(20, 10, 120, **THOUGHT), "stop", 20, 100),
+        (usage(20, 100, 120, **THOUGHT), "stop", 20, 100),  # of OpenAI: thinking is part of completion_tokens
+        # Gemini (arbr-control-plane #253): the same, and nothing says how much was thought.
+        (usage(20, 10, 96), "length", 20, None),
+        (usage(20, 10, 96), "stop", 20, 10),
+        # Bedrock (litellm #15270): the total has what the cache gave, and what it took; prompt_tokens may not.
+        (usage(20, 5, 1025, prompt_tokens_details={"cached_tokens": 1000}), "stop", None, 5),
+        (usage(20, 5, 1025, cache_creation_input_tokens=1000), "length", None, 5),
+        (usage(1020, 5, prompt_tokens_details={"cached_tokens": 1000}), "stop", 1020, 5),
+        (usage(1020, 5, 25, prompt_tokens_details={"cached_tokens": 1000}), "stop", 1020, 5),
+    ],
+)  # fmt: skip
+def test_what_prompt_and_completion_tokens_leave_out(
+    told: Any, finish_reason: str, prompt_tokens: int | None, output_tokens: int | None
+) -> None:
+    found = read(chat(usage=told, finish_reason=finish_reason))
+    assert (found.prompt_tokens, found.output_tokens, found.usage_problem) == (prompt_tokens, output_tokens, None)
 
 
 def test_counts_of_zero_are_none() -> None:

@@ -280,9 +280,13 @@ def test_a_server_started_anew_in_another_way_is_noticed(tmp_path: Path) -> None
         Changes() as server,
         Journal(tmp_path / "j.db") as journal,
         Client(server, journal, WHO, concurrency=1) as client,
-        pytest.raises(MeasureError, match="the server calls itself vllm-b, and before that vllm-a"),
+        pytest.raises(MeasureError) as raised,
     ):
         client.ask([request("t", str(i)) for i in range(9)])
+    assert str(raised.value) == (
+        "the server calls itself vllm-b, and before that vllm-a: its vLLM, flags or checkpoint changed, or several servers "
+        "answer at this address; give the address of one"
+    )
     with Journal(tmp_path / "j.db") as journal:
         assert (journal.count("answered"), journal.count("asked")) == (3, 6)
 

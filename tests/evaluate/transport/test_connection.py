@@ -52,6 +52,33 @@ def fails(*parts: Part, total_s: float = 20.0, silence_s: float | None = None, m
 
 
 # ------------------------------------------------------------------------------------------------ what is sent, what comes
+@pytest.mark.parametrize(
+    ("header", "is_hit"),
+    [
+        ("cf-aig-cache-status: HIT", True),
+        ("cf-aig-cache-status: MISS", False),
+        ("x-portkey-cache-status: SEMANTIC HIT", True),
+        ("X-LLMGateway-Cache: HIT", True),
+        ("X-FreeLLM-Cache: OFF", False),
+        ("x-vsr-cache-hit: true", True),
+        ("x-vsr-cache-hit: false", False),
+        ("X-Cache: Hit from cloudfront", True),
+        ("Cache-Status: Proxy; hit; ttl=376", True),
+        ("Cache-Control: no-cache", False),
+        ("x-litellm-cache-key: 81f3b2", False),
+        ("x-kv-cache-status: hit", False),  # of what prompts have in common: the reply is a new one
+        ("x-prefix-cache-hit: true", False),
+        ("fireworks-cached-prompt-tokens: 512", False),
+    ],
+)
+def test_a_header_that_says_that_a_cache_answers(header: str, is_hit: bool) -> None:
+    with RawServer(OK + header.encode() + b"\r\nContent-Length: 2\r\n\r\n{}") as server:
+        reply = post_once(server.base_url, "/v1/x", {}, total_s=20)
+    assert reply == HttpReply(
+        200, b"{}", cache_header=f"{header.partition(':')[0]}:{header.partition(':')[2]}" if is_hit else None
+    )
+
+
 def test_get_and_post_as_the_server_sees_them() -> None:
     with RawServer(OK + b"Content-Length: 2\r\n\r\n{}") as server:
         reply = get_once(f"{server.base_url}/prefix/", "/health", total_s=20, headers={"Authorization": "Bearer x"})
