@@ -26,7 +26,7 @@ CHECKPOINT = Path(__file__).resolve().parents[2] / "examples" / "tiny_glm" / "ch
 READY_S = 600.0
 SUITE = """\
 schema: 1
-name: real
+name: suite-{number}
 seed: eval-real-{number}
 acceptance: false
 gates: gates.yaml
