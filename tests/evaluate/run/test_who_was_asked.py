@@ -91,6 +91,25 @@ def test_weights_of_one_folder_at_two_addresses_are_two_labels_even_without_the_
     assert reference.replies_sha256 != candidate.replies_sha256
 
 
+@pytest.mark.parametrize("failure", [Scripted(status=503), Scripted(drop=True)], ids=["busy", "hangs up"])
+def test_a_server_that_is_just_started_again_is_waited_for(tmp_path: Path, failure: Scripted) -> None:
+    """The questions that are asked again get no reply at first."""
+    with given_servers("fp8", "w4a16", reply=solve) as servers:
+        first = run(tmp_path, servers.by_label)
+        candidate, num_asked = servers.by_label["w4a16"], 0
+
+        def late(body: dict[str, Any]) -> Scripted:
+            nonlocal num_asked
+            if "messages" not in body:  # its signature is there
+                return solve(body)
+            num_asked += 1
+            return failure if num_asked <= 24 else solve(body)
+
+        candidate.reply = late
+        assert run(tmp_path, servers.by_label) == first
+        assert num_asked >= 24 + 24
+
+
 def test_a_label_that_moves_to_another_address_keeps_its_replies(tmp_path: Path) -> None:
     with given_servers("fp8", "w4a16", reply=solve) as servers:
         first = run(tmp_path, servers.by_label)

@@ -84,9 +84,13 @@ def _ask(questions: Sequence[Question], server: Server, concurrency: int) -> lis
     for number, url in enumerate(urls):
         asks = [question.ask for question in questions[number :: len(urls)]]
         for attempt in range(1, MOST_ATTEMPTS + 1):
-            with Client(Address(url, server.model, server.headers), concurrency=concurrency) as client:
-                exchanges |= {exchange.id: exchange for exchange in client.ask_together(asks, concurrency)}
-            asks = [ask for ask in asks if _may_come(exchanges[ask.id])]
+            try:
+                with Client(Address(url, server.model, server.headers), concurrency=concurrency) as client:
+                    exchanges |= {exchange.id: exchange for exchange in client.ask_together(asks, concurrency)}
+                asks = [ask for ask in asks if _may_come(exchanges[ask.id])]
+            except MeasureError:  # nobody is there
+                if attempt == MOST_ATTEMPTS:
+                    raise
             if not asks or attempt == MOST_ATTEMPTS:
                 break
             time.sleep(wait_s(url, attempt, BACKOFF_S))
