@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection
@@ -19,6 +20,9 @@ _BLOCKS: tuple[tuple[int, int, str], ...] = (
 
 _STARTS = tuple(first for first, _, _ in _BLOCKS)
 
+_ASCII = re.compile(r"[\x00-\x7f]+")
+_ASCII_WITHOUT_LETTERS = bytes(code for code in range(128) if not chr(code).isalpha())
+
 MAX_FOREIGN_SHARE = 0.005
 """Letters of a foreign script that are let pass: above half a percent is the alarm used for garbled serving."""
 MAX_FOREIGN_SHARE_IN_FORMULAS = 0.2
@@ -27,7 +31,14 @@ MAX_FOREIGN_SHARE_IN_FORMULAS = 0.2
 
 def count_scripts(text: str) -> Counter[str]:
     """Letters of `text` by script; digits, punctuation and symbols belong to none."""
-    return Counter(_script(letter) for letter in text if letter.isalpha())
+    scripts: Counter[str] = Counter()
+    if num_latin := len(text.encode("ascii", "ignore").translate(None, _ASCII_WITHOUT_LETTERS)):
+        scripts["Latin"] = num_latin
+    if not text.isascii():
+        for letter, count in Counter(_ASCII.sub("", text)).items():
+            if letter.isalpha():
+                scripts[_script(letter)] += count
+    return scripts
 
 
 def _script(letter: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -301,6 +302,13 @@ def test_scripts_are_counted() -> None:
         "Hangul": 2,
         "Other": 1,
     }
+
+
+def test_scripts_of_ascii_and_of_one_letter_at_a_time_add_up() -> None:
+    """ASCII is counted as bytes, the rest by distinct letter: the same as every letter by itself."""
+    text = "x1 = 2y; [é] Ω_3, \ud800 \u00aa \u200b 漢漢 @`{ AZ az\n" * 3
+    assert count_scripts(text) == sum((count_scripts(letter) for letter in text), Counter())
+    assert count_scripts(text)["Latin"] == 3 * 8 and count_scripts("@[`{09") == {}
 
 
 def test_seeds_are_sent_only_where_vllm_survives_and_honours_them(tmp_path: Path) -> None:
