@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -37,16 +38,19 @@ tasks:
      num_samples: 2}}
   - {{kind: tools, name: calls, num_items: 6, num_tools: [1, 3], prompt_tokens: [0], max_tokens: 128}}
 """
+SHOWN_TOOLS = "{%- if tools %}<|system|>\n{{ tools | tojson }}\n{% endif -%}\n{%- for message in messages"
+"""tiny-glm's own template shows the model no tools, so `assay` would not ask for calls."""
 GATES = "schema: 1\nname: gates\ndefault_max_drop: 0.2\nmin_items: 10\ngates: []\n"
 
 
 def profile() -> dict[str, object]:
-    """cpu-emulated, with the prefix cache and 64 sequences at a time."""
+    """cpu-emulated, with the prefix cache, 64 sequences at a time and a parser of tool calls."""
     recipe = load_recipe(ProfileRecipe, "cpu-emulated").model_dump(
         mode="json", exclude_defaults=True, exclude={"schema_version"}
     )
     vllm = {name: value for name, value in recipe["vllm"].items() if name != "no-enable-prefix-caching"}
     vllm |= {"max-num-seqs": 64, "max-model-len": 2048, "enable-prefix-caching": True}
+    vllm |= {"tool-call-parser": "glm45", "enable-auto-tool-choice": True}
     return {**recipe, "schema": 1, "name": "busy", "vllm": vllm, "concurrency": 64}
 
 
@@ -101,6 +105,8 @@ def evaluations(num: int, work: Path | None) -> Iterator[tuple[int, GateReport, 
         urls = {}
         for label in ("first", "copy"):
             shutil.copytree(CHECKPOINT, place / label, dirs_exist_ok=True)
+            template = place / label / "chat_template.jinja"
+            template.write_text(template.read_text().replace("{%- for message in messages", SHOWN_TOOLS, 1))
             urls[label] = stack.enter_context(served(place / label, place))
         for number in range(num):
             started = time.monotonic()
@@ -120,17 +126,21 @@ def evaluations(num: int, work: Path | None) -> Iterator[tuple[int, GateReport, 
 
 def page(num: int, work: Path | None) -> str:
     """The section of the page."""
-    rows, tasks, spoken, unmeasured, seconds = [], 0, 0, 0, 0.0
+    rows: list[str] = []
+    unmeasured: Counter[str] = Counter()
+    num_tasks = num_findings = 0
+    seconds = 0.0
     for _, report, took in evaluations(num, work):
         scores = [one for one in report.verdicts if one.gate.startswith("score ")]
-        tasks, seconds = tasks + len(scores), seconds + took
-        spoken += len(report.serving)
-        unmeasured += sum(one.status == "NOT MEASURED" for one in scores)
-        rows += [f"- {one.candidate}, {one.task}: {one.clause}" for one in report.serving]
-        print(f"{len(rows)} findings so far, {tasks} tasks", file=sys.stderr)
-    said = (
+        num_tasks, seconds = num_tasks + len(scores), seconds + took
+        num_findings += len(report.serving)
+        unmeasured.update(f"{score.gate}: {score.detail}" for score in scores if score.status == "NOT MEASURED")
+        rows += [f"- {finding.candidate}, {finding.task}: {finding.clause}" for finding in report.serving]
+        print(f"{num_findings} findings so far, {num_tasks} tasks, {unmeasured.total()} not measured", file=sys.stderr)
+    rows += [f"- {times} not measured, {reason}" for reason, times in unmeasured.most_common()]
+    summary = (
         f"{num} evaluations of tiny-glm against a copy of itself, on two vLLM servers with MTP and prefix caching, 64\n"
-        f"requests in flight, other questions each time: {tasks} tasks (of the copy and of the reference's repeat),\n"
-        f"**{spoken} findings**, {unmeasured} scores not measured; {seconds / num:.0f} s each."
+        f"requests in flight, other questions each time: {num_tasks} tasks (of the copy and of the reference's repeat),\n"
+        f"**{num_findings} findings**, {unmeasured.total()} scores not measured; {seconds / num:.0f} s each."
     )
-    return "\n".join(["## Real servers", "", said, *rows, ""])
+    return "\n".join(["## Real servers", "", summary, *rows, ""])
