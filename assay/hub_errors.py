@@ -37,6 +37,11 @@ def hub_error(hub_id: str, error: Exception, name: str | None = None) -> Checkpo
     where = hub_id if name is None else f"{hub_id}/{name}"
     if isinstance(cause, OfflineModeIsEnabled):
         return CheckpointError(f"{where}: HF_HUB_OFFLINE is set; give a local folder, or unset it")
+    if isinstance(cause, httpx.InvalidURL | httpx.UnsupportedProtocol) and endpoint.startswith(("http://", "https://")):
+        return CheckpointError(
+            f"{where}: {endpoint} sends the download on to an address that is not HTTP; try another network, or give a local "
+            "folder"
+        )
     if isinstance(cause, httpx.InvalidURL | httpx.UnsupportedProtocol):
         return CheckpointError(f"{where}: {endpoint!r} (HF_ENDPOINT) is not a URL; write it like https://huggingface.co")
     if isinstance(cause, GatedRepoError):

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import hollow
+import httpx
 import pytest
 from huggingface_hub import constants
 from local_hub import TOKEN, Hub
 
 from assay.cli.targets import local_checkpoint
 from assay.errors import CheckpointError
+from assay.hub_errors import hub_error
 from assay.recipes.model import Location
 from assay_quantize.checkpoint import hub
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
@@ -165,6 +167,14 @@ def test_offline(served: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     assert error_of() == (
         "org/model: 'huggingface.co' (HF_ENDPOINT) is not a URL; write it like https://huggingface.co"
     )  # fmt: skip
+
+
+def test_a_hub_that_sends_a_download_to_a_file_is_told_apart_from_an_address_without_http(served: Hub) -> None:
+    refused = httpx.UnsupportedProtocol("Request URL has an unsupported protocol 'file://'.")
+    assert str(hub_error("org/model", refused, "config.json")) == (
+        f"org/model/config.json: {served.url} sends the download on to an address that is not HTTP; try another network, or "
+        "give a local folder"
+    )
 
 
 def test_a_busy_hub_is_given_up_with_its_status(served: Hub) -> None:
