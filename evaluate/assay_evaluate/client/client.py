@@ -2,7 +2,8 @@
 
 What the journal holds is not asked again. Connection errors, 429 and 5xx are tried again with back-off, no sooner than the
 server wants (Retry-After), and, if that does not help while the server lives, recorded as failed: infrastructure, never a wrong
-answer. A dead server stops everything with the tail of its log. No `stop` strings are ever sent: they fire inside thinking.
+answer. A server that puts a request off (429, 503) while it answers others is waited for. A dead server stops everything with
+the tail of its log. No `stop` strings are ever sent: they fire inside thinking.
 
 A task that gets nothing but replies that are no answers (a page, JSON of another shape, `abort`) is asked no more after a few,
 and its other requests fail with that reason; a rerun asks them.
@@ -34,6 +35,8 @@ from assay_evaluate.client.journal import Identity, Journal, Reply, Request
 from assay_evaluate.client.sending import (
     COME_LATER,
     MISCONFIGURED,
+    MOST_PUT_OFF,
+    PUT_OFF,
     REQUEST_S,
     TRY_AGAIN,
     Received,
@@ -166,6 +169,8 @@ class Client:
         self._open: dict[str, PendingRequest] = {}
         self._called: str | None = None
         self._misconfigured_in_a_row = 0
+        self._num_answered = 0
+        """Grows with every answer; of two at once one may not be counted, which does not matter."""
         self._unanswered = Unanswered()
         self._num_changed = 0 if journal is None else journal.num_changed
         self._dispatcher = Dispatcher(len(self._urls), concurrency, self._write_requests, self._work, self._keep)
@@ -396,21 +401,27 @@ class Client:
         task = job.request.task
         if (why := self._unanswered.why_over(task)) is not None:
             return Answered(job, Reply("failed", error=why), 0)
-        for attempt in itertools.count(1):
+        num_put_off, num_answered = 0, self._num_answered
+        for number in itertools.count(1):
             with self.flight.one():
                 received = self._send(connection, job.request)
+            if received.reply.http_status in PUT_OFF and self._num_answered > num_answered and num_put_off < MOST_PUT_OFF:
+                num_put_off += 1
+            attempt, num_answered = number - num_put_off, self._num_answered
             is_last = attempt == self._max_attempts or not received.may_help
             self._unanswered.count(task, received, attempt, is_last=is_last)
             if received.reply.status != "failed":
+                self._num_answered += 1
                 break
             self._check_alive(is_patient=not is_last)
             if is_last:
                 break
-            if self._dispatcher.stopped.wait(wait_s(job.key, attempt, self._backoff_s, received.retry_after_s)):
+            backoff = min(number, self._max_attempts)
+            if self._dispatcher.stopped.wait(wait_s(job.key, backoff, self._backoff_s, received.retry_after_s)):
                 break
             if self._unanswered.why_over(task) is not None:
                 break
-        return Answered(job, received.reply, attempt)
+        return Answered(job, received.reply, number)
 
     def _send(self, connection: Connection, request: Request) -> Received:
         received = self._sender.send(connection, request)

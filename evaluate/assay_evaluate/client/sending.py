@@ -31,6 +31,10 @@ REFUSED = frozenset(range(400, 500)) - COME_LATER - MISCONFIGURED | {501}
 """HTTP statuses with which a server refuses a request for good."""
 TRY_AGAIN = (COME_LATER | frozenset(range(500, 600))) - {501}
 """HTTP statuses of a server that is busy or unwell."""
+PUT_OFF = frozenset({429, 503})
+"""HTTP statuses of a server that takes no more for now: limits of rate, and of the queue (vLLM's --max-num-queued-reqs)."""
+MOST_PUT_OFF = 240
+"""How often one request is put off while others are answered, beyond the attempts that any request has: an hour or so."""
 LONGEST_BACKOFF_S = 30.0
 LONGEST_RETRY_AFTER_S = 120.0
 """However long the server wants to be left alone: it may name a day, or a mistake."""
