@@ -9,7 +9,7 @@ A task that gets nothing but replies that are no answers (a page, JSON of anothe
 and its other requests fail with that reason; a rerun asks them.
 
 Requests in waves are for those who look at the server: each is sent whether or not it was asked before, and what goes wrong is
-what they look for, so only a server that asks for patience is asked again.
+what they look for, so only a server that asks for patience (429, 503) is asked again.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from assay_evaluate.client.journal import Identity, Journal, Reply, Request
 from assay_evaluate.client.sending import (
     COME_LATER,
     MISCONFIGURED,
-    MOST_PUT_OFF,
     PUT_OFF,
     REQUEST_S,
     TRY_AGAIN,
+    Attempts,
     Received,
     Sender,
     Unanswered,
@@ -308,13 +308,16 @@ class Client:
             with closing(self._sender.connect(self._urls[0])) as connection:
                 reply = self._sender.hang_up(connection, ask.request, ask.abort_after)
             return Exchange(ask, slot, concurrency, "failed" if reply.output_tokens is None else "aborted", reply)
-        for attempt in itertools.count(1):
+        attempts = Attempts(self._max_attempts, self._num_answered)
+        while True:
             # Each on a connection of its own: one that the server closes while idle would count as a failure.
             with closing(self._sender.connect(self._urls[0])) as connection:
                 received = self._sender.send(connection, ask.request)
-            if received.reply.http_status not in COME_LATER or attempt == self._max_attempts:
+            attempts.count(received.reply, self._num_answered)
+            self._num_answered += received.reply.status == "answered"
+            if received.reply.http_status not in COME_LATER | PUT_OFF or attempts.are_over:
                 break
-            if self._over.wait(wait_s(ask.id, attempt, self._backoff_s, received.retry_after_s)):
+            if self._over.wait(wait_s(ask.id, attempts.step, self._backoff_s, received.retry_after_s)):
                 break
         return exchange_of(ask, slot, concurrency, received)
 
@@ -401,27 +404,24 @@ class Client:
         task = job.request.task
         if (why := self._unanswered.why_over(task)) is not None:
             return Answered(job, Reply("failed", error=why), 0)
-        num_put_off, num_answered = 0, self._num_answered
-        for number in itertools.count(1):
+        attempts = Attempts(self._max_attempts, self._num_answered)
+        while True:
             with self.flight.one():
                 received = self._send(connection, job.request)
-            if received.reply.http_status in PUT_OFF and self._num_answered > num_answered and num_put_off < MOST_PUT_OFF:
-                num_put_off += 1
-            attempt, num_answered = number - num_put_off, self._num_answered
-            is_last = attempt == self._max_attempts or not received.may_help
-            self._unanswered.count(task, received, attempt, is_last=is_last)
+            attempts.count(received.reply, self._num_answered)
+            self._num_answered += received.reply.status == "answered"
+            is_last = attempts.are_over or not received.may_help
+            self._unanswered.count(task, received, attempts.num_attempts, is_last=is_last)
             if received.reply.status != "failed":
-                self._num_answered += 1
                 break
             self._check_alive(is_patient=not is_last)
             if is_last:
                 break
-            backoff = min(number, self._max_attempts)
-            if self._dispatcher.stopped.wait(wait_s(job.key, backoff, self._backoff_s, received.retry_after_s)):
+            if self._dispatcher.stopped.wait(wait_s(job.key, attempts.step, self._backoff_s, received.retry_after_s)):
                 break
             if self._unanswered.why_over(task) is not None:
                 break
-        return Answered(job, received.reply, number)
+        return Answered(job, received.reply, attempts.num_sent)
 
     def _send(self, connection: Connection, request: Request) -> Received:
         received = self._sender.send(connection, request)

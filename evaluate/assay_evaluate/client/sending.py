@@ -78,6 +78,39 @@ class Received:
     """Failed with status 200."""
 
 
+class Attempts:
+    """How often one request was sent, and whether it is worth sending again.
+
+    A time at which the server put it off, and answered others since the time before, is no attempt: there is a limit to what it
+    takes at once, and the request's turn comes.
+    """
+
+    def __init__(self, most: int, num_answered: int) -> None:
+        """most: attempts. num_answered: requests that this client was answered so far."""
+        self._most, self._num_answered, self._num_put_off = most, num_answered, 0
+        self.num_sent = 0
+
+    def count(self, reply: Reply, num_answered: int) -> None:
+        """It was sent once more, and this came."""
+        self.num_sent += 1
+        is_put_off = reply.http_status in PUT_OFF and num_answered > self._num_answered
+        self._num_put_off += is_put_off and self._num_put_off < MOST_PUT_OFF
+        self._num_answered = num_answered
+
+    @property
+    def num_attempts(self) -> int:
+        return self.num_sent - self._num_put_off
+
+    @property
+    def are_over(self) -> bool:
+        return self.num_attempts >= self._most
+
+    @property
+    def step(self) -> int:
+        """By which the back-off grows."""
+        return min(self.num_sent, self._most)
+
+
 class Unanswered:
     """Which tasks get nothing but replies that are no answers: trying all requests often helps none. For several threads."""
 

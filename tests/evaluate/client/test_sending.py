@@ -166,6 +166,28 @@ def test_a_server_that_takes_no_more_for_now_is_waited_for_while_it_answers_othe
         assert next(tries) - 1 in {10, 11}  # the last other answer may be counted before the ninth try, or after it
 
 
+def test_a_probe_waits_for_its_turn_too(waits: list[Any]) -> None:
+    """vLLM with --max-num-queued-reqs 1: of two requests at once one is put off, again and again."""
+    is_first_in, may_answer = threading.Event(), threading.Event()
+    tries = itertools.count(1)
+
+    def reply(body: dict[str, Any]) -> Scripted:
+        if body["prompt"] == "a":
+            is_first_in.set()
+            assert may_answer.wait(20)
+            return Scripted("four")
+        assert is_first_in.wait(20)
+        if next(tries) < 5:
+            return Scripted("The engine is currently busy", status=503)
+        may_answer.set()
+        return Scripted("at last")
+
+    with FakeServer(reply) as server, Client(server) as client:
+        found = client.ask_together([Ask("a", PATH, {"prompt": "a"}), Ask("b", PATH, {"prompt": "b"})], 2)
+    assert [one.reply.text for one in found] == ["four", "at last"]
+    assert (waits, dict(client.tally.errors)) == ([(number, None) for number in range(1, 5)], {})
+
+
 def test_what_goes_wrong_is_not_asked_again_in_waves(waits: list[Any]) -> None:
     """A probe looks for it."""
     with RawServer(http("{}", "500 Internal Server Error")) as server, Client(Address(server.base_url, "model")) as client:
