@@ -42,9 +42,10 @@ ORDINARY_REASONS = frozenset(
         "tool_use",
         "function_call",
         "completed",
+        "repetition_detected",
     }
 )
-"""What some servers write into `stop_reason` where vLLM has the stop string that was met."""
+"""What some servers write into `stop_reason` where vLLM has the stop string that was met; the last is vLLM's own."""
 UNGUESSABLE_CHARS = 16
 """Letters and digits of an id behind its first `-` from which on it is no counter."""
 NUM_PROMPTS = 3

@@ -2,13 +2,14 @@
 
 What the journal holds is not asked again. Connection errors, 429 and 5xx are tried again with back-off, no sooner than the
 server wants (Retry-After), and, if that does not help while the server lives, recorded as failed: infrastructure, never a wrong
-answer. A dead server stops everything with the tail of its log. No `stop` strings are ever sent: they fire inside thinking.
+answer. A server that puts a request off (429, 503) while it answers others is waited for. A dead server stops everything with
+the tail of its log. No `stop` strings are ever sent: they fire inside thinking.
 
 A task that gets nothing but replies that are no answers (a page, JSON of another shape, `abort`) is asked no more after a few,
 and its other requests fail with that reason; a rerun asks them.
 
 Requests in waves are for those who look at the server: each is sent whether or not it was asked before, and what goes wrong is
-what they look for, so only a server that asks for patience is asked again.
+what they look for, so only a server that asks for patience (429, 503) is asked again.
 """
 
 from __future__ import annotations
@@ -34,8 +35,10 @@ from assay_evaluate.client.journal import Identity, Journal, Reply, Request
 from assay_evaluate.client.sending import (
     COME_LATER,
     MISCONFIGURED,
+    PUT_OFF,
     REQUEST_S,
     TRY_AGAIN,
+    Attempts,
     Received,
     Sender,
     Unanswered,
@@ -166,6 +169,8 @@ class Client:
         self._open: dict[str, PendingRequest] = {}
         self._called: str | None = None
         self._misconfigured_in_a_row = 0
+        self._num_answered = 0
+        """Grows with every answer; of two at once one may not be counted, which does not matter."""
         self._unanswered = Unanswered()
         self._num_changed = 0 if journal is None else journal.num_changed
         self._dispatcher = Dispatcher(len(self._urls), concurrency, self._write_requests, self._work, self._keep)
@@ -303,13 +308,16 @@ class Client:
             with closing(self._sender.connect(self._urls[0])) as connection:
                 reply = self._sender.hang_up(connection, ask.request, ask.abort_after)
             return Exchange(ask, slot, concurrency, "failed" if reply.output_tokens is None else "aborted", reply)
-        for attempt in itertools.count(1):
+        attempts = Attempts(self._max_attempts, self._num_answered)
+        while True:
             # Each on a connection of its own: one that the server closes while idle would count as a failure.
             with closing(self._sender.connect(self._urls[0])) as connection:
                 received = self._sender.send(connection, ask.request)
-            if received.reply.http_status not in COME_LATER or attempt == self._max_attempts:
+            attempts.count(received.reply, self._num_answered)
+            self._num_answered += received.reply.status == "answered"
+            if received.reply.http_status not in COME_LATER | PUT_OFF or attempts.are_over:
                 break
-            if self._over.wait(wait_s(ask.id, attempt, self._backoff_s, received.retry_after_s)):
+            if self._over.wait(wait_s(ask.id, attempts.step, self._backoff_s, received.retry_after_s)):
                 break
         return exchange_of(ask, slot, concurrency, received)
 
@@ -396,21 +404,24 @@ class Client:
         task = job.request.task
         if (why := self._unanswered.why_over(task)) is not None:
             return Answered(job, Reply("failed", error=why), 0)
-        for attempt in itertools.count(1):
+        attempts = Attempts(self._max_attempts, self._num_answered)
+        while True:
             with self.flight.one():
                 received = self._send(connection, job.request)
-            is_last = attempt == self._max_attempts or not received.may_help
-            self._unanswered.count(task, received, attempt, is_last=is_last)
+            attempts.count(received.reply, self._num_answered)
+            self._num_answered += received.reply.status == "answered"
+            is_last = attempts.are_over or not received.may_help
+            self._unanswered.count(task, received, attempts.num_attempts, is_last=is_last)
             if received.reply.status != "failed":
                 break
             self._check_alive(is_patient=not is_last)
             if is_last:
                 break
-            if self._dispatcher.stopped.wait(wait_s(job.key, attempt, self._backoff_s, received.retry_after_s)):
+            if self._dispatcher.stopped.wait(wait_s(job.key, attempts.step, self._backoff_s, received.retry_after_s)):
                 break
             if self._unanswered.why_over(task) is not None:
                 break
-        return Answered(job, received.reply, attempt)
+        return Answered(job, received.reply, attempts.num_sent)
 
     def _send(self, connection: Connection, request: Request) -> Received:
         received = self._sender.send(connection, request)

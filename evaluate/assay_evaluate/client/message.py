@@ -89,12 +89,14 @@ _FIRST = frozenset("<[◁H")
 def thinking_apart(reply: Reply) -> Reply:
     """The reply with thinking that stands in its text moved to `reasoning`: what a reasoning parser at the server does.
 
-    As it is, if there is none, or its end never came (`ends_inside_thinking`).
+    As it is, if there is none, or its end never came (`ends_inside_thinking`). A server that left it there has not counted it.
     """
     thought, answer = _split(reply.text, may_begin_inside=reply.reasoning is None) or ("", None)
     if answer is None:
         return reply
-    return replace(reply, text=answer, reasoning="\n".join(filter(None, (reply.reasoning, thought.strip()))) or None)
+    reasoning = "\n".join(filter(None, (reply.reasoning, thought.strip()))) or None
+    counted = None if reasoning and reply.thinking_tokens == 0 else reply.thinking_tokens
+    return replace(reply, text=answer, reasoning=reasoning, thinking_tokens=counted)
 
 
 def ends_inside_thinking(text: str) -> bool:

@@ -63,6 +63,8 @@ def read_reply(data: dict[str, Any], request: Request, latency_s: float) -> Repl
     if not says_something:
         raise ValueError("a choice that says nothing, not even that it has ended")
     thinking_tokens = _count((usage.get("completion_tokens_details") or {}).get("reasoning_tokens"))
+    if thinking_tokens == 0 and reasoning:
+        thinking_tokens = None  # vLLM counts from the opening mark on, which templates put into the prompt
     prompt_tokens, output_tokens = _counts(usage, thinking_tokens, finish_reason)
     if not output_tokens and (text or reasoning):
         output_tokens = None  # servers that do not count write zeros

@@ -31,6 +31,10 @@ REFUSED = frozenset(range(400, 500)) - COME_LATER - MISCONFIGURED | {501}
 """HTTP statuses with which a server refuses a request for good."""
 TRY_AGAIN = (COME_LATER | frozenset(range(500, 600))) - {501}
 """HTTP statuses of a server that is busy or unwell."""
+PUT_OFF = frozenset({429, 503})
+"""HTTP statuses of a server that takes no more for now: limits of rate, and of the queue (vLLM's --max-num-queued-reqs)."""
+MOST_PUT_OFF = 240
+"""How often one request is put off while others are answered, beyond the attempts that any request has: an hour or so."""
 LONGEST_BACKOFF_S = 30.0
 LONGEST_RETRY_AFTER_S = 120.0
 """However long the server wants to be left alone: it may name a day, or a mistake."""
@@ -72,6 +76,39 @@ class Received:
     """Failed: the reply that came belongs to another request."""
     no_answer: NoAnswer | None = None
     """Failed with status 200."""
+
+
+class Attempts:
+    """How often one request was sent, and whether it is worth sending again.
+
+    A time at which the server put it off, and answered others since the time before, is no attempt: there is a limit to what it
+    takes at once, and the request's turn comes.
+    """
+
+    def __init__(self, most: int, num_answered: int) -> None:
+        """most: attempts. num_answered: requests that this client was answered so far."""
+        self._most, self._num_answered, self._num_put_off = most, num_answered, 0
+        self.num_sent = 0
+
+    def count(self, reply: Reply, num_answered: int) -> None:
+        """It was sent once more, and this came."""
+        self.num_sent += 1
+        is_put_off = reply.http_status in PUT_OFF and num_answered > self._num_answered
+        self._num_put_off += is_put_off and self._num_put_off < MOST_PUT_OFF
+        self._num_answered = num_answered
+
+    @property
+    def num_attempts(self) -> int:
+        return self.num_sent - self._num_put_off
+
+    @property
+    def are_over(self) -> bool:
+        return self.num_attempts >= self._most
+
+    @property
+    def step(self) -> int:
+        """By which the back-off grows."""
+        return min(self.num_sent, self._most)
 
 
 class Unanswered:

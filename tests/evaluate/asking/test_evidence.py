@@ -73,10 +73,11 @@ def test_names_ids_and_problems_are_counted() -> None:
         reply(model="m", reply_id="chatcmpl-0f3a8c1d2b4e5f60", system_fingerprint="fp", stop_reason="Question:"),
         reply(model="m", reply_id="chatcmpl-17", stop_reason="end_turn", usage_problem="a > b"),
         reply(model="x", stop_reason=151336, usage_problem="c > d"),
+        reply(model="m", finish_reason="repetition", stop_reason="repetition_detected"),  # vLLM's own word, no stop string
         Reply("failed", model="y"),
     )
     assert found == ServedEvidence(
-        num_replies=3, temperature=0, asked_model="m", models={"m": 2, "x": 1}, system_fingerprints={"fp": 1},
+        num_replies=4, temperature=0, asked_model="m", models={"m": 3, "x": 1}, system_fingerprints={"fp": 1},
         num_unguessable_ids=1, stop_strings={"Question:": 1}, num_usage_problems=2, usage_problem="a > b",
     )  # fmt: skip
 

@@ -142,7 +142,7 @@ def test_trouble_is_tried_again_with_back_off_then_recorded_as_failed(tmp_path: 
         question = body["messages"][0]["content"]
         tries[question] = tries.get(question, 0) + 1
         if question == "q0":
-            return Scripted("busy", status=503)
+            return Scripted("broken", status=500)
         if question == "q1":
             return Scripted("slow down", status=429) if tries[question] < 3 else Scripted("at last")
         if question == "q2":
@@ -154,7 +154,7 @@ def test_trouble_is_tried_again_with_back_off_then_recorded_as_failed(tmp_path: 
             replies = client.ask(requests(5))
         assert tries == {"q0": 4, "q1": 3, "q2": 2, "q3": 1, "q4": 1}
         assert [r.status for r in replies] == ["failed", "answered", "answered", "refused", "answered"]
-        assert replies[0].error == "HTTP 503: busy"
+        assert replies[0].error == "HTTP 500: broken"
         assert replies[3].error == "HTTP 400: prompt is too long"
         assert [r.text for r in replies[1:3]] == ["at last", "back again"]
         tries.clear()

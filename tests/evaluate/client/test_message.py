@@ -47,3 +47,14 @@ def test_marks_of_families(opens: str, closes: str) -> None:
 def test_what_is_thinking_and_what_is_not(text: str, reasoning: str | None, answer: str, thought: str | None) -> None:
     apart = thinking_apart(Reply("answered", text, reasoning))
     assert (apart.text, apart.reasoning) == (answer, thought)
+
+
+@pytest.mark.parametrize(("text", "counted", "thinking_tokens"), [
+    ("<think>2 + 5</think>#### 7", 0, None),  # vLLM 0.32 with minimax_m2_append_think, granite, hunyuan_a13b
+    ("<think>2 + 5</think>#### 7", 5, 5),
+    ("#### 7", 0, 0),
+])  # fmt: skip
+def test_thinking_that_is_taken_out_of_the_text_is_not_counted_as_zero(
+    text: str, counted: int, thinking_tokens: int | None
+) -> None:
+    assert thinking_apart(Reply("answered", text, thinking_tokens=counted)).thinking_tokens == thinking_tokens

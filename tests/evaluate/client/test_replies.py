@@ -251,6 +251,22 @@ def test_what_prompt_and_completion_tokens_leave_out(
     assert (found.prompt_tokens, found.output_tokens, found.usage_problem) == (prompt_tokens, output_tokens, None)
 
 
+@pytest.mark.parametrize(
+    ("told", "thinking", "thinking_tokens"),
+    [
+        (90, "two and two", 90),
+        (0, None, 0),
+        (0, "", 0),
+        # vLLM 0.32 counts from the opening mark on, which the template of DeepSeek R1 has put into the prompt.
+        (0, "two and two", None),
+    ],
+)
+def test_thinking_that_was_not_counted_is_not_zero(told: int, thinking: str | None, thinking_tokens: int | None) -> None:
+    counts = usage(20, 100, completion_tokens_details={"reasoning_tokens": told})
+    found = read(chat("four", usage=counts, message={"reasoning": thinking}))
+    assert (found.thinking_tokens, found.output_tokens, found.usage_problem) == (thinking_tokens, 100, None)
+
+
 def test_counts_of_zero_are_none() -> None:
     """Servers that do not count write zeros (tt-inference-server #3552, ax-llm #64)."""
     found = read(chat(usage=usage(0, 0)))

@@ -46,6 +46,15 @@ ALIKE = {
     "the first space": ("It is 4.", " It is 4.", None),
     "spaces before punctuation": ("Well, it's 4.", "Well , it 's 4 .", None),
     "nothing": ("<|user|>", "", None),
+    # what parsers of vLLM 0.32 made of these ids
+    "thinking in two parts (glm45)": ("<think>a</think>b<think>c</think>d", "bd", "ac"),
+    "thinking in two parts, the first opened by the template (glm47)": ("a</think>b<think>c</think>d<|user|>", "bd", "ac"),
+    "an opening that the template wrote (minimax_m2_append_think)": ("hm</think>It is 4.", "<think>hm</think>It is 4.", None),
+    "the same without an end": ("hm", "<think>hm", None),
+    "a call that was not offered (glm45)": ("I will <tool_call>look up<arg_key>a</arg_key>", "I will", None),
+    "such a call, and what follows it (qwen3_coder)": ("I use <tool_call>f<a>1</a></tool_call> now", "I use  now", None),
+    "such a call in thinking (glm45)": ("I will <tool_call>look up", "", "I will"),
+    "such a call behind thinking (glm45)": ("<think>hm</think>I will <tool_call>look up", "I will", "hm"),
 }
 UNLIKE = {
     "its last 3 of 8 characters are lost": ("It is 4.<|user|>", "It is", None),
@@ -55,6 +64,10 @@ UNLIKE = {
     "they part at character 7: '4.' decoded, '5.' in the reply": ("It is 4.<|user|>", "It is 5.", None),
     "they part at character 2: 't is 4.' decoded, '\u0442 is 4.' in the reply": ("It is 4.", "I\u0442 is 4.", None),
     "they part at character 3: '<b>bold</b> ' decoded, 'bold word' in the reply": ("a <b>bold</b> word", "a bold word", None),
+    "its last 3 of 4 characters are lost": ("<think>a</think>b<think>c</think>d", "", "a"),
+    "they part at character 2: 'bcd' decoded, 'cb' in the reply": ("<think>a</think>b<think>c</think>d", "b", "ac"),
+    "they part at character 3: 'will look up' decoded, 'can' in the reply": ("I will <tool_call>look up", "I can", None),
+    "its last 13 of 14 characters are lost": ("I will <tool_call>look up", "I", None),
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
@@ -127,6 +128,64 @@ def test_a_server_says_when_to_come_again(tmp_path: Path, waits: list[Any]) -> N
             assert waits[2:] == [(1, 7.0), (2, 7.0)]
             exchange = client.exchange(Ask("x", PATH, {}))
         assert (exchange.status, exchange.reply.error, waits[4:]) == ("failed", "HTTP 429: busy", [(1, 7.0), (2, 7.0)])
+
+
+@pytest.mark.parametrize(("status", "num_put_off"), [(503, 8), (429, 8), (503, 1000)])
+def test_a_server_that_takes_no_more_for_now_is_waited_for_while_it_answers_others(
+    status: int, num_put_off: int, tmp_path: Path, waits: list[Any]
+) -> None:
+    """vLLM's --max-num-queued-reqs (503), limits of rate (429). Where nothing else is answered, attempts are few as ever."""
+    may_answer, has_come = threading.Semaphore(0), threading.Semaphore(0)
+    """One other question is answered each time that the first is put off: its thread asks the next one after that."""
+    tries, num_others = itertools.count(1), itertools.count()
+
+    def reply(body: dict[str, Any]) -> Scripted:
+        if body["prompt"] != "0":
+            if next(num_others):
+                has_come.release()
+            assert may_answer.acquire(timeout=20)
+            return Scripted("four")
+        number = next(tries)
+        may_answer.release()
+        if number < 9:
+            assert has_come.acquire(timeout=20)
+        return Scripted("come later", status=status) if number <= num_put_off else Scripted("at last")
+
+    asked = [Request("t", str(n), 0, PATH, {"prompt": str(n)}) for n in range(10)]
+    with (
+        FakeServer(reply) as server,
+        Journal(tmp_path / "j.db") as journal,
+        Client(server, journal, WHO, concurrency=2, max_attempts=2) as client,
+    ):
+        first, *replies = client.ask(asked)
+    assert [one.text for one in replies] == ["four"] * 9
+    if num_put_off == 8:
+        assert (first.text, waits) == ("at last", [(min(number, 2), None) for number in range(1, 9)])
+    else:
+        assert (first.status, first.error) == ("failed", "HTTP 503: come later")
+        assert next(tries) - 1 in {10, 11}  # the last other answer may be counted before the ninth try, or after it
+
+
+def test_a_probe_waits_for_its_turn_too(waits: list[Any]) -> None:
+    """vLLM with --max-num-queued-reqs 1: of two requests at once one is put off, again and again."""
+    is_first_in, may_answer = threading.Event(), threading.Event()
+    tries = itertools.count(1)
+
+    def reply(body: dict[str, Any]) -> Scripted:
+        if body["prompt"] == "a":
+            is_first_in.set()
+            assert may_answer.wait(20)
+            return Scripted("four")
+        assert is_first_in.wait(20)
+        if next(tries) < 5:
+            return Scripted("The engine is currently busy", status=503)
+        may_answer.set()
+        return Scripted("at last")
+
+    with FakeServer(reply) as server, Client(server) as client:
+        found = client.ask_together([Ask("a", PATH, {"prompt": "a"}), Ask("b", PATH, {"prompt": "b"})], 2)
+    assert [one.reply.text for one in found] == ["four", "at last"]
+    assert (waits, dict(client.tally.errors)) == ([(number, None) for number in range(1, 5)], {})
 
 
 def test_what_goes_wrong_is_not_asked_again_in_waves(waits: list[Any]) -> None:

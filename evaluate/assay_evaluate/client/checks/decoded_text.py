@@ -5,7 +5,11 @@ is allowed for, and nothing else:
 
 - marks (`<|user|>`, `</think>`) are left out of replies and stand in what ids decode to (vLLM's `skip_special_tokens`);
 - a reasoning parser splits thinking from answer and drops white space and marks between and around them; what stands before
-  a mark that opens thinking is lost to it (vLLM reasoning/basic_parsers.py: `partition(start_token)`);
+  a mark that opens thinking is lost to it (vLLM reasoning/basic_parsers.py: `partition(start_token)`); of several pieces of
+  thinking it makes one, and one of the text between (vLLM parser/engine, of GLM, DeepSeek V4, Ling); it may write the mark
+  that the template opened thinking with in front (vLLM's `minimax_m2_append_think`);
+- a tool parser takes calls out that were not offered, and what it began to read as one (vLLM parser/abstract_parser.py
+  `_extract_tool_calls`, tool_choice "none"): from the first mark of a call on, texts are not compared;
 - a character whose bytes are not all there yet is no text, nor is what came in the same token; decoded it is U+FFFD, and bytes
   on both sides of a mark that is left out may join (`DecodeStream` of tokenizers, which vLLM's v1/engine/detokenizer.py uses);
 - a SentencePiece tokenizer decodes without the first space; `clean_up_tokenization_spaces` takes spaces before punctuation.
@@ -30,6 +34,11 @@ KNOWN_MARK = re.compile(
     re.IGNORECASE,
 )
 OPENING = re.compile(r"<(?:[a-z0-9_]+[:_])?(?:think|thinking|thought)>|\[THINK\]|\u25c1think\u25b7", re.IGNORECASE)
+CLOSING = re.compile(r"</(?:[a-z0-9_]+[:_])?(?:think|thinking|thought)>|\[/THINK\]|\u25c1/think\u25b7", re.IGNORECASE)
+CALL = re.compile(
+    r"<[^<>]{0,20}tool[_\u2581](?:calls?|requests?)[^<>]{0,24}>|<\uff5cDSML\uff5c ?\w*calls>|<\|content_invoke_tool_\w+\|>"
+)
+"""Begins a tool call: `<tool_call>`, `<minimax:tool_call>`, `<|tool_calls_section_begin|>`, `<\uff5cDSML\uff5ctool_calls>`."""
 CHANNEL_WORDS = re.compile(r"(?<=>)(?:assistant|analysis|final|commentary)(?=<\||$)")
 """Between the marks of the harmony format: `<|start|>assistant<|channel|>final<|message|>`."""
 BROKEN = "\ufffd"
@@ -70,6 +79,12 @@ def compare_text(decoded: str, text: str, reasoning: str | None = None, *, left_
     if not is_equal and (opened := OPENING.search(body)) is not None:
         behind = body[opened.end() :]
         is_equal = _stands_in(behind, behind, parts, is_split=True, left_out=left_out)
+        is_equal = is_equal or (bool(reasoning) and _is_regrouped(body, reasoning or "", text, left_out))
+    if not is_equal and not reasoning and (written := OPENING.match(text)) is not None:
+        rest = text[written.end() :]
+        is_equal = _stands_in(decoded, body, [rest] if rest else [], is_split=False, left_out=left_out)
+    if not is_equal and (call := CALL.search(body)) is not None:
+        is_equal = _letters("".join(parts), left_out).startswith(_letters(body[: call.start()], left_out))
     return Compared(is_equal, None if is_equal else _difference(body, "".join(parts), left_out), has_mark)
 
 
@@ -79,6 +94,28 @@ def _without_last_mark(decoded: str) -> tuple[str, str]:
     if not marks or marks[-1].end() != len(decoded):
         return decoded, ""
     return decoded[: marks[-1].start()], marks[-1].group()
+
+
+def _is_regrouped(body: str, reasoning: str, text: str, left_out: LeftOut) -> bool:
+    """Whether all pieces of thinking in `body`, one behind the other, are the reasoning, and what is between them the text."""
+    pieces: dict[bool, list[str]] = {True: [], False: []}
+    marks = sorted(
+        (mark.start(), mark.end(), opens) for kind, opens in ((OPENING, True), (CLOSING, False)) for mark in kind.finditer(body)
+    )
+    at, is_thinking = 0, bool(marks) and not marks[0][2]
+    for start, end, opens in marks:
+        pieces[is_thinking].append(body[at:start])
+        at, is_thinking = end, opens
+    pieces[is_thinking].append(body[at:])
+    return all(
+        _is_made_of("".join(pieces[kind]), [part] if part else [], True, left_out)
+        for kind, part in ((True, reasoning), (False, text))
+    )
+
+
+def _letters(text: str, left_out: LeftOut) -> str:
+    """The text without white space and marks that may be left out."""
+    return "".join(MARK.sub(lambda mark: "" if left_out(mark.group()) else mark.group(), text).split())
 
 
 def _stands_in(decoded: str, body: str, parts: list[str], *, is_split: bool, left_out: LeftOut) -> bool:
