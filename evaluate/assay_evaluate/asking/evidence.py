@@ -46,6 +46,8 @@ ORDINARY_REASONS = frozenset(
     }
 )
 """What some servers write into `stop_reason` where vLLM has the stop string that was met; the last is vLLM's own."""
+END_MARK = re.compile(r"<[|｜][^<>\s]{1,60}[|｜]>|</s>|<eos>|<end_of_turn>")
+"""The model's own end, written where others have the stop string: what ends a reply anyway, whoever sends it."""
 UNGUESSABLE_CHARS = 16
 """Letters and digits of an id behind its first `-` from which on it is no counter."""
 NUM_PROMPTS = 3
@@ -143,7 +145,7 @@ class ServedTally:
             _count(self.models, reply.model)
         if reply.system_fingerprint is not None:
             _count(self.system_fingerprints, reply.system_fingerprint)
-        if isinstance(reply.stop_reason, str) and reply.stop_reason.lower() not in ORDINARY_REASONS:
+        if isinstance(reply.stop_reason, str) and not _is_ordinary(reply.stop_reason):
             _count(self.stop_strings, reply.stop_reason)
         if reply.cache_header is not None:
             self.num_from_cache += 1
@@ -186,6 +188,10 @@ class ServedTally:
             prompt_counts=() if count_prompt is None else tuple(self.prompts.counted(count_prompt)),
             texts=None if count_text is None else self.texts.counted(count_text),
         )
+
+
+def _is_ordinary(stop_reason: str) -> bool:
+    return stop_reason.lower() in ORDINARY_REASONS or END_MARK.fullmatch(stop_reason) is not None
 
 
 def _count(names: Counter[str], name: str) -> None:

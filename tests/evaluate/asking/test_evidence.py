@@ -74,10 +74,11 @@ def test_names_ids_and_problems_are_counted() -> None:
         reply(model="m", reply_id="chatcmpl-17", stop_reason="end_turn", usage_problem="a > b"),
         reply(model="x", stop_reason=151336, usage_problem="c > d"),
         reply(model="m", finish_reason="repetition", stop_reason="repetition_detected"),  # vLLM's own word, no stop string
+        reply("Yes.", model="m", stop_reason="<|im_end|>"),
         Reply("failed", model="y"),
     )
     assert found == ServedEvidence(
-        num_replies=4, temperature=0, asked_model="m", models={"m": 3, "x": 1}, system_fingerprints={"fp": 1},
+        num_replies=5, temperature=0, asked_model="m", models={"m": 4, "x": 1}, system_fingerprints={"fp": 1},
         num_unguessable_ids=1, stop_strings={"Question:": 1}, num_usage_problems=2, usage_problem="a > b",
     )  # fmt: skip
 
