@@ -55,6 +55,11 @@ ALIKE = {
     "such a call, and what follows it (qwen3_coder)": ("I use <tool_call>f<a>1</a></tool_call> now", "I use  now", None),
     "such a call in thinking (glm45)": ("I will <tool_call>look up", "", "I will"),
     "such a call behind thinking (glm45)": ("<think>hm</think>I will <tool_call>look up", "I will", "hm"),
+    "thinking that begins behind text, as tiny-glm wrote it once on vLLM": (
+        "\nThe small fox.<think>The",
+        "\nThe small fox.",
+        "The",
+    ),
 }
 UNLIKE = {
     "its last 3 of 8 characters are lost": ("It is 4.<|user|>", "It is", None),
