@@ -12,8 +12,12 @@ import argparse
 import dataclasses
 import functools
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # python is run with PYTHONSAFEPATH, which leaves this folder out
 
 from simulated_full import KINDS, Design, Kind, Outcome, designs_of, every_task, simulate
 

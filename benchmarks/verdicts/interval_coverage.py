@@ -10,12 +10,17 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # python is run with PYTHONSAFEPATH, which leaves this folder out
+
 from coverage_items import (
     Items,
     drafts,

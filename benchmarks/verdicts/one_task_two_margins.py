@@ -8,7 +8,11 @@ result is one_task_two_margins.md beside this file, and the program prints it. N
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # python is run with PYTHONSAFEPATH, which leaves this folder out
 
 from full_decides import shipped
 

@@ -10,9 +10,14 @@ is judged by the interval for such items under both. No model and no server. The
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # python is run with PYTHONSAFEPATH, which leaves this folder out
+
 from full_decides import shipped
 from simulated_full import KINDS, Bools, Design, Floats, Kind, designs_of, draw_chances
 

@@ -9,10 +9,15 @@ gate held the lower bound, over tokens alone, span by span. The committed result
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # python is run with PYTHONSAFEPATH, which leaves folders out
+
 from coverage_texts import DESIGNS, POPULATIONS, Design, Population
 from numpy.typing import NDArray
 from scipy.stats import norm
