@@ -135,8 +135,8 @@ def _too_few_prompts(paired: Sequence[DraftCounts], level: float) -> str:
     if chance_of_none(sizes) < (1 - level) / 2:
         return ""
     return (
-        f"; a few prompts have most of the drafted tokens, so that {len(sizes)} count as {effective_number(sizes):.1f} of equal "
-        f"length: a drop in one prompt of five is in none of them with a chance of {percent_short(chance_of_none(sizes))}"
+        f"; a few prompts have most of the drafted tokens, so that {len(sizes)} count as {effective_number(sizes):.1f} of "
+        f"equal length: a drop in one prompt of five is in none of them with a chance of {percent_short(chance_of_none(sizes))}"
     )
 
 

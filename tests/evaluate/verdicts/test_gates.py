@@ -432,6 +432,22 @@ def test_an_interval_of_accepted_drafts_is_one_of_replies_or_says_that_it_is_not
     }
 
 
+def test_items_of_one_text_need_more_texts_and_not_fewer_items_than_were_asked() -> None:
+    """`about 30 items give a PASS` was said of 100."""
+    reference, candidate = (
+        measured(label, tuple(replace(one, cluster="text") for one in answers(100, wrong)))
+        for label, wrong in (("fp8", range(0)), ("w4a16", range(1)))
+    )
+    verdict = judged(reference, candidate, recipe(SCORE | {"max_drop": 0.3})).verdicts[0]
+    assert (verdict.status, verdict.items_needed, verdict.items_needed_at_loss) == ("UNDERPOWERED", 1654, 1654)
+    assert " 100 items share 1 question or text; 1 question or text counts as 1.0 of equal size" in verdict.detail
+
+
+def test_one_reply_is_too_few_to_tell_whether_more_are_cut_off() -> None:
+    verdict = judged(measured("fp8", answers(1)), measured("w4a16", answers(1)), recipe(SCORE, TRUNCATION)).verdicts[1]
+    assert (verdict.status, verdict.detail) == ("NOT MEASURED", "No task has replies of both sides to two items or more.")
+
+
 def drafted(rates: Iterable[float], *, second: int = 0) -> tuple[ItemResult, ...]:
     """One reply to each item, of whose hundred drafted tokens a share is accepted. second: so many more in a second one."""
     rates = list(rates)
@@ -457,7 +473,10 @@ def test_accepted_drafts_are_compared_prompt_by_prompt_where_replies_say_so() ->
     t = stats.t.interval(0.95, 199, loc=(before - after).mean(), scale=stats.sem(before - after))
     assert verdict.observed is not None
     assert (verdict.status, verdict.observed.n) == ("PASS", 200)
-    assert (verdict.observed.low, verdict.observed.high) == (pytest.approx(t[0]), pytest.approx(t[1], rel=0.002))  # hardly skewed
+    assert (verdict.observed.low, verdict.observed.high) == (
+        pytest.approx(t[0]),
+        pytest.approx(t[1], rel=0.002),
+    )  # hardly skewed
     assert verdict.detail == (
         f"{100 * before.mean():.1f} % of drafted tokens accepted in fp8, {100 * after.mean():.1f} % in w4a16: loses "
         f"{100 * (before - after).mean():.1f} points (95 % interval: {100 * t[0]:.1f} to {100 * t[1]:.1f} lost, over 200 "
