@@ -43,7 +43,7 @@ def paired_acceptance_difference(counts: ArrayLike, level: float) -> Interval:
 
     Prompts are clusters of tokens of unequal size: CR2 and its degrees, or those that the kurtosis of what prompts add leaves,
     if these are fewer. With n - 1 degrees a drop of the margin passed in up to 3.6 % of 40 prompts. A few prompts may hold all
-    of the drop, and a few long replies most of the tokens: t then passed it in 5 to 37 %. So the ends are also those of
+    of the drop, and a few long replies most of the tokens: t then passed it in up to 23 %. So the ends are also those of
     `UnevenMean`, and the upper one is 1 where tokens lie in too few prompts to claim anything of others (decision 239).
 
     counts: of each prompt drafted and accepted tokens before, drafted and accepted after [prompts, 4], over all its replies.
