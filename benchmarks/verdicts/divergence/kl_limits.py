@@ -9,13 +9,17 @@ gate held the lower bound, over tokens alone, span by span. The committed result
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
-from coverage_texts import DESIGNS, POPULATIONS, Design, Population
 from numpy.typing import NDArray
 from scipy.stats import norm
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from coverage_texts import DESIGNS, POPULATIONS, Design, Population
 
 from assay.recipes.gate import DivergenceGate
 from assay.records.base import Interval
