@@ -165,6 +165,7 @@ planted: setup ## have real servers judge checkpoints with a known damage; each 
 simulations: .venv/.ready ## simulate uneven losses, attempts and drafts under the gates, in ten minutes; write benchmarks/verdicts/*.md
 	@.venv/bin/python benchmarks/verdicts/uneven/few_clusters.py > benchmarks/verdicts/uneven/few_clusters.md
 	@.venv/bin/python benchmarks/verdicts/uneven/subgroups.py > benchmarks/verdicts/uneven/subgroups.md
+	@.venv/bin/python benchmarks/verdicts/uneven/lengths.py --runs 700 > benchmarks/verdicts/uneven/lengths.md
 	@.venv/bin/python benchmarks/verdicts/attempts.py --runs 700 > benchmarks/verdicts/attempts.md
 	@.venv/bin/python benchmarks/verdicts/paired_drafts.py --runs 1500 > benchmarks/verdicts/paired_drafts.md
 	@.venv/bin/python benchmarks/verdicts/one_task_two_margins.py > benchmarks/verdicts/one_task_two_margins.md

@@ -15,12 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # python is run with PYTHONSAFEPATH, which leaves folders out
-
-from coverage_texts import DESIGNS, POPULATIONS, Design, Population
 from numpy.typing import NDArray
 from scipy.stats import norm
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from coverage_texts import DESIGNS, POPULATIONS, Design, Population
 
 from assay.recipes.gate import DivergenceGate
 from assay.records.base import Interval

@@ -21,7 +21,7 @@ from scipy import stats
 from assay.records.base import Interval
 from assay_evaluate.statistics.power import POWER
 from assay_evaluate.statistics.proportions import normal_quantile, wilson
-from assay_evaluate.statistics.uneven.clusters import UnevenMean
+from assay_evaluate.statistics.uneven.clusters import UnevenMean, chance_of_none
 
 NUM_RESAMPLES = 2000
 Floats = NDArray[np.float64]
@@ -232,12 +232,16 @@ def clustered_values_needed(
 ) -> int:
     """Values so that a candidate with true `loss` passes `margin` with chance `power`, if they come from further clusters of
     the same sizes: twice as many values are twice the clusters and degrees. More values of the same clusters would not do.
-    ValueError unless loss < margin.
+    Never fewer than clusters enough to claim anything of such clusters. ValueError unless loss < margin.
     """
     if not loss < margin:
         raise ValueError(f"loss {loss} is not below the margin {margin}: no number of values makes it pass")
 
+    none = 0.0 if found.uneven is None else chance_of_none(found.uneven.sizes)
+
     def enough(times: float) -> bool:
+        if none**times >= (1 - level) / 2:
+            return False
         error = found.standard_error / math.sqrt(times)
         return _quantiles(found.degrees * times, level, power) * error <= margin - loss
 

@@ -18,6 +18,7 @@ from assay.records.base import Interval
 from assay.records.measurement import Acceptance
 from assay_evaluate.statistics.clustered import cr2_factors, satterthwaite_degrees
 from assay_evaluate.statistics.proportions import independent_difference
+from assay_evaluate.statistics.uneven.clusters import UnevenMean
 
 Squares = tuple[float, float, float]
 """Sums over replies: drafted^2, drafted x accepted, accepted^2, in tokens."""
@@ -40,8 +41,10 @@ def is_of_replies(before: Acceptance, after: Acceptance) -> bool:
 def paired_acceptance_difference(counts: ArrayLike, level: float) -> Interval:
     """Rate before minus rate after, over prompts that both sides answered; n counts them.
 
-    Prompts are clusters of tokens of unequal size: CR2 and its degrees, or those that the kurtosis of what prompts
-    add leaves, if these are fewer. With n - 1 degrees a drop of the margin passed in up to 3.6 % of 40 prompts.
+    Prompts are clusters of tokens of unequal size: CR2 and its degrees, or those that the kurtosis of what prompts add leaves,
+    if these are fewer. With n - 1 degrees a drop of the margin passed in up to 3.6 % of 40 prompts. A few prompts may hold all
+    of the drop, and a few long replies most of the tokens: t then passed it in up to 23 %. So the ends are also those of
+    `UnevenMean`, and the upper one is 1 where tokens lie in too few prompts to claim anything of others (decision 239).
 
     counts: of each prompt drafted and accepted tokens before, drafted and accepted after [prompts, 4], over all its replies.
     ValueError: fewer than two prompts, or a side that drafted nothing.
@@ -56,14 +59,23 @@ def paired_acceptance_difference(counts: ArrayLike, level: float) -> Interval:
     apart = (accepted - rates * drafted) / drafted.sum(axis=0)
     n, value = len(data), float(rates[0] - rates[1])
     sizes = drafted.sum(axis=1)
-    squares = (apart[:, 0] - apart[:, 1]) ** 2 * cr2_factors(sizes)
+    residuals = (apart[:, 0] - apart[:, 1]) * np.sqrt(cr2_factors(sizes))
+    squares = residuals**2
     kurtosis = n * float(squares @ squares) / max(float(squares.sum()) ** 2, 1e-300)
     degrees = max(1.0, min(satterthwaite_degrees(sizes), 2 * n / max(kurtosis - 1, 1e-12)))
     half = float(stats.t.ppf(0.5 + level / 2, degrees)) * math.sqrt(float(squares.sum()))
     half = max(half, LEAST_TOKENS / float(drafted.sum(axis=0).min()))
-    return Interval(value=value, low=max(value - half, -1.0), high=min(value + half, 1.0), n=n, level=level)
+    uneven = UnevenMean(
+        np.asarray(value), np.sqrt(squares.sum()), (residuals**3).sum(), residuals.max(), residuals.min(), None,
+        tuple(sizes.astype(int).tolist()), satterthwaite_degrees(sizes), LACKING_PROMPTS,
+    )  # fmt: skip
+    below, above = (float(end) for end in uneven.ends(level))
+    low, high = max(min(value - half, below), -1.0), min(max(value + half, above), 1.0)
+    return Interval(value=value, low=low, high=high, n=n, level=level)
 
 
+LACKING_PROMPTS = 6
+"""`UnevenMean.lacking` of prompts: their lengths differ more than clusters of items do."""
 LEAST_TOKENS = 3.0
 """Tokens more or fewer that an interval leaves open, whatever was seen: equal counts do not make a point (3 in n, the rule of
 three)."""

@@ -11,7 +11,10 @@ whose own error is nearly 0, so a bootstrap-t interval ends at twenty times the 
   share of all squared deviations: nothing where no cluster stands out, much where one has nearly everything. So gamma intervals
   of weighted counts allow for one event more of the largest weight;
 - and that end is one of a smaller error, (1 - level) / 2 / (1 + 150 / d) with d Satterthwaite's degrees of freedom: it is the
-  end by which a candidate passes, and fewer clusters show less of a long tail than their number says.
+  end by which a candidate passes, and fewer clusters show less of a long tail than their number says. Clusters of unequal
+  size count as (sum n_i)^2 / sum n_i^2 of equal size in d;
+- values without a highest one may have a long tail above whatever the sample shows: where a large cluster far below the mean
+  skews it downwards, the upper end is Student's at that smaller error (decision 239).
 
 What clusters are not like those in the sample is in no interval: of a kind that one cluster in N belongs to, n clusters show
 none with a chance of (1 - 1/N)^n (`unseen_share`). `benchmarks/verdicts/divergence/kl_limits.py` measures how often the truth
@@ -56,7 +59,7 @@ def skewed_mean(
     mean = float(sums_D.sum() / counts_D.sum())
     if np.ptp(sums_D / counts_D) == 0:
         return Interval(value=mean, low=mean, high=mean, n=n, level=level, coverage="at_least")
-    low, high = skewed_ends(sums_D, counts_D, stratum_D, level)
+    low, high = skewed_ends(sums_D, counts_D, stratum_D, level, open_above=not np.isfinite(most))
     return Interval(value=mean, low=max(low, least), high=min(high, most), n=n, level=level, coverage="at_least")
 
 
@@ -72,8 +75,11 @@ def _strata(labels: ArrayLike, index_N: NDArray[np.intp], num_clusters: int) -> 
     return stratum_D
 
 
-def skewed_ends(sums_D: Floats, counts_D: Floats, stratum_D: NDArray[np.intp], level: float = 0.95) -> tuple[float, float]:
-    """Ends of the interval of sum(sums_D) / sum(counts_D), one pair for each cluster."""
+def skewed_ends(
+    sums_D: Floats, counts_D: Floats, stratum_D: NDArray[np.intp], level: float = 0.95, *, open_above: bool = True
+) -> tuple[float, float]:
+    """Ends of the interval of sum(sums_D) / sum(counts_D), one pair for each cluster. open_above: of values without a highest
+    one."""
     total, tail = float(counts_D.sum()), (1 - level) / 2
     mean = float(sums_D.sum()) / total
     apart_D = (sums_D - mean * counts_D) / total
@@ -83,13 +89,17 @@ def skewed_ends(sums_D: Floats, counts_D: Floats, stratum_D: NDArray[np.intp], l
     variance = float(spread_H.sum())
     if variance == 0:
         return mean, mean
-    degrees = variance**2 / float((spread_H**2 / (n_H - 1)).sum())
+    effective_H = np.bincount(stratum_D, weights=counts_D) ** 2 / np.bincount(stratum_D, weights=counts_D**2)
+    degrees = variance**2 / float((spread_H**2 / np.maximum(effective_H - 1, 1)).sum())
     third = float((apart_D**3 * ((n_H / (n_H - 1)) ** 2)[stratum_D]).sum())
     farthest = float(apart_D.max() if third > 0 else -apart_D.min())
     lacking = min(LACKING * farthest**2 / float((apart_D**2).sum()), MOST_LACKING) * farthest
-    long = lacking + _end(tail / (1 + HALF_AT_DEGREES / degrees), degrees, variance, abs(third), lacking)
+    smaller = tail / (1 + HALF_AT_DEGREES / degrees)
+    long = lacking + _end(smaller, degrees, variance, abs(third), lacking)
     short = _end(tail, degrees, variance, -abs(third))
-    return (mean - short, mean + long) if third > 0 else (mean - long, mean + short)
+    if third > 0:
+        return mean - short, mean + long
+    return mean - long, mean + (max(short, _end(smaller, degrees, variance, 0.0)) if open_above else short)
 
 
 def _end(tail: float, degrees: float, variance: float, third: float, lacking: float = 0.0) -> float:

@@ -13,6 +13,7 @@ from assay.records.measurement import Acceptance, Measurement, TaskResult
 from assay.records.verdict import Status, Verdict
 from assay_evaluate.statistics.drafts import acceptance_difference, is_of_replies, paired_acceptance_difference
 from assay_evaluate.statistics.item_pairs import find_task
+from assay_evaluate.statistics.uneven.clusters import chance_of_none, effective_number
 from assay_evaluate.verdicts.score_sentences import allowed, change, interval_of, open_question
 
 FEWEST_PROMPTS = 60
@@ -110,12 +111,13 @@ def compare_acceptance(
     assert ours is not None and theirs is not None
     rates = [one.num_accepted_tokens / one.num_draft_tokens for one in (ours, theirs)]
     drop = acceptance_difference(ours, theirs, level)
-    lost = _lost(ours, theirs, drop)
+    lost, too_few_prompts = _lost(ours, theirs, drop), ""
     if len(paired) >= FEWEST_PROMPTS:
         drop = paired_acceptance_difference(paired, level)
         rates = [sum(one.accepted_before for one in paired) / sum(one.drafted_before for one in paired)]
         rates.append(rates[0] - drop.value)
         lost = f"{change(drop)} ({interval_of(drop)}, over {drop.n} prompts that both answered)"
+        too_few_prompts = _too_few_prompts(paired, level)
     seen = (
         f"{percent_short(rates[0])} of drafted tokens accepted in {before.name}, {percent_short(rates[1])} in {after.name}: "
         f"{lost}; {allowed(drop, gate.max_drop)}"
@@ -124,7 +126,18 @@ def compare_acceptance(
         return verdict("PASS", f"{seen}.", drop)
     if drop.low > gate.max_drop:
         return verdict("FAIL", f"{seen}.", drop)
-    return verdict("UNDERPOWERED", f"{seen}: {open_question(drop, gate.max_drop)}.", drop)
+    return verdict("UNDERPOWERED", f"{seen}: {open_question(drop, gate.max_drop)}{too_few_prompts}.", drop)
+
+
+def _too_few_prompts(paired: Sequence[DraftCounts], level: float) -> str:
+    """Why the upper end of the interval is 1, where it is."""
+    sizes = [one.drafted_before + one.drafted_after for one in paired]
+    if chance_of_none(sizes) < (1 - level) / 2:
+        return ""
+    return (
+        f"; a few prompts have most of the drafted tokens, so that {len(sizes)} count as {effective_number(sizes):.1f} of "
+        f"equal length: a drop in one prompt of five is in none of them with a chance of {percent_short(chance_of_none(sizes))}"
+    )
 
 
 def _lost(before: Acceptance, after: Acceptance, drop: Interval) -> str:

@@ -221,7 +221,8 @@ def by_cluster(pairs: Pairs, level: float) -> str:
     """How the interval of items came about that share questions or texts."""
     clustered, by_item = pairs.clustered, pairs.drop_by_item(level)
     sizes = list(Counter(dict(zip(pairs.items, pairs.clusters, strict=True)).values()).values())
-    groups = f"{len(set(pairs.items))} items share {len(sizes)} questions or texts"
+    several = "questions or texts" if len(sizes) > 1 else "question or text"
+    groups = f"{len(set(pairs.items))} items share {len(sizes)} {several}"
     if clustered is None:
         return f"{groups}; the interval is for such items of these, not for other questions or texts."
     if chance_of_none(sizes) >= (1 - level) / 2:

@@ -18,6 +18,7 @@ from assay_evaluate.statistics import (
     bca_interval,
     cluster_bootstrap_mean,
     cluster_bootstrap_ratio,
+    clustered_difference,
     clustered_mean,
     clustered_minimum_detectable_effect,
     clustered_values_needed,
@@ -405,6 +406,15 @@ def test_clustered_mean_is_cr2_with_bell_and_mccaffreys_degrees(sizes: tuple[int
 
 def test_verifieds_twelve_repositories_have_three_degrees_of_freedom() -> None:
     assert satterthwaite_degrees(list(REPOSITORIES["verified"].values())) == pytest.approx(3.33, abs=0.005)
+
+
+@pytest.mark.parametrize(("num_clusters", "times"), [(1, 16.531), (5, 16.531 / 5), (12, 16.531 / 12)])
+def test_values_that_clusters_need_are_of_clusters_enough_to_claim_anything(num_clusters: int, times: float) -> None:
+    """0.8^16.531 = 2.5 %: however little values differ, fewer clusters of equal size never pass."""
+    values, labels = np.zeros(10 * num_clusters), np.repeat(np.arange(num_clusters), 10)
+    assert clustered_values_needed(clustered_difference(values, labels), len(values), 0.5) == pytest.approx(
+        times * len(values), abs=1
+    )
 
 
 @pytest.mark.parametrize("sizes", [(60, 40, 30, 20, 15, 10, 5), (10,) * 60])

@@ -8,6 +8,7 @@ from scipy import stats
 
 from assay.records.base import Interval
 from assay_evaluate.statistics import cluster_bootstrap_mean, skewed_mean, unseen_share
+from assay_evaluate.statistics.skewed import skewed_ends
 
 
 def texts(seed: int, num_texts: int = 30) -> tuple[np.ndarray, np.ndarray]:
@@ -27,7 +28,8 @@ def by_hand(values: np.ndarray, text_N: np.ndarray, stratum_of: dict[int, int]) 
         own = np.array([apart[i] for i in stratum_of if stratum_of[i] == stratum])
         n, off = len(own), own - own.mean()
         variance += n / (n - 1) * (off**2).sum()
-        below += (n / (n - 1) * (off**2).sum()) ** 2 / (n - 1)
+        sizes = np.array([(text_N == i).sum() for i in stratum_of if stratum_of[i] == stratum])
+        below += (n / (n - 1) * (off**2).sum()) ** 2 / (sizes.sum() ** 2 / (sizes**2).sum() - 1)
         third += (n / (n - 1)) ** 2 * (off**3).sum()
         squares += (off**2).sum()
         farthest = max(farthest, off.max())
@@ -54,9 +56,9 @@ def test_interval_by_hand(num_strata: int) -> None:
 
 
 def test_mirrored_values_have_the_mirrored_interval() -> None:
-    """The longer tail may be on either side: agreement is skewed downwards, KL upwards."""
+    """The longer tail may be on either side: agreement, which has a highest value, is skewed downwards, KL upwards."""
     values, index = texts(2)
-    up, down = skewed_mean(values, index), skewed_mean(-values, index)
+    up, down = skewed_mean(values, index), skewed_mean(-values, index, most=0.0)
     assert (down.value, down.low, down.high) == pytest.approx((-up.value, -up.high, -up.low))
     assert up.high - up.value > up.value - up.low
 
@@ -126,3 +128,31 @@ def test_what_texts_have_not_shown(num_texts: int, one_in: float) -> None:
     share = unseen_share(num_texts)
     assert 1 / share == pytest.approx(one_in, abs=0.05)
     assert stats.binom.pmf(0, num_texts, share) == pytest.approx(0.025)
+
+
+def of_unequal_texts(seed: int, num_texts: int, deviation: float) -> tuple[np.ndarray, np.ndarray]:
+    """(sum of the KL of each text, its length in tokens); long texts tend to differ less, as far as `deviation` says."""
+    rng = np.random.default_rng(seed)
+    length = rng.lognormal(5.5, 1, num_texts) + 10
+    kl = np.exp(deviation * (0.7 * rng.normal(size=num_texts) - 0.7 * (np.log(length) - 5.5)))
+    return kl * length, length
+
+
+@pytest.mark.parametrize(("num_texts", "before"), [(20, 0.061), (60, 0.051)])
+def test_a_limit_is_seldom_passed_by_texts_of_unequal_length(num_texts: int, before: float) -> None:
+    """A long text that differs little skews the sample downwards; its upper end was then that of a light tail (before)."""
+    draws = [of_unequal_texts(seed, num_texts, 1.2) for seed in range(1000)]
+    true = sum(sums.sum() for sums, _ in draws) / sum(length.sum() for _, length in draws)
+    ends = [skewed_ends(*one, np.zeros(num_texts, np.intp))[1] for one in draws]
+    assert np.mean(np.array(ends) < true) < 0.025 + 2 * np.sqrt(0.025 * 0.975 / 1000) < before
+
+
+def test_where_values_have_no_highest_the_upper_end_is_no_nearer_than_a_normal_tail() -> None:
+    values, index = texts(2)
+    found, bounded = skewed_mean(-values, index), skewed_mean(-values, index, most=0.0)
+    sizes = np.bincount(index)
+    sums = np.bincount(index, weights=-values + values.mean())
+    error = np.sqrt(30 / 29 * ((sums - sums.mean()) ** 2).sum()) / len(values)
+    degrees = sizes.sum() ** 2 / (sizes**2).sum() - 1
+    assert found.high == pytest.approx(-values.mean() + error * stats.t.isf(0.025 / (1 + 150 / degrees), degrees))
+    assert (found.low, found.high > bounded.high) == (bounded.low, True)

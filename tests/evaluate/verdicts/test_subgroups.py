@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from assay.recipes.load import load_recipe
 from assay.recipes.suite import SuiteRecipe
 from assay.records.measurement import ItemResult, Measurement
 from assay.records.verdict import GateReport
+from assay_evaluate.statistics import clustered_difference, mcnemar_midp
 from assay_evaluate.statistics.uneven.subgroups import adjusted, screen
 from assay_evaluate.verdicts.gates import judge
 
@@ -31,11 +33,12 @@ def gates(*, tasks: Iterable[str] = ("tools",), max_drop: float = 0.05, **change
 
 
 def item(
-    name: str, *, correct: bool, language: str = "en", subtask: str | None = None, length: int | None = None
-) -> ItemResult:
+    name: str, *, correct: bool, language: str = "en", subtask: str | None = None, length: int | None = None,
+    cluster: str | None = None,
+) -> ItemResult:  # fmt: skip
     return ItemResult(
         item=name, language=language, correct=correct, truncated=False, wrong_script=False, finish_reason="stop",
-        prompt_tokens=None, output_tokens=None, answer=None, subtask=subtask, length_tokens=length,
+        prompt_tokens=None, output_tokens=None, answer=None, subtask=subtask, length_tokens=length, cluster=cluster,
     )  # fmt: skip
 
 
@@ -121,6 +124,24 @@ def test_parts_are_kinds_and_subjects_and_small_ones_are_named_as_not_looked_at(
     small = judged(gates(tasks=("mmlu",)), {"mmlu": subjects}, {"mmlu": subjects}, kind="lm_eval")
     assert [one.name for one in small.subgroups] == ["mmlu_pro_law"]
     assert small.verdicts[-1].detail.endswith("Not looked at, for fewer than 30 items: mmlu_pro_art of mmlu.")
+
+
+def test_items_that_share_a_text_show_a_loss_only_as_often_as_their_texts_do() -> None:
+    """10 of 160 Spanish items are lost, all of them on two of 32 texts."""
+    texts = {language: [f"{language}-text-{i // 5}" for i in range(PER_LANGUAGE)] for language in LANGUAGES}
+
+    def side_of(lost: dict[str, int]) -> dict[str, list[ItemResult]]:
+        plain = in_languages(lost)
+        return {"tools": [replace(one, cluster=texts[one.language][int(one.item.split("-")[1])]) for one in plain]}
+
+    report = judged(gates(), side_of({}), side_of({"es": 10}))
+    spanish = report.subgroups[2]
+    assert (spanish.name, spanish.word, report.verdicts[-1].status) == ("es", "no loss shown", "PASS")
+    assert spanish.drop.low < 0 and spanish.p_loss == pytest.approx(
+        clustered_difference([1.0] * 10 + [0.0] * 150, texts["es"]).p_at_most(0.0)
+    )
+    alone = judged(gates(), {"tools": in_languages({})}, {"tools": in_languages({"es": 10})}).subgroups[2]
+    assert (alone.word, alone.p_loss) == ("loses, and its limit is not excluded", pytest.approx(mcnemar_midp(10, 0) / 2))
 
 
 def test_tasks_without_subgroups_have_no_verdict_and_small_ones_no_say() -> None:

@@ -86,10 +86,11 @@ class UnevenMean:
     """What the farthest cluster above the mean adds to it."""
     lowest: Floats
     """The same below, negative."""
-    variance_by_item: Floats
-    """Of the mean with items taken for independent, two items more counted."""
+    variance_by_item: Floats | None
+    """Of the mean with items taken for independent, two items more counted. None: the last rule is left out."""
     sizes: tuple[int, ...]
     degrees: float
+    lacking: int = LACKING
 
     @classmethod
     def of_totals(
@@ -138,7 +139,7 @@ class UnevenMean:
 
     @property
     def _is_unequal(self) -> bool:
-        return len(self.sizes) > UNEQUAL * effective_number(self.sizes)
+        return self.variance_by_item is not None and len(self.sizes) > UNEQUAL * effective_number(self.sizes)
 
     def _student(self, away: Floats) -> Floats:
         known = self.error > SMALLEST_ERROR
@@ -148,7 +149,7 @@ class UnevenMean:
     def _lacking(self, farthest: Floats) -> tuple[Floats, Floats, Floats]:
         """(what the clusters add that the sample lacks; variance and third moment with them)"""
         variance = np.maximum(self.error**2, SMALLEST_ERROR**2)
-        lacking = np.minimum(LACKING * farthest**2 / variance, MOST_LACKING) * farthest
+        lacking = np.minimum(self.lacking * farthest**2 / variance, MOST_LACKING) * farthest
         return lacking, variance + lacking**2, np.abs(self.third) + lacking**3
 
     def _skewed(self, away: Floats, farthest: Floats) -> Floats:
@@ -167,6 +168,7 @@ class UnevenMean:
 
     def _concentrated(self, loss: Floats) -> Floats:
         """Chance of a mean as low as the one seen if lossy clusters hold all of `loss`."""
+        assert self.variance_by_item is not None, "`_is_unequal` asks"
         weight_K, chance_K = _items_in_lossy_clusters(self.sizes)
         apart = (self.value[..., None] - loss[..., None] / LOSSY_SHARE * weight_K) / np.sqrt(self.variance_by_item)[..., None]
         return np.asarray(special.ndtr(apart) @ chance_K)

@@ -159,7 +159,7 @@ def judge_truncation(
         if (why := too_much_truncation(recipe, reference, ours)) is not None:
             return verdict("NOT MEASURED", f"{why}{left_out}")
     if not family:
-        return verdict("NOT MEASURED", "No reply to look at.")
+        return verdict("NOT MEASURED", "No task has replies of both sides to two items or more.")
     unsure = [at for at in order if alone[at] < alpha]
     if unsure:
         return seen("UNDERPOWERED", unsure[0], f" {capital(_may_be_chance(family))}.{left_out}")

@@ -100,8 +100,12 @@ def _losses(
 
 
 def _p_loss(pairs: Pairs, lost: float) -> float:
-    """One-sided, of no loss."""
-    return pairs.p_difference / 2 if lost > 0 else 1.0
+    """One-sided, of no loss: by items, and by clusters where they have some. Items that share a text are lost together by
+    chance as well."""
+    if lost <= 0:
+        return 1.0
+    by_item, clustered = pairs.p_difference / 2, pairs.clustered
+    return by_item if clustered is None else max(by_item, clustered.p_at_most(0.0))
 
 
 # ------------------------------------------------------------------------------------------------ which there are
