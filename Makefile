@@ -52,7 +52,7 @@ precisions := $(if $(strip $(PRECISIONS)),--precisions $(subst $(space),$(comma)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup preflight preflight-first chosen-first quantize eval report card choose publish gate swe-demo swe-images doctor gpu-check speed test test-fast check lint docs bench bench-quantize full-count fuzz planted simulations choose-start soak alike sweep chaos damages clean calibrated-rows limits reports
+.PHONY: help setup preflight preflight-first chosen-first quantize eval report card choose publish gate swe-demo swe-images doctor gpu-check speed test test-fast check lint docs bench bench-quantize full-count fuzz planted simulations choose-start soak alike lost-text sweep chaos damages clean calibrated-rows limits reports
 
 help: ## show this text
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,18p'
@@ -183,6 +183,9 @@ soak: .venv/.ready ## ask 200,000 requests of a server that fails in every way, 
 alike: setup ## simulate the rules on who answered what, and ask 20 real evaluations; write benchmarks/trust/alike.md
 	@.venv/bin/python benchmarks/trust/alike.py --write benchmarks/trust/alike.md
 	@.venv/bin/python benchmarks/trust/alike.py --real 20 --write benchmarks/trust/alike.md
+
+lost-text: setup ## put gateways that lose and change text before a real vLLM, in half an hour; write benchmarks/trust/lost_text.md
+	@.venv/bin/python benchmarks/trust/lost_text.py --write benchmarks/trust/lost_text.md
 
 sweep: .venv/.ready ## let every call that changes the disk fail once, in 20 minutes; write benchmarks/trust/sweep.md
 	@.venv/bin/python benchmarks/trust/sweep.py --write benchmarks/trust/sweep.md

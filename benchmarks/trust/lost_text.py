@@ -37,7 +37,7 @@ from assay_evaluate.serving.server import Server, ServerSpec, serve  # noqa: E40
 
 CHECKPOINT = ROOT / "examples" / "tiny_glm" / "checkpoint"
 SETTINGS = ProbeSettings(
-    num_requests=16, num_garble_requests=64, num_alone=4, num_neighbours=0, num_scored=64, long_tokens=200, max_tokens=64,
+    num_requests=32, num_garble_requests=64, num_alone=4, num_neighbours=0, num_scored=64, long_tokens=200, max_tokens=64,
     concurrency=8,
 )  # fmt: skip
 CLEAN = SETTINGS.model_copy(update={"num_alone": 2, "num_scored": 16, "concurrency": 64})

@@ -22,7 +22,7 @@ from assay_evaluate.statistics import (
 )
 from assay_evaluate.statistics.fixed_items import FixedItems
 from assay_evaluate.statistics.item_pairs import Pairs, TokenCost
-from assay_evaluate.statistics.uneven.clusters import chance_of_none, too_few
+from assay_evaluate.statistics.uneven.clusters import LOSSY_SHARE, chance_of_none, too_few
 
 
 # ------------------------------------------------------------------------------------------------ what is compared
@@ -230,7 +230,7 @@ def by_cluster(pairs: Pairs, level: float) -> str:
     found = clustered.interval(level)
     return (
         f"{groups}: the interval is the wider of that over items ({_ends(by_item)}) and that over questions or texts "
-        f"({_ends(found)})."
+        f"({_ends(found)}). Losses in fewer than 1 of {round(1 / LOSSY_SHARE)} of these may be missed."
     )
 
 

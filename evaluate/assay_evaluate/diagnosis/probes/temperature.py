@@ -25,8 +25,8 @@ from assay_evaluate.diagnosis.probes.divergences import tokens_of
 from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, not_run, witness
 from assay_evaluate.diagnosis.probes.recompute import why_not
 
-LIMIT_Z = 5.0
-"""Standard errors (3 in 10 million each way)."""
+LIMIT_Z = 4.0
+"""Standard errors (3 in 100,000 healthy servers each way)."""
 LEAST_NATS = 0.01
 """... and of log-probability for each token: what rounding makes of 100,000 tokens is no other temperature."""
 LEAST_TOKENS = 200
@@ -34,6 +34,7 @@ OUTSIDE_NATS = 1.0
 """Tokens that are not listed count as so much below the last one that is: whatever is chosen here, the expectation is exact."""
 LONG_REPLY_TOP = 5
 """Log-probabilities of prefill for each token of the long replies, which nobody else has scored."""
+STRANGER_Z = 5.0
 MOST_STRANGERS = 0.25
 """Replies so far off by themselves, if they are no more than this share, are other faults (swapped, say), and left out."""
 LONG_TEXT = 160
@@ -73,7 +74,7 @@ def drawn_of(chosen_P: npt.NDArray[np.float64], top_PK: npt.NDArray[np.float64])
 
 def together(some: Sequence[Drawn]) -> Drawn:
     """The sum; replies that are far off by themselves left out where they are few."""
-    strangers = [one for one in some if abs(one.standard_errors) > LIMIT_Z]
+    strangers = [one for one in some if abs(one.standard_errors) > STRANGER_Z]
     kept = some if len(strangers) > MOST_STRANGERS * len(some) else [one for one in some if one not in strangers]
     return Drawn(
         sum(one.num_tokens for one in kept), math.fsum(one.nats for one in kept),
