@@ -760,7 +760,8 @@ def test_translations_of_one_question_are_one_cluster() -> None:
     low, high = (f"{100 * end:.1f}" for end in (by_item.observed.low, by_item.observed.high))
     assert verdict.detail.endswith(
         f" 200 items share 40 questions or texts: the interval is the wider of that over items ({low} to {high} lost) and that "
-        f"over questions or texts ({-100 * t[0]:.1f} gained to {100 * end:.1f} lost). Losses in fewer than 1 of 5 of these may be missed."
+        f"over questions or texts ({-100 * t[0]:.1f} gained to {100 * end:.1f} lost). "
+        "Losses in fewer than 1 of 5 of these may be missed."
     )
     [same] = judged(measured("fp8", whole), measured("w4a16", whole), gates).verdicts
     assert same.status == "PASS"
