@@ -313,7 +313,7 @@ class Client:
             # Each on a connection of its own: one that the server closes while idle would count as a failure.
             with closing(self._sender.connect(self._urls[0])) as connection:
                 received = self._sender.send(connection, ask.request)
-            attempts.count(received.reply, self._num_answered)
+            attempts.count(received, self._num_answered)
             self._num_answered += received.reply.status == "answered"
             if received.reply.http_status not in COME_LATER | PUT_OFF or attempts.are_over:
                 break
@@ -408,7 +408,7 @@ class Client:
         while True:
             with self.flight.one():
                 received = self._send(connection, job.request)
-            attempts.count(received.reply, self._num_answered)
+            attempts.count(received, self._num_answered)
             self._num_answered += received.reply.status == "answered"
             is_last = attempts.are_over or not received.may_help
             self._unanswered.count(task, received, attempts.num_attempts, is_last=is_last)

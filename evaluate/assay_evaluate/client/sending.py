@@ -76,13 +76,15 @@ class Received:
     """Failed: the reply that came belongs to another request."""
     no_answer: NoAnswer | None = None
     """Failed with status 200."""
+    is_inside_200: bool = False
+    """The refusal came with status 200: a router tells what its provider said."""
 
 
 class Attempts:
     """How often one request was sent, and whether it is worth sending again.
 
     A time at which the server put it off, and answered others since the time before, is no attempt: there is a limit to what it
-    takes at once, and the request's turn comes.
+    takes at once, and the request's turn comes. What a router says with status 200 of its provider is one: quotas last.
     """
 
     def __init__(self, most: int, num_answered: int) -> None:
@@ -90,10 +92,11 @@ class Attempts:
         self._most, self._num_answered, self._num_put_off = most, num_answered, 0
         self.num_sent = 0
 
-    def count(self, reply: Reply, num_answered: int) -> None:
+    def count(self, received: Received, num_answered: int) -> None:
         """It was sent once more, and this came."""
         self.num_sent += 1
-        is_put_off = reply.http_status in PUT_OFF and num_answered > self._num_answered
+        is_refused = received.reply.http_status in PUT_OFF and not received.is_inside_200
+        is_put_off = is_refused and num_answered > self._num_answered
         self._num_put_off += is_put_off and self._num_put_off < MOST_PUT_OFF
         self._num_answered = num_answered
 
@@ -246,7 +249,7 @@ def _refusal(told: ToldError, latency_s: float, retry_after_s: float | None) -> 
         "failed" if may_help else "refused", error=f"HTTP 200 with an error in it{code}: {words}",
         http_status=told.status or 200, latency_s=latency_s,
     )  # fmt: skip
-    return Received(reply, may_help=may_help, retry_after_s=retry_after_s)
+    return Received(reply, may_help=may_help, retry_after_s=retry_after_s, is_inside_200=True)
 
 
 def _check_whose(data: dict[str, Any], request_id: str) -> None:

@@ -23,7 +23,7 @@ from assay_evaluate.client import client as module
 from assay_evaluate.client.client import MOST_MISCONFIGURED, Address, Client, Told
 from assay_evaluate.client.exchanges import Ask, Ledger, exchange_of
 from assay_evaluate.client.journal import Identity, Journal, Reply, Request
-from assay_evaluate.client.sending import Sender, most_reply_bytes, received_of
+from assay_evaluate.client.sending import Attempts, Received, Sender, most_reply_bytes, received_of
 from assay_evaluate.transport.connection import HttpReply
 
 WHO = Identity("checkpoint", "fingerprint", "suite")
@@ -164,6 +164,15 @@ def test_a_server_that_takes_no_more_for_now_is_waited_for_while_it_answers_othe
     else:
         assert (first.status, first.error) == ("failed", "HTTP 503: come later")
         assert next(tries) - 1 in {10, 11}  # the last other answer may be counted before the ninth try, or after it
+
+
+@pytest.mark.parametrize("is_inside_200", [False, True])
+def test_what_a_router_says_of_its_provider_is_an_attempt(is_inside_200: bool) -> None:
+    """inspect_ai #1534: a quota inside status 200, for some questions for good; the others were answered meanwhile."""
+    attempts = Attempts(2, 0)
+    for num_answered in (1, 2):
+        attempts.count(Received(Reply("failed", http_status=429), is_inside_200=is_inside_200), num_answered)
+    assert (attempts.num_sent, attempts.are_over) == (2, is_inside_200)
 
 
 def test_a_probe_waits_for_its_turn_too(waits: list[Any]) -> None:
