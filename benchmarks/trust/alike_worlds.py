@@ -22,6 +22,7 @@ from assay_evaluate.alike.sides import Pair, Side
 from assay_evaluate.asking.evidence import ServedTally, marks_of
 from assay_evaluate.client.journal import Reply, Request
 from assay_evaluate.client.truncation import loops, truncated_by
+from assay_evaluate.run.answering.served import FIRST_QUESTIONS, MOST_QUESTIONS
 
 Form = Literal["letter", "code", "uuid", "sum", "prose", "thinking", "program", "calls"]
 Ids = Literal["uuid", "counter", "of 999", "one", "none"]
@@ -92,7 +93,7 @@ def draw_world(rng: random.Random, form: Form | None = None, num_items: int | No
     is_sampled = rng.random() < 0.3
     return World(
         form=form or rng.choice(FORMS),
-        num_items=num_items or rng.choice((20, 30, 40, 80)),
+        num_items=num_items or rng.choice((20, 30, 40, 80, 240)),
         num_samples=rng.choice((2, 4)) if is_sampled else 1,
         temperature=0.7 if is_sampled else 0.0,
         accuracy=rng.choice((0.05, 0.3, 0.6, 0.85, 0.97)),
@@ -280,11 +281,11 @@ class Server:
         )  # fmt: skip
 
     def _twice(self, rng: random.Random) -> AskedTwice:
-        """The first 16 questions in 64 tokens, or 64 where some come back otherwise."""
+        """The first questions in 64 tokens, or all where some come back otherwise."""
         world, num, different = self.weights.world, 0, 0
         tokens: list[int] = []
-        for item in range(min(64, world.num_items)):
-            if num == 16 and (different == 0 or world.temperature > 0):
+        for item in range(min(MOST_QUESTIONS, world.num_items)):
+            if num == FIRST_QUESTIONS and (different == 0 or world.temperature > 0):
                 break
             both = [self._changed(self.weights.answer(item, _short(rng, world)), rng, item) for _ in range(2)]
             num += 1

@@ -79,7 +79,7 @@ RULES: tuple[Rule, ...] = (
     Rule("usage", contradicting_usage, "usage that contradicts itself (kserve PR #3712, llama.cpp PR #27318)",
          "more than 0.5 % of the replies", "counts add up", "served"),
     Rule("not greedy", not_greedy, "temperature 0 counts as not given (agno #988, OpenManus PR #642)",
-         "asked twice: p < 1e-4 by one difference in 150 tokens; or p < 1e-3 by one in 300, and by three times the other "
+         "asked twice: p < 1e-4 by one difference in 150 tokens; or p < 1e-3 by one in 350, and by three times the other "
          "side's noise; or 10 % of the reference's short replies turn in its second pass (p < 1e-6)",
          "batches change few replies within 64 tokens, on both sides", "asked twice"),
     Rule("not sampled", not_sampled, "temperature forced to 0",

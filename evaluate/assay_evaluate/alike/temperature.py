@@ -14,14 +14,14 @@ from assay_evaluate.alike.sides import SHORT_TOKENS, Finding, Pair, Repeated, Si
 NOISE_TOKENS = 150.0
 """A greedy reply whose batch changes may leave its way once in so many tokens: more noise than was ever published (vLLM and
 others: a first difference after 100 tokens and more)."""
-LEAST_NOISE = 0.1
+LEAST_NOISE = 0.05
 """Share of questions that batches may change however short the reply: one letter may be nearly a tie."""
 MOST_TURNED, TURNED_P = 0.1, 1e-6
 """Share of short greedy replies that turn from right to wrong, or back, from one pass to the next: batches turn one or two of a
 hundred."""
 ABSOLUTE_P = 1e-4
 RELATIVE_P = 1e-3
-USUAL_NOISE_TOKENS = 300.0
+USUAL_NOISE_TOKENS = 350.0
 """The same of ordinary servers under load: what the other side may lack that is batch-invariant, or asked one by one."""
 TIMES_NOISIER = 3.0
 """What one side may be noisier than the other by its kernels."""

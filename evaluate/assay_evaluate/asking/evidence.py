@@ -52,8 +52,8 @@ UNGUESSABLE_CHARS = 16
 """Letters and digits of an id behind its first `-` from which on it is no counter."""
 NUM_PROMPTS = 3
 """Prompts counted of the shortest, and of the longest."""
-NUM_QUESTIONS = 64
-"""Shortest ones that are kept, to be asked once more."""
+NUM_QUESTIONS, NUM_LONG_QUESTIONS, LONG_QUESTION_CHARS = 256, 24, 8_000
+"""Shortest ones that are kept, to be asked once more; of long ones fewer, since a prompt is paid for."""
 MOST_PROMPT_CHARS = 2_000_000
 NUM_TYPICAL = 6
 NUM_SUSPECTS = 12
@@ -284,7 +284,8 @@ class _Prompts:
         if reply.prompt_tokens is None or size > MOST_PROMPT_CHARS:
             return
         self._seen += 1
-        _keep_largest(self._shortest, (-size, -self._seen, request, reply.prompt_tokens), NUM_QUESTIONS)
+        if size <= LONG_QUESTION_CHARS or len(self._shortest) < NUM_LONG_QUESTIONS:
+            _keep_largest(self._shortest, (-size, -self._seen, request, reply.prompt_tokens), NUM_QUESTIONS)
         _keep_largest(self._longest, (size, -self._seen, request, reply.prompt_tokens), NUM_PROMPTS)
 
     @property

@@ -80,15 +80,15 @@ CASES = {
         "and samples are not independent.",
     ],
     "healthy cached": [
-        "sums: asked twice, 16 of 16 questions came back from w4a16 with the id of the first reply: a cache answers, "
+        "sums: asked twice, 24 of 24 questions came back from w4a16 with the id of the first reply: a cache answers, "
         "and nothing shows whose replies it has.",
     ],
     "healthy forced sampled": [
-        "sums: asked twice above temperature 0, w4a16 gives the same reply to all 16 questions, fp8 to none of 16: "
+        "sums: asked twice above temperature 0, w4a16 gives the same reply to all 24 questions, fp8 to 2 of 24: "
         "temperature is not obeyed, or a cache answers.",
     ],
     "healthy falsy": [
-        "sums: asked twice at temperature 0, w4a16 gives another reply to 46 of 48 questions, fp8 to none of 16: "
+        "sums: asked twice at temperature 0, w4a16 gives another reply to 46 of 48 questions, fp8 to none of 24: "
         "temperature 0 is not obeyed there.",
     ],
     "healthy trimmed lookup": [

@@ -418,6 +418,10 @@ def test_lost_text(short: int, typical: float, clause: str | None) -> None:
         (64, 15, 64, 0, Repeated(240, 0), False),
         (64, 25, 64, 0, Repeated(240, 0), True),
         (64, 14, 31, 0, None, False),  # nothing is known of the other's noise but 16 questions
+        (240, 40, 32, 0, Repeated(240, 0), True),  # a fifth of the short replies: many questions show it (agno #988)
+        (240, 24, 32, 0, Repeated(240, 0), False),
+        (240, 30, 8, 0, Repeated(240, 0), True),
+        (240, 8, 8, 0, Repeated(240, 0), False),
     ],
 )
 def test_not_greedy(num: int, different: int, tokens: int, there: int, repeated: Repeated | None, is_fault: bool) -> None:

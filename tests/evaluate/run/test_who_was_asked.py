@@ -33,7 +33,7 @@ SUITE = SuiteRecipe.model_validate(
     }
 )  # fmt: skip
 CHAT = "/v1/chat/completions"
-NUM_ASKED = 30 + 16
+NUM_ASKED = 30 + 24
 """Of a measurement: every question, and some of them twice."""
 ANSWERS = {item.prompt: item.answer for item in arithmetic_items(SUITE.tasks[0], SUITE.seed)}  # type: ignore[arg-type]
 
@@ -192,7 +192,7 @@ def test_what_is_measured_anew_and_killed_goes_on(tmp_path: Path) -> None:
         asked = candidate.count(CHAT)
         *_, measured = run(tmp_path, servers.by_label)
         # All was answered before it was killed, and nothing asked twice; a few are asked again before that is believed.
-        assert candidate.count(CHAT) == asked + 16 + 24
+        assert candidate.count(CHAT) == asked + 24 + 24
     assert measured.replies_sha256 != first[-1].replies_sha256
 
 

@@ -20,8 +20,9 @@ from assay_evaluate.tasks.ruler import RulerError, TokenCounter
 
 TASK = "asked twice"
 """Under which the journal keeps these requests."""
-FIRST_QUESTIONS, MOST_QUESTIONS = 16, 64
-"""So many are asked twice; more where some of them came back with different replies."""
+FIRST_QUESTIONS, MOST_QUESTIONS = 24, 256
+"""So many are asked twice; more where some of them came back with different replies. Of 24, some do in 99.5 of 100 servers that
+answer a fifth of their questions otherwise."""
 SHORT_TOKENS = 64
 """Of each reply: enough to see sampling, and hardly enough for the noise of batches to show."""
 
