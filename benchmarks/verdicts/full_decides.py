@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # python is run with P
 
 from simulated_full import KINDS, Design, Kind, Outcome, designs_of, every_task, simulate
 
-from assay.cli.gate_choice import gates_of_suite, load_gates
+from assay_pipeline.gate_choice import gates_of_suite, load_gates
 from assay.recipes.gate import GateRecipe
 from assay.recipes.load import load_recipe
 from assay.recipes.model import ModelRecipe

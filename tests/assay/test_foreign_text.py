@@ -25,8 +25,8 @@ from probe_stub import StubServer
 from rich.console import Console
 from synthetic_run import make_run
 
-from assay.cli.targets import run_name
-from assay.cli.terminal import escape
+from assay_pipeline.targets import run_name
+from assay_cli.terminal import escape
 from assay.errors import AssayError, MeasureError, ServeError
 from assay.foreign_text import MOST_NAME_BYTES, check_label, in_markdown, one_line, safe_name, shown
 from assay.records.diagnosis.locate import LocateReport, Remedy

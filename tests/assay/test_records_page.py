@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from synthetic_run import make_measurements
 
-from assay.cli.status import RunStatus
+from assay_pipeline.status import RunStatus
 from assay.records.base import Part
 from assay.records.choice.record import Choice
 from assay.records.deployment.record import Deployment

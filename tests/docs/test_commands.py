@@ -13,7 +13,7 @@ from page_commands import Block, blocks_of, commands_of, inline_commands, pages,
 from page_runner import clone, run_block
 from typer.main import get_command
 
-from assay.cli.root import app
+from assay_cli.root import app
 from assay.errors import AssayError
 from assay.recipes.gate import GateRecipe
 from assay.recipes.load import load_recipe

@@ -19,7 +19,7 @@ from command_errors import one_error, perturbed
 from tiny_checkpoints import make_tiny_glm4_moe
 
 from assay import cli
-from assay.cli.targets import resolve_target
+from assay_pipeline.targets import resolve_target
 from assay.errors import QuantizeError
 from assay.recipes.load import load_recipe, recipes_dir
 from assay.recipes.profile import ProfileRecipe
@@ -323,7 +323,7 @@ def test_no_such_run(run: Run) -> None:
 
 
 def test_contract_needs_neither_torch_nor_vllm() -> None:
-    code = "import sys, assay.cli, assay.recipes.load, assay.records.measurement, assay.recipes.families, assay.cli.targets; print(sorted({'torch', 'vllm', 'transformers', 'lm_eval'} & set(sys.modules)))"  # noqa: E501
+    code = "import sys, assay_cli, assay.recipes.load, assay.records.measurement, assay.recipes.families, assay_pipeline.targets; print(sorted({'torch', 'vllm', 'transformers', 'lm_eval'} & set(sys.modules)))"  # noqa: E501
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
 

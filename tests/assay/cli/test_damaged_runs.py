@@ -15,7 +15,7 @@ from command_line import Run
 from probe_reports import CLEAN, probed
 from synthetic_run import make_run
 
-from assay.cli.gate_choice import REGISTERED_GATES, load_gates
+from assay_pipeline.gate_choice import REGISTERED_GATES, load_gates
 from assay.recipes.load import load_recipe
 from assay.recipes.suite import SuiteRecipe
 from assay.records.base import sha256_of

@@ -12,7 +12,7 @@ from command_errors import one_error
 from command_line import Run
 from given_servers import GivenServers, given_servers
 
-from assay.cli.gate_choice import (
+from assay_pipeline.gate_choice import (
     ChosenGates,
     describe_gates,
     gates_named,
@@ -21,7 +21,7 @@ from assay.cli.gate_choice import (
     registered_gates,
     suite_for,
 )  # fmt: skip
-from assay.cli.targets import Target
+from assay_pipeline.targets import Target
 from assay.errors import AssayError, RecipeError
 from assay.recipes.gate import (
     AcceptanceGate,

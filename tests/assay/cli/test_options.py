@@ -11,9 +11,9 @@ import typer
 from command_errors import one_error
 from command_line import Run
 
-from assay.cli.options import several
-from assay.cli.root import SINGLE_LINE_END, app
-from assay.cli.targets import url_in
+from assay_cli.options import several
+from assay_cli.root import SINGLE_LINE_END, app
+from assay_pipeline.targets import url_in
 from assay.recipes.load import recipe_names
 from assay.records.diagnosis.lever import LeverName
 from assay.records.probe import ProbeName
@@ -185,7 +185,7 @@ def test_a_misspelt_recipe(run: Run) -> None:
 
 
 def test_a_mistyped_path_is_not_asked_of_the_hub(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("assay.cli.targets._hub_target", lambda text: pytest.fail(f"the hub was asked for {text}"))
+    monkeypatch.setattr("assay_pipeline.targets._hub_target", lambda text: pytest.fail(f"the hub was asked for {text}"))
     Path("models/glm-tiny").mkdir(parents=True)
     give = "; give a checkpoint's folder (with config.json and *.safetensors)"
     not_an_id = "; a Hugging Face id cannot begin with the name of a folder that is here"

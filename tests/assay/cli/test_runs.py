@@ -21,8 +21,8 @@ from given_servers import GivenServers, given_servers
 from probe_reports import CLEAN, probed
 from tiny_checkpoints import make_tiny_glm4_moe
 
-from assay.cli.run_folders import choose_run, find_run, read_run, run_of
-from assay.cli.run_lock import locked_run
+from assay_pipeline.run_folders import choose_run, find_run, read_run, run_of
+from assay_pipeline.run_lock import locked_run
 from assay.errors import AssayError
 from assay.records.base import sha256_of, sha256_of_file
 from assay.records.manifest import Manifest

@@ -13,7 +13,7 @@ from command_line import Run
 from given_servers import given_servers
 from local_hub import Hub
 
-from assay.cli.run_folders import choose_run
+from assay_pipeline.run_folders import choose_run
 from assay.records.manifest import Manifest
 from assay.records.run import RunRecord, SourceData
 
@@ -104,7 +104,7 @@ def test_a_moved_main_gets_a_run_of_its_own(run: Run, hub: Hub) -> None:
 
 def test_a_push_between_plan_and_download_changes_nothing(run: Run, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hub here has one commit at a time: whoever asks for another one than was planned is told so."""
-    from assay.cli import stages
+    from assay_cli import stages
 
     made_plans = stages.plans_for
 
@@ -113,7 +113,7 @@ def test_a_push_between_plan_and_download_changes_nothing(run: Run, hub: Hub, mo
         hub.commit = "b" * 40
         return plans
 
-    monkeypatch.setattr("assay.cli.commands.make.quantize.plans_for", then_pushed)
+    monkeypatch.setattr("assay_cli.commands.make.quantize.plans_for", then_pushed)
     code, _, err = run("quantize", "org/model", *W4A16)
     assert code == 2 and "\nerror: org/model: no such revision on " in err
     hub.commit = "a" * 40

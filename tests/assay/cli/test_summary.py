@@ -11,7 +11,7 @@ from rich.console import Console
 from synthetic_run import make_run
 
 from assay import quantities
-from assay.cli.summary import print_summary
+from assay_cli.shown.verdicts import print_summary
 from assay.records.measurement import Measurement
 from assay.records.verdict import GateReport
 

@@ -10,7 +10,7 @@ import hollow
 import pytest
 from fake_interpreter import fake_python
 
-from assay.cli.targets import resolve_target
+from assay_pipeline.targets import resolve_target
 from assay.errors import CheckpointError, ServeError
 from assay.recipes.load import load_recipe
 from assay.recipes.model import ModelRecipe, Serving

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 from statsmodels.stats.power import NormalIndPower
 
-from assay.cli.gate_choice import gates_of_suite, load_gates
+from assay_pipeline.gate_choice import gates_of_suite, load_gates
 from assay.recipes.gate import GateRecipe, ScoreGate, WholeGate
 from assay.recipes.load import load_recipe
 from assay.recipes.model import ModelRecipe

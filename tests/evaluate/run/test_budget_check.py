@@ -13,7 +13,7 @@ import pytest
 from fake_server import FakeServer, Scripted
 from typer.testing import CliRunner
 
-import assay.cli.commands.measure.evaluate
+import assay_cli.commands.measure.evaluate
 from assay.errors import MeasureError
 from assay.recipes.gate import GateRecipe
 from assay.recipes.load import load_recipe, recipe_names
@@ -215,12 +215,12 @@ def test_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_truncate
         tasks=(judge_budget(task_result("x", "needle", [cut], 8), max_truncated),),
     )  # fmt: skip
     asked: list[Any] = []
-    monkeypatch.setattr(assay.cli.commands.measure.evaluate, "check_budgets_of", lambda *given: asked.append(given) or checked)
+    monkeypatch.setattr(assay_cli.commands.measure.evaluate, "check_budgets_of", lambda *given: asked.append(given) or checked)
     for name in ("a", "b"):
         shutil.copytree(Path(__file__).resolve().parents[3] / "examples" / "tiny_glm" / "checkpoint", tmp_path / name)
     arguments = ["evaluate", "--reference", str(tmp_path / "a"), "--suite", "quick"]
     arguments += ["--profile", "cpu-emulated", "--runs", str(tmp_path / "runs"), "--budget-check", "--json"]
-    result = CliRunner().invoke(assay.cli.app, arguments)
+    result = CliRunner().invoke(assay_cli.app, arguments)
     assert result.exit_code == code, result.output
     assert BudgetCheck.model_validate_json(result.stdout) == checked
     assert [given[1].label for given in asked] == ["a"]

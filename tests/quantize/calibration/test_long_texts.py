@@ -15,7 +15,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
-from assay.cli.calibrating.shown import repeated_lines
+from assay_cli.shown.calibration import repeated_lines
 from assay.errors import QuantizeError
 from assay.records.calibration import CalibratedLayers
 from assay_quantize.calibration import sources

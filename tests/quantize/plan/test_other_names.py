@@ -9,7 +9,7 @@ from typing import Any
 import hollow
 import pytest
 
-from assay.cli.targets import source_label
+from assay_pipeline.targets import source_label
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.plan import Plan

@@ -17,8 +17,8 @@ from local_hub import Hub
 from synthetic_run import make_measurement
 from tiny_checkpoints import make_tiny_glm4_moe
 
-from assay.cli import preflight
-from assay.cli.candidates.planned import PlannedRun, planned_run
+from assay_cli import preflight
+from assay_pipeline.candidates.planned import PlannedRun, planned_run
 from assay.errors import CheckpointError
 from assay.records.preflight.report import Check, CheckName, PreflightReport
 from assay_evaluate.serving.hardware import Gpu
@@ -61,7 +61,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def with_gpus(monkeypatch: pytest.MonkeyPatch, gpus: tuple[Gpu, ...]) -> None:
-    for module in ("assay_evaluate.serving.hardware", "assay.cli.candidates.planned"):
+    for module in ("assay_evaluate.serving.hardware", "assay_pipeline.candidates.planned"):
         monkeypatch.setattr(f"{module}.find_gpus", lambda: gpus)
 
 

@@ -7,14 +7,14 @@ import io
 import pytest
 from rich.console import Console
 
-from assay.cli.progress import ByteProgress
+from assay_cli.progress import ByteProgress
 
 HOSTILE = "[/x] [red]a[/red] \x1b[31mb \u202ec"
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_names_are_neither_markup_nor_control_codes(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("assay.cli.progress.LOG_INTERVAL_S", 0.0)
+    monkeypatch.setattr("assay_cli.progress.LOG_INTERVAL_S", 0.0)
     out = io.StringIO()
     console = Console(file=out, force_terminal=is_terminal, color_system=None, width=200)
     with ByteProgress(console, HOSTILE, 10) as progress:

@@ -9,8 +9,8 @@ import pytest
 from command_line import Run
 from planted_outliers import plant_outliers
 
-from assay.cli.commands.diagnose.sensitivity_shown import shade_of, shares_by_role, worst_parts
-from assay.cli.deploying.sensitivity_found import spread
+from assay_cli.shown.sensitivity import shade_of, shares_by_role, worst_parts
+from assay_pipeline.deploying.sensitivity_found import spread
 from assay.records.choice.mix import Mix
 from assay.records.diagnosis.sensitivity import Sensitivity
 from assay_quantize.checkpoint.checkpoint import open_checkpoint

@@ -13,9 +13,9 @@ from command_errors import one_error
 from command_line import Run
 from synthetic_run import make_run
 
-from assay.cli.commands.measure.speed import measure_speed
-from assay.cli.targets import resolve_target
-from assay.cli.whole_run import Judged
+from assay_cli.commands.measure.speed import measure_speed
+from assay_pipeline.targets import resolve_target
+from assay_pipeline.whole_run import Judged
 from assay.records.measurement import Measurement
 from assay.records.run import RunRecord
 from assay.records.speed import NotMeasured, SpeedRecord, SpeedRepeat, SpeedRow
@@ -203,9 +203,9 @@ def test_a_whole_run_with_speed(run: Run, measured: list[Any], monkeypatch: pyte
     Path("tiny-glm.yaml").write_text(
         yaml.safe_dump(recipe | {"speed": {"concurrency": [4, 1], "speculation": [0], "repeats": 5}})
     )
-    monkeypatch.setattr("assay.cli.commands.measure.run.quantize_in_run", lambda *_, **__: [])
-    monkeypatch.setattr("assay.cli.commands.measure.run.evaluate_in_run", judged)
-    monkeypatch.setattr("assay.cli.candidates.of_target.of_target", lambda *_: None)
+    monkeypatch.setattr("assay_cli.commands.measure.run.quantize_in_run", lambda *_, **__: [])
+    monkeypatch.setattr("assay_cli.commands.measure.run.evaluate_in_run", judged)
+    monkeypatch.setattr("assay_pipeline.candidates.of_target.of_target", lambda *_: None)
     code, _, err = run("run", "tiny-glm.yaml", "--speed", "--no-preflight", "--suite", "quick")
     assert code in (0, 1), err
     ((_, _, ladder),) = measured

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from synthetic_run import make_measurement
 
-from assay.cli.judging.attempts import NAME, earlier_attempts, note_attempts
+from assay_pipeline.attempts import NAME, earlier_attempts, note_attempts
 from assay.recipes.gate import GateRecipe
 from assay.recipes.load import load_recipe
 from assay.recipes.suite import SuiteRecipe

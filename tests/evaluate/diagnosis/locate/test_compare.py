@@ -11,7 +11,7 @@ import torch
 import yaml
 from rich.console import Console
 
-from assay.cli.commands.diagnose.locate import show
+from assay_cli.commands.diagnose.locate import show
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.runtime_names import role_of

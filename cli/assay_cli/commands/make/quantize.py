@@ -1,0 +1,122 @@
+"""The `assay quantize` command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from assay_pipeline.calibrating.in_run import alone, with_files
+from assay_cli.options import (
+    AUTOMATIC_HELP,
+    DeviceOption,
+    ImportanceOption,
+    JsonOption,
+    NameOption,
+    PrecisionsOption,
+    RunnerOption,
+    RunsOption,
+    StreamOption,
+    TargetArgument,
+    TextOption,
+    TextOptions,
+    WithholdOption,
+    WorkersOption,
+    completes,
+    named,
+    precision_or_automatic,
+    recipe_option,
+    refuse_unused,
+)
+from assay_pipeline.stages import check_plans_served, plans_for, precisions_for, quantize_one, quantize_options, source_for
+from assay_cli.terminal import emit, results
+from assay_pipeline.whole_run import quantize_in_run
+from assay.errors import PlanError
+from assay.recipes.load import load_recipe
+from assay.recipes.profile import ProfileRecipe
+from assay.records.plan import Plan
+
+
+def quantize(
+    ctx: typer.Context,
+    target: TargetArgument,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            "--precision",
+            "-p",
+            metavar="NAME|FILE",
+            callback=precision_or_automatic,
+            autocompletion=completes("precisions"),
+            help=f"One precision, without the reference. {named('precisions')} {AUTOMATIC_HELP} With --out, the "
+            "checkpoint goes there.",
+        ),
+    ] = None,
+    precisions: PrecisionsOption = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Folder of the new checkpoint. Default: RUNS/MODEL/PRECISION/checkpoint."),
+    ] = None,
+    runs: RunsOption = Path("runs"),
+    name: NameOption = None,
+    device: DeviceOption = "auto",
+    runner: RunnerOption = "local",
+    profile: Annotated[
+        str | None,
+        recipe_option(
+            "--profile",
+            "profiles",
+            help="For GPUs of this profile: the recipe's precisions for it, and an error if it cannot serve them.",
+        ),
+    ] = None,
+    workers: WorkersOption = None,
+    memory: Annotated[
+        str | None,
+        typer.Option("--memory", help="Most memory this process may use, e.g. 1.5GiB or 800MB. Default: 2GiB."),
+    ] = None,
+    importance: ImportanceOption = None,
+    text: TextOption = None,
+    withhold: WithholdOption = None,
+    allow_not_finite: Annotated[
+        bool,
+        typer.Option(
+            "--allow-not-finite",
+            help="Copy NaN and infinity in what is not quantized (norms, router, embedding), which are an error otherwise.",
+        ),
+    ] = False,
+    stream_from: StreamOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make quantized checkpoints, shard by shard, and verify each. If it is killed, the same command resumes."""
+    from assay_pipeline.targets import resolve_target
+
+    if out is not None:
+        refuse_unused(ctx, "with --out, which is the folder of the checkpoint itself", "runs", "name")
+    said = TextOptions(tuple(text or ()), None if withhold is None else tuple(withhold), runs)
+    options = quantize_options(
+        device, runner, workers, memory, importance, stream_from, allow_not_finite=allow_not_finite, text=said
+    )  # fmt: skip
+    aim = resolve_target(target)
+    chosen = None if profile is None else load_recipe(ProfileRecipe, profile)
+    if chosen is not None:
+        aim = aim.on_profile(chosen)
+    recipes = precisions_for(aim, precision, precisions, with_reference=out is None and precision is None)
+    if out is not None and len(recipes) != 1:
+        raise PlanError("--out takes one checkpoint: say --precision P as well")
+    checkpoint = source_for(aim)
+    # Every plan is made before the first byte is written: what cannot work fails at once.
+    wanted = with_files(aim, plans_for(aim, checkpoint, recipes.values()), options)
+    plans = [one for one in wanted if isinstance(one, Plan)]
+    if chosen is not None:
+        check_plans_served(plans, aim, chosen)
+    shown = results(as_json=as_json)
+    if out is not None:
+        plan, how = alone(aim, wanted[0], options)
+        records = [quantize_one(aim, plan, out, how, shown, in_run=False)]
+    else:
+        records = quantize_in_run(aim, checkpoint, wanted, options, runs, name, shown, chosen)
+    if as_json:
+        emit([record.model_dump(mode="json") for record in records])
+    if not all(record.passed for record in records):
+        raise typer.Exit(1)

@@ -1,0 +1,44 @@
+"""The `assay gate` command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from assay_pipeline.gate_choice import gates_of_run
+from assay_cli.options import JsonOption, RunArgument, RunsOption, completes, named, recipe
+from assay_pipeline.run_folders import named_run
+from assay_pipeline.stages import judge_and_write, load_measurements
+from assay_cli.shown.verdicts import print_summary
+from assay_cli.terminal import emit, results
+from assay_pipeline.whole_run import passed
+
+
+def gate(
+    ctx: typer.Context,
+    run: RunArgument,
+    gates: Annotated[
+        str | None,
+        typer.Option(
+            "--gates",
+            metavar="NAME|FILE",
+            callback=recipe("gates"),
+            autocompletion=completes("gates"),
+            help=f"{named('gates')} Default: those registered before the run.",
+        ),
+    ] = None,
+    runs: RunsOption = Path("runs"),
+    as_json: JsonOption = False,
+) -> None:
+    """Judge a run again, from its records. Exit 1 unless every candidate is PASS."""
+    run_dir = named_run(ctx, run, runs)
+    measurements = load_measurements(run_dir)
+    report = judge_and_write(gates_of_run(run_dir, measurements, gates), run_dir, measurements)
+    if as_json:
+        emit(report)
+    else:
+        print_summary(report, measurements, results())
+    if not passed(report):
+        raise typer.Exit(1)

@@ -1,0 +1,282 @@
+"""Which folder under RUNS a command works in: told by what a run is about (`run.json`), not by the name of a folder.
+
+RUNS/NAME for the first model called NAME; RUNS/NAME-HEX for another model of that name, or the same one retrained in place;
+RUNS/NAME-SUITE for another suite on the same model. A folder from before run.json is taken over if its records agree.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import typer
+
+from assay.atomic_files import remove_leftovers
+from assay_pipeline.gate_choice import REGISTERED_GATES
+from assay_cli.options import refuse_unused
+from assay_pipeline.run_lock import LOCK, locked_run
+from assay_pipeline.targets import run_name
+from assay_cli.terminal import console, escape
+from assay.errors import AssayError
+from assay.foreign_text import MOST_NAME_BYTES, safe_name, shown
+from assay.records.manifest import MANIFEST, Manifest
+from assay.records.measurement import Measurement
+from assay.records.plan import Plan
+from assay.records.run import RUN_RECORD, ReferenceCheckpoint, RunRecord, SourceData, SuiteIdentity, source_of
+
+JOURNAL = "journal.db"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@contextmanager
+def open_run(
+    runs: Path, about: RunRecord, *, name: str | None = None, lock: bool = False, keep_suite: bool = True
+) -> Iterator[Path]:
+    """The folder for `about`, its run.json written; says so if it is not RUNS/MODEL.
+
+    name: of the folder, if the user gave one. lock: no other evaluation is at work in it meanwhile. keep_suite: the run is one
+    of this suite from now on. A start that is refused before anything was made or answered leaves the name free.
+    AssayError: a run about something else has that name; another evaluation; a damaged run.json.
+    """
+    for _ in range(5):  # another process may take the folder between the choice and the claim
+        folder, why = choose_run(runs, about, name)
+        with locked_run(folder) if lock else nullcontext():
+            was_free = read_run(folder) is None
+            if not _claim(folder, about if keep_suite else about.model_copy(update={"suite": None})):
+                continue
+            if why is not None:
+                console.print(escape(f"{why}; this goes to {folder}"))
+            with _freed_if_nothing_came(folder) if was_free else nullcontext():
+                yield folder
+            return
+    raise AssayError(f"{runs}: other commands took every folder that was chosen for {about.model}; say --name NAME")
+
+
+@contextmanager
+def _freed_if_nothing_came(folder: Path) -> Iterator[None]:
+    """After an error, take back what a claim left in the folder, if there is nothing else."""
+    from assay_evaluate.client.journal import count_replies
+
+    try:
+        yield
+    except BaseException:
+        # The journal stays: it remembers the hashes of checkpoints, which take hours to make.
+        kept = {LOCK, "logs", JOURNAL, f"{JOURNAL}-wal", f"{JOURNAL}-shm"}
+        claim = {RUN_RECORD, REGISTERED_GATES}
+        if {path.name for path in folder.iterdir()} <= claim | kept and not count_replies(folder / JOURNAL):
+            for name in claim:
+                (folder / name).unlink(missing_ok=True)
+        raise
+
+
+def choose_run(runs: Path, about: RunRecord, name: str | None = None) -> tuple[Path, str | None]:
+    """(folder, what holds RUNS/MODEL if that is another one). Writes nothing."""
+    if name is not None:
+        _check_name(name)
+        found = read_run(runs / name)
+        if found is not None and not found.takes(about):
+            raise AssayError(f"--name {name}: {runs / name} {difference(found, about)}; give another name, or leave --name out")
+        return runs / name, None
+    first = runs / safe_name(about.model)
+    found = read_run(first)
+    if found is None or found.takes(about):
+        return first, None
+    why = f"{first} {difference(found, about)}"
+    same_data = find_runs(runs, about)
+    for folder in same_data:
+        there = read_run(folder)
+        if there is not None and there.takes(about):
+            return folder, why
+    return _new_folder(first, about, same_data), why
+
+
+def _check_name(name: str) -> None:
+    """AssayError if `--name` cannot be the name of a folder."""
+    if not _NAME.fullmatch(name):
+        raise AssayError(f"--name {shown(name)}: say letters, digits, `.`, `_` and `-`, a letter or digit first")
+    if len(name) > MOST_NAME_BYTES:
+        raise AssayError(f"--name {shown(name)}: is {len(name)} bytes long, {MOST_NAME_BYTES} are allowed")
+
+
+def find_runs(runs: Path, about: RunRecord) -> list[Path]:
+    """Runs about the same model and data, whatever their suite: RUNS/MODEL first, then those that hold checkpoints."""
+    first = runs / safe_name(about.model)
+    folders = [first, *sorted(runs.glob(f"{first.name}-*"))]
+    same = [folder for folder in folders if (there := read_run(folder)) is not None and there.is_about(about)]
+    return sorted(same, key=lambda folder: (folder != first, not any(folder.glob(f"*/checkpoint/{MANIFEST}"))))
+
+
+def _new_folder(first: Path, about: RunRecord, same_data: list[Path]) -> Path:
+    """A free name that tells people the difference."""
+    data = about.data_sha256[:6]
+    names = [f"{first.name}-{data}"]
+    if same_data and about.suite is not None:
+        suite = f"{same_data[0].name}-{safe_name(about.suite.name)}"
+        names = [suite, f"{suite}-{about.suite.sha256[:6]}"]
+    for name in names:
+        if read_run(first.with_name(name)) is None:
+            return first.with_name(name)
+    raise AssayError(f"{first.with_name(names[-1])}: holds another run; say --name NAME for this one")
+
+
+def find_run(run: str, runs: Path) -> Path:
+    """The run that `run` names: its folder, a name under `runs`, or a model or checkpoint whose run it is.
+
+    AssayError: there is none, or there are several.
+    """
+    for folder in (Path(run), runs / run):
+        if holds_records(folder):
+            return folder
+    named = runs / run_name(run)
+    if "/" not in run and not Path(run).is_dir():
+        if holds_records(named):
+            return named
+    else:
+        known = [folder for folder in (named, *sorted(runs.glob(f"{named.name}-*"))) if holds_records(folder)]
+        found = [folder for folder in known if _is_of(run, read_run(folder))]
+        if found and (found[0] == named or len(found) == 1):
+            return found[0]
+        if found:
+            raise AssayError(f"{run}: has several runs: {', '.join(map(str, found))}; name one of them")
+        if known:
+            raise AssayError(f"{run}: {named.name} is the name of other runs: {', '.join(map(str, known))}; name one of them")
+    there = sorted(path.name for path in runs.glob("*") if path.is_dir()) if runs.is_dir() else []
+    raise AssayError(
+        f"{run}: no run of that name; runs in {runs}: {', '.join(there) or 'none'}; `make quantize eval` makes one"
+    )
+
+
+def named_run(ctx: typer.Context, run: str, runs: Path) -> Path:
+    """`find_run`; AssayError if --runs was given though `run` is itself the folder of a run."""
+    refuse_runs(ctx, run)
+    return find_run(run, runs)
+
+
+def refuse_runs(ctx: typer.Context, *named: str) -> None:
+    """AssayError if --runs was given, and every one of `named` is the folder of a run."""
+    if all(holds_records(Path(run)) for run in named):
+        refuse_unused(ctx, "with the folder of a run", "runs")
+
+
+def run_of(checkpoint: Path, model: str, runs: Path) -> Path | None:
+    """The run that was made from, or compares with, a checkpoint. None: there is none."""
+    first = runs / safe_name(model)
+    for folder in (first, *sorted(runs.glob(f"{first.name}-*"))):
+        if _is_of(str(checkpoint), read_run(folder)):
+            return folder
+    return None
+
+
+def _is_of(target: str, there: RunRecord | None) -> bool:
+    """Whether a run was made from, or compares with, a checkpoint folder as it is now, or a model on the hub."""
+    folder = Path(target).expanduser()
+    if there is None:
+        return False
+    if there.reference is not None:
+        reference = Path(there.reference.location)
+        return reference.exists() and folder.exists() and reference.samefile(folder)
+    if there.source is None:
+        return False
+    return there.source.is_same(folder_data(folder)) if folder.is_dir() else there.source.location == target
+
+
+def folder_data(folder: Path) -> SourceData:
+    """The data of a checkpoint folder as it is now; its files are None where they cannot be read."""
+    from assay_quantize.checkpoint.checkpoint import open_checkpoint
+
+    try:
+        files = dict(open_checkpoint(folder, allow_quantized=True).data)
+    except AssayError:
+        files = None
+    return SourceData(location=str(folder), files=files)
+
+
+# ------------------------------------------------------------------------------------------------ run.json
+def holds_records(folder: Path) -> bool:
+    """Whether there is a run to report on."""
+    return (folder / RUN_RECORD).is_file() or (folder / "measurements").is_dir() or any(folder.glob("*/plan.json"))
+
+
+def read_run(folder: Path) -> RunRecord | None:
+    """What a run is about, from run.json or, of an older run, from its records. None: the folder is free."""
+    if (found := RunRecord.load_if_there(folder / RUN_RECORD)) is not None:
+        return found
+    if not any((folder / "measurements").glob("*.json")) and not any(folder.glob("*/plan.json")):
+        return None
+    try:
+        return _from_records(folder)
+    except AssayError:  # records of an older schema
+        return RunRecord(model=folder.name)
+
+
+def _from_records(folder: Path) -> RunRecord:
+    """Of a folder without run.json; without source and reference where its records disagree."""
+    plans: list[Plan | Manifest] = [Plan.load(path) for path in sorted(folder.glob("*/plan.json"))]
+    plans += [Manifest.load(path) for path in sorted(folder.glob(f"*/checkpoint/{MANIFEST}"))]
+    measured = [Measurement.load(path) for path in sorted((folder / "measurements").glob("*.json"))]
+    sources = [source_of(plan) for plan in plans]
+    references = [
+        ReferenceCheckpoint(location=m.checkpoint, checkpoint_sha256=m.checkpoint_sha256)
+        for m in measured
+        if m.is_reference and not m.is_noise_floor
+    ]
+    suites = {m.suite_sha256: SuiteIdentity(name=m.suite, sha256=m.suite_sha256) for m in measured}
+    models = {record.model for record in (*plans, *measured)}
+    unknown = RunRecord(model=min(models))
+    if len(models) > 1 or len(suites) > 1 or any(not sources[0].is_same(one) for one in sources):
+        return unknown
+    if not sources and len(references) != 1:
+        return unknown
+    return unknown.model_copy(
+        update={
+            "source": sources[0] if sources else None,
+            "reference": None if sources else references[0],
+            "suite": next(iter(suites.values()), None),
+        }
+    )
+
+
+def _claim(folder: Path, about: RunRecord) -> bool:
+    """Write run.json, or fill in what it does not say yet. False: meanwhile it is about something else."""
+    path, found = folder / RUN_RECORD, read_run(folder)
+    if found is not None and not found.takes(about):
+        return False
+    record = about if found is None else found.filled_in(about)
+    if not path.is_file():
+        try:
+            record.save(path, only_new=True)
+        except FileExistsError:
+            if not path.is_file():
+                raise
+            return False
+    elif record != found:
+        record.save(path)
+    else:
+        remove_leftovers(path)
+    return True
+
+
+def difference(there: RunRecord, about: RunRecord) -> str:
+    """`holds ...`: what the run that is there is about, where `about` differs."""
+    from assay.file_data import other_data
+
+    if there.source is None and there.reference is None:
+        return "holds an older run whose records do not say what it was made from"
+    if there.model != about.model:
+        return f"holds model {there.model}"
+    if there.is_about(about):
+        assert there.suite is not None and about.suite is not None
+        same_name = there.suite.name == about.suite.name
+        return f"holds measurements of suite {there.suite.name}" + (" as it was before it was changed" if same_name else "")
+    if there.reference is not None:
+        return f"holds comparisons with {there.reference.location} (checkpoint {there.reference.checkpoint_sha256[:12]})"
+    assert there.source is not None
+    what = f"holds checkpoints made from {there.source.location}"
+    if about.source is None or there.source.location != about.source.location:
+        return what
+    if there.source.revision != about.source.revision:
+        return f"{what} at commit {str(there.source.revision)[:12]}"
+    how = other_data(there.source.files or {}, about.source.files or {})
+    return f"{what} before its data changed ({how})"
