@@ -1,10 +1,9 @@
-"""Ctrl-C: what the command had finished, in one line, and exit 130."""
+"""The group of all commands: Ctrl-C, and words that are empty."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -12,10 +11,7 @@ from typer.core import TyperGroup
 
 from assay.errors import AssayError
 from assay.foreign_text import shown
-
-
-class Interrupted(BaseException):
-    """KeyboardInterrupt, with a line that says what is kept. typer ends on KeyboardInterrupt without a word."""
+from assay_pipeline.interrupted import Interrupted
 
 
 class Commands(TyperGroup):
@@ -39,12 +35,3 @@ def refuse_empty(words: Sequence[str]) -> None:
         if word == "" or re.fullmatch(r"--[\w-]+=", word):
             after = before if word == "" else word
             raise AssayError(f"nothing stands after {shown(after)}: give a value, or leave it out (is a shell variable empty?)")
-
-
-@contextmanager
-def says_what_is_kept(kept: Callable[[], str]) -> Iterator[None]:
-    """kept: the line, asked when the interrupt has come."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise Interrupted(kept()) from None

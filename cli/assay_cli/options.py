@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +19,7 @@ from assay.recipes.load import KINDS, recipe_file, recipe_names
 from assay.recipes.model import automatic_of, is_automatic
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.run import RUN_RECORD
+from assay_pipeline.run_folders import find_run, holds_records
 
 
 # ------------------------------------------------------------------------------------------------ several values, choices
@@ -314,33 +314,14 @@ RunnerOption = Annotated[
 ]  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------------ how checkpoints are made
-@dataclass(frozen=True)
-class TextOptions:
-    """Text for calibrations, as the command line says it. sources: of --text; empty: what recipes say. withhold: suites and
-    runs whose items no text may hold; None: what recipes say. runs: whose runs of the same model are withheld by default."""
-
-    sources: tuple[str, ...] = ()
-    withhold: tuple[str, ...] | None = None
-    runs: Path = Path("runs")
+# ------------------------------------------------------------------------------------------------ runs
+def named_run(ctx: typer.Context, run: str, runs: Path) -> Path:
+    """`find_run`; AssayError if --runs was given though `run` is itself the folder of a run."""
+    refuse_runs(ctx, run)
+    return find_run(run, runs)
 
 
-@dataclass(frozen=True)
-class QuantizeOptions:
-    """How checkpoints are made; their bytes depend on `importance` and `text`, of calibrated ones on where they are calibrated.
-
-    device: where calibrations run; `auto`: a GPU if PyTorch sees one. runner: local or ray. workers: threads; None: every core
-    this process may use. memory_bytes: bound of the process's memory; None: the engine's default. importance: file of channel
-    weights. allow_not_finite: copy NaN and infinity in what is not quantized. stream_from: `hub`: each shard of the source is
-    downloaded when it is due and deleted after; None: the source is there, or is downloaded whole first. text: what calibrated
-    precisions are calibrated with.
-    """
-
-    device: str = "auto"
-    runner: str = "local"
-    workers: int | None = None
-    memory_bytes: int | None = None
-    importance: Path | None = None
-    allow_not_finite: bool = False
-    stream_from: str | None = None
-    text: TextOptions = TextOptions()
+def refuse_runs(ctx: typer.Context, *named: str) -> None:
+    """AssayError if --runs was given, and every one of `named` is the folder of a run."""
+    if all(holds_records(Path(run)) for run in named):
+        refuse_unused(ctx, "with the folder of a run", "runs")

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from assay.foreign_text import one_line
 from assay.quantities import size
-from assay.records.plan import Plan
+from assay_cli.terminal import console
 
 LOG_INTERVAL_S = 10.0
 DONE_BEFORE = "(done before)"
@@ -80,9 +80,6 @@ class ByteProgress:
         return f"{size(round(rate))}/s, {left_s // 3600}:{left_s // 60 % 60:02d}:{left_s % 60:02d} left"
 
 
-class ShardProgress(ByteProgress):
-    """For the quantizer: bytes of the source, out of all that the plan reads."""
-
-    def __init__(self, console: Console, plan: Plan) -> None:
-        total_bytes = sum(tensor.num_bytes for tensor in plan.tensors if tensor.shard_out is not None and tensor.outputs)
-        super().__init__(console, plan.precision, total_bytes)
+def track(label: str, total_bytes: int) -> ByteProgress:
+    """On the terminal; of the quantizer, bytes of the source, out of all that the plan reads."""
+    return ByteProgress(console, label, total_bytes)

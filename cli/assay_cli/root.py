@@ -21,6 +21,9 @@ from typer._click.exceptions import NoArgsIsHelpError, UsageError  # typer has n
 from typer.core import TyperCommand, TyperOption
 
 from assay import __version__
+from assay.errors import AssayError
+from assay.foreign_text import one_line, shown
+from assay.safe_files import MAX_INTEGER
 from assay_cli.commands.about.doctor import doctor
 from assay_cli.commands.about.family import family
 from assay_cli.commands.about.recipes import list_recipes
@@ -48,11 +51,9 @@ from assay_cli.commands.results.gate import gate
 from assay_cli.commands.results.publish import publish
 from assay_cli.commands.results.report import report
 from assay_cli.commands.results.status import status
-from assay_cli.interrupted import Commands, Interrupted
+from assay_cli.interrupted import Commands
 from assay_cli.terminal import say, say_error
-from assay.errors import AssayError
-from assay.foreign_text import one_line, shown
-from assay.safe_files import MAX_INTEGER
+from assay_pipeline.interrupted import Interrupted
 
 VALUES = {bool: "", int: "NUMBER", float: "NUMBER", str: "TEXT", Path: "PATH"}
 """What --help shows for the value of an option that names none. A flag takes no value."""

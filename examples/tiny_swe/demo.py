@@ -23,7 +23,7 @@ from scripted_model import CAREFUL, HASTY, Behaviour, ScriptedModel, load_script
 
 from assay.callbacks import Say
 from assay_pipeline.gate_choice import ChosenGates, load_gates, register_gates
-from assay_pipeline.stages import judge_and_write, load_measurements
+from assay_pipeline.judging import judge_and_write, load_measurements
 from assay_cli.shown.verdicts import print_summary
 from assay_cli.terminal import console, results
 from assay.errors import AssayError

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from assay_cli.terminal import say
+from assay.callbacks import Say, say_nothing
 from assay.errors import AssayError, RecipeError
 from assay.recipes.gate import GateRecipe, ScoreGate, gates_on
 from assay.recipes.load import load_recipe, recipe_names
@@ -109,7 +109,7 @@ def describe_gates(gates: GateRecipe, suite: SuiteRecipe) -> str:
 
 
 # ------------------------------------------------------------------------------------------------ registered
-def register_gates(chosen: ChosenGates, run_dir: Path) -> GateRecipe:
+def register_gates(chosen: ChosenGates, run_dir: Path, say: Say = say_nothing) -> GateRecipe:
     """Write down the limits before anything is measured; the limits that hold for the run, which are the first ones that were.
 
     A run that has measurements and no such note gets none: nobody could say any more that the limits came first.
@@ -148,7 +148,9 @@ def registered_gates(run_dir: Path) -> RegisteredGates | None:
     return note
 
 
-def gates_of_run(run_dir: Path, measurements: list[Measurement], wanted: str | None = None) -> GateRecipe:
+def gates_of_run(
+    run_dir: Path, measurements: list[Measurement], wanted: str | None = None, say: Say = say_nothing
+) -> GateRecipe:
     """The limits to judge a run by: those asked for, else the registered ones, else those of its suite.
 
     Says so where the file of the registered limits is gone or has changed since.

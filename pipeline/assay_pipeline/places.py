@@ -10,11 +10,11 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from assay_pipeline.run_folders import run_of
-from assay_pipeline.targets import Target, source_label
-from assay_cli.terminal import say
+from assay.callbacks import Say, say_nothing
 from assay.errors import AssayError
 from assay.records.run import folder_name
+from assay_pipeline.run_folders import run_of
+from assay_pipeline.targets import Target, source_label
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Place:
     run_dir: Path | None = None
 
 
-def place_for(command: str, inside: str, *, run: Path | None = None, out: Path | None = None) -> Place:
+def place_for(command: str, inside: str, *, run: Path | None = None, out: Path | None = None, say: Say = say_nothing) -> Place:
     """inside: the folder of such records in a run. run: the run, if there is one. out: what the user named; it comes first."""
     if out is not None:
         return Place(out, out)

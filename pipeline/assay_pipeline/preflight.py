@@ -7,12 +7,10 @@ the run, and its place in `CHECKS`. What it cannot find out is an AssayError, an
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from assay_pipeline.candidates.planned import PlannedRun, is_on_gpus
-from assay_cli.terminal import escape
 from assay.errors import AssayError
 from assay.foreign_text import one_line
 from assay.quantities import size
@@ -21,10 +19,9 @@ from assay.recipes.load import load_recipe
 from assay.recipes.profile import ProfileRecipe, context_tokens
 from assay.recipes.suite import SuiteRecipe
 from assay.records.preflight.report import Check, CheckName, PreflightReport
+from assay_pipeline.candidates.planned import PlannedRun, is_on_gpus
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from assay_evaluate.roofline.weights import ServedWeights
     from assay_evaluate.serving.replay import Candidate
 
@@ -124,8 +121,8 @@ def check_environment(run: PlannedRun, on_progress: Callable[[str], None]) -> It
 
 def check_tokenizer(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterator[Check]:
     """Tokenizer, chat template and parsers: of the source, whose files the checkpoints made here get, and of the reference."""
-    from assay_pipeline.candidates.small_files import small_files
     from assay_evaluate.preflight.tokenizer import check_tokenizer as look
+    from assay_pipeline.candidates.small_files import small_files
 
     looked_at = {"source": run.source}
     if run.reference.headers is not None and run.reference.headers.location != run.source.location:
@@ -172,8 +169,8 @@ def _required(run: PlannedRun) -> frozenset[str]:
 
 def check_sampling(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterable[Check]:
     """How the suite asks, against the model's card."""
-    from assay_pipeline.candidates.small_files import json_file
     from assay_evaluate.preflight.sampling import check_sampling as look
+    from assay_pipeline.candidates.small_files import json_file
 
     return look(run.suite, run.aim.recipe, json_file(run.source, "generation_config.json"))
 
@@ -313,36 +310,3 @@ CHECKS: tuple[tuple[CheckName, Look], ...] = (
     ("loading", check_loading),
 )
 """In the order in which they are made and shown: first what takes no time."""
-
-
-# ------------------------------------------------------------------------------------------------ what is shown
-MARKS = {"PASS": "[green]PASS   [/]", "FAIL": "[red]FAIL   [/]", "UNKNOWN": "[yellow]UNKNOWN[/]"}
-
-
-def show(report: PreflightReport, out: Console, *, whole: bool = True) -> None:
-    """A line for each check, what to do below it, and a summary. whole: what passed as well."""
-    widths = [max([len(text) for text in texts], default=0) for texts in _columns(report)]
-    for check in report.checks:
-        if check.outcome == "PASS" and not whole:
-            continue
-        words = f"{check.check:{widths[0]}} {check.subject or '':{widths[1]}}"
-        out.print(f"{MARKS[check.outcome]} {escape(words)} {escape(check.detail)}")
-        if check.remedy is not None:
-            out.print(f"{' ' * (9 + sum(widths))} -> {escape(check.remedy)}")
-    out.print(escape(summary(report)))
-
-
-def _columns(report: PreflightReport) -> tuple[list[str], list[str]]:
-    return [check.check for check in report.checks], [check.subject or "" for check in report.checks]
-
-
-def skipped(how: str) -> str:
-    """What is said when a run stops at its first step. how: what skips it."""
-    return f"nothing was written: the preflight failed; mend what it names, or skip it with {how}"
-
-
-def summary(report: PreflightReport) -> str:
-    """`preflight of glm-5 on 8xh200, suite full: 2 FAIL, 1 UNKNOWN, 14 PASS in 34 s`."""
-    counts = Counter(check.outcome for check in report.checks)
-    found = ", ".join(f"{counts[one]} {one}" for one in ("FAIL", "UNKNOWN", "PASS") if counts[one])
-    return f"preflight of {report.model} on {report.profile}, suite {report.suite}: {found} in {report.seconds:.0f} s"

@@ -11,20 +11,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-import typer
-
 from assay.atomic_files import remove_leftovers
-from assay_pipeline.gate_choice import REGISTERED_GATES
-from assay_cli.options import refuse_unused
-from assay_pipeline.run_lock import LOCK, locked_run
-from assay_pipeline.targets import run_name
-from assay_cli.terminal import console, escape
+from assay.callbacks import Say, say_nothing
 from assay.errors import AssayError
 from assay.foreign_text import MOST_NAME_BYTES, safe_name, shown
 from assay.records.manifest import MANIFEST, Manifest
 from assay.records.measurement import Measurement
 from assay.records.plan import Plan
 from assay.records.run import RUN_RECORD, ReferenceCheckpoint, RunRecord, SourceData, SuiteIdentity, source_of
+from assay_pipeline.gate_choice import REGISTERED_GATES
+from assay_pipeline.run_lock import LOCK, locked_run
+from assay_pipeline.targets import run_name
 
 JOURNAL = "journal.db"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -32,7 +29,13 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 @contextmanager
 def open_run(
-    runs: Path, about: RunRecord, *, name: str | None = None, lock: bool = False, keep_suite: bool = True
+    runs: Path,
+    about: RunRecord,
+    *,
+    name: str | None = None,
+    lock: bool = False,
+    keep_suite: bool = True,
+    say: Say = say_nothing,
 ) -> Iterator[Path]:
     """The folder for `about`, its run.json written; says so if it is not RUNS/MODEL.
 
@@ -47,7 +50,7 @@ def open_run(
             if not _claim(folder, about if keep_suite else about.model_copy(update={"suite": None})):
                 continue
             if why is not None:
-                console.print(escape(f"{why}; this goes to {folder}"))
+                say(f"{why}; this goes to {folder}")
             with _freed_if_nothing_came(folder) if was_free else nullcontext():
                 yield folder
             return
@@ -146,18 +149,6 @@ def find_run(run: str, runs: Path) -> Path:
     raise AssayError(
         f"{run}: no run of that name; runs in {runs}: {', '.join(there) or 'none'}; `make quantize eval` makes one"
     )
-
-
-def named_run(ctx: typer.Context, run: str, runs: Path) -> Path:
-    """`find_run`; AssayError if --runs was given though `run` is itself the folder of a run."""
-    refuse_runs(ctx, run)
-    return find_run(run, runs)
-
-
-def refuse_runs(ctx: typer.Context, *named: str) -> None:
-    """AssayError if --runs was given, and every one of `named` is the folder of a run."""
-    if all(holds_records(Path(run)) for run in named):
-        refuse_unused(ctx, "with the folder of a run", "runs")
 
 
 def run_of(checkpoint: Path, model: str, runs: Path) -> Path | None:

@@ -11,8 +11,6 @@ from typing import Literal
 
 from pydantic import Field
 
-from assay_pipeline.run_folders import find_run, read_run
-from assay_pipeline.run_lock import LOCK
 from assay.errors import AssayError
 from assay.recipes.load import load_recipe, recipe_names
 from assay.recipes.model import ModelRecipe, is_automatic
@@ -26,6 +24,8 @@ from assay.records.speed import SPEED_RECORD, SpeedRecord
 from assay.records.verdict import GateReport, Status
 from assay.records.verification import Verification, is_as_verified
 from assay.safe_files import open_ours
+from assay_pipeline.run_folders import find_run, read_run
+from assay_pipeline.run_lock import LOCK
 
 
 class CheckpointStatus(Part):

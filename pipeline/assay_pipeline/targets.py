@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from assay.atomic_files import naming
-from assay_cli.terminal import say
+from assay.callbacks import Say, say_nothing
 from assay.errors import AssayError, CheckpointError, PlanError, did_you_mean, nearest
 from assay.foreign_text import safe_name, shown
 from assay.recipes.families import family_of, names_of, quantization_of
@@ -113,7 +113,7 @@ def no_such_folder(text: str, folder: Path) -> str:
     return line
 
 
-def local_checkpoint(location: Location, source: SourceData | None = None) -> Path:
+def local_checkpoint(location: Location, source: SourceData | None = None, say: Say = say_nothing) -> Path:
     """The folder of `location`; a hub id is downloaded into the Hugging Face cache first (weights included).
 
     source: what a plan was made from, if this is it: then that very commit, whatever was pushed since, and every file is held

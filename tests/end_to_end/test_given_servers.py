@@ -15,13 +15,13 @@ import httpx
 import pytest
 from warm import WarmVllm
 
-from assay_pipeline.targets import resolve_target
 from assay.recipes.load import load_recipe
 from assay.recipes.profile import ProfileRecipe
 from assay.records.measurement import Measurement
 from assay.records.verdict import GateReport
 from assay_evaluate.serving.server import _free_port, interpreter_for
 from assay_evaluate.serving.vllm_command import vllm_command
+from assay_pipeline.targets import resolve_target
 
 pytestmark = [pytest.mark.serve, pytest.mark.timeout(1500)]
 

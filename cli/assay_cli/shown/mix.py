@@ -6,9 +6,9 @@ import math
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from assay_cli.terminal import escape, print_rows
 from assay.quantities import size
 from assay.records.choice.mix import Mix, MixedPart, MixPoint
+from assay_cli.terminal import escape, print_rows
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 
-from assay_cli.terminal import escape, print_rows
 from assay.quantities import size
 from assay.records.base import Interval
 from assay.records.diagnosis.sensitivity import Sensitivity, SensitivityPart, WholeDamage
 from assay.records.plan import Role
+from assay_cli.terminal import escape, print_rows
 
 WORST = 8
 """Parts that are named."""

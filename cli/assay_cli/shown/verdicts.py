@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from assay import quantities
-from assay_cli.terminal import escape, print_rows
 from assay.records.measurement import Measurement
 from assay.records.verdict import GateReport, Status
+from assay_cli.terminal import escape, print_rows
 
 COLOURS: dict[Status, str] = {"PASS": "green", "FAIL": "red", "UNDERPOWERED": "yellow", "NOT MEASURED": "yellow"}
 

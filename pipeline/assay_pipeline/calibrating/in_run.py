@@ -12,9 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assay_pipeline.calibrating.layers import check_texts, text_asked
-from assay_cli.shown.calibration import lines
-from assay_cli.terminal import say
+from assay.callbacks import Say, say_nothing
 from assay.errors import PlanError
 from assay.recipes.load import load_recipe
 from assay.recipes.model import Automatic, CalibrationData
@@ -23,15 +21,17 @@ from assay.records.base import sha256_of, sha256_of_file
 from assay.records.calibration import Calibration, record_of
 from assay.records.plan import Plan
 from assay.records.run import source_of
+from assay_pipeline.calibrating.layers import check_texts, text_asked
+from assay_pipeline.calibrating.lines import lines
 
 if TYPE_CHECKING:
-    from assay_cli.options import QuantizeOptions
+    from assay_pipeline.quantize_options import QuantizeOptions
     from assay_pipeline.targets import Target
 
 FOLDER = "calibration"
 
 
-def with_importance(made: Plan, path: Path | None) -> Plan:
+def with_importance(made: Plan, path: Path | None, say: Say = say_nothing) -> Plan:
     """The plan with the identity of the calibration file it will use. PlanError: it needs one and there is none, or the
     reverse; a file that does not have what it needs."""
     from assay_quantize.plan.slabs import observer_of
@@ -102,7 +102,7 @@ def with_files(aim: Target, wanted: Sequence[Plan | Automatic], options: Quantiz
         return list(wanted)
     if options.importance is not None and not any(map(uses_file, plans)):
         if len(wanted) == len(plans) == 1:
-            with_importance(plans[0], file)  # says why
+            with_importance(plans[0], file, options.say)  # says why
         if len(plans) == len(wanted) or not _mix_searches(aim):
             names = ", ".join(one.precision if isinstance(one, Plan) else one.name for one in wanted)
             raise PlanError(
@@ -110,7 +110,7 @@ def with_files(aim: Target, wanted: Sequence[Plan | Automatic], options: Quantiz
                 "weights; name a precision that does, or leave the option out"
             )
         load_importance(file)  # for the mix, later: what is wrong with it is said now
-    return [with_importance(one, file) if isinstance(one, Plan) and uses_file(one) else one for one in wanted]
+    return [with_importance(one, file, options.say) if isinstance(one, Plan) and uses_file(one) else one for one in wanted]
 
 
 def _mix_searches(aim: Target) -> bool:
@@ -126,7 +126,7 @@ def alone(aim: Target, wanted: Plan | Automatic, options: QuantizeOptions) -> tu
             "`assay recipe --out FILE.yaml`"
         )
     if wanted.importance_sha256 is None:
-        return with_importance(wanted, None), replace(options, importance=None)
+        return with_importance(wanted, None, options.say), replace(options, importance=None)
     return wanted, replace(options, importance=given_file(aim, options))
 
 
@@ -144,7 +144,7 @@ def file_in_run(aim: Target, made: Plan, run_dir: Path, options: QuantizeOptions
     if not _makes_file(aim, made):
         return made, None
     file = _made(aim, made, run_dir / FOLDER, options)
-    return with_importance(made, file), file
+    return with_importance(made, file, options.say), file
 
 
 def _made(aim: Target, plan: Plan, folder: Path, options: QuantizeOptions) -> Path:
@@ -160,9 +160,9 @@ def _made(aim: Target, plan: Plan, folder: Path, options: QuantizeOptions) -> Pa
     from assay_pipeline.targets import local_checkpoint
     from assay_quantize.calibration.calibrate import calibrate
 
-    say(f"{plan.precision}: is calibrated first, for all precisions of the run that need it: {file}")
+    options.say(f"{plan.precision}: is calibrated first, for all precisions of the run that need it: {file}")
     made = calibrate(
-        local_checkpoint(aim.location, source_of(plan)),
+        local_checkpoint(aim.location, source_of(plan), options.say),
         file,
         text,
         model_name=aim.recipe.name,
@@ -173,10 +173,10 @@ def _made(aim: Target, plan: Plan, folder: Path, options: QuantizeOptions) -> Pa
         device=options.device,
         withheld=withheld,
         keep=keep,
-        report=say,
+        report=options.say,
     )
     made.model_copy(update={"asked_sha256": asked}).save(record_of(file))
     shutil.rmtree(keep, ignore_errors=True)
     for line in lines(made):
-        say(line)
+        options.say(line)
     return file

@@ -6,9 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assay_cli.shown.calibration import repeated_lines, text_lines
-from assay_pipeline.calibrating.texts import calibration_text
-from assay_cli.terminal import say
 from assay.errors import PlanError
 from assay.quantities import size
 from assay.recipes.model import CalibrationData
@@ -16,9 +13,11 @@ from assay.records.calibration import Calibration, record_of
 from assay.records.manifest import load_manifest
 from assay.records.plan import Plan
 from assay.records.run import CALIBRATION_INSIDE
+from assay_pipeline.calibrating.lines import repeated_lines, text_lines
+from assay_pipeline.calibrating.texts import calibration_text
 
 if TYPE_CHECKING:
-    from assay_cli.options import QuantizeOptions
+    from assay_pipeline.quantize_options import QuantizeOptions
     from assay_pipeline.targets import Target
     from assay_quantize.calibration.text import Text
     from assay_quantize.calibration.withheld import Withheld
@@ -88,13 +87,13 @@ def calibrated_layers(
         workers=options.workers,
         device=options.device,
         withheld=withheld,
-        report=say,
+        report=options.say,
     )
     for line in (*text_lines(found.sources, found.withheld), *repeated_lines(found)):
-        say(line)
+        options.say(line)
     if found.fell_back:
         why = "no step of AutoRound had a finite loss" if found.method == "autoround" else "give more text"
-        say(f"note: {len(found.fell_back)} weights are rounded to the nearest, such as {found.fell_back[0]}: {why}")
+        options.say(f"note: {len(found.fell_back)} weights are rounded to the nearest, such as {found.fell_back[0]}: {why}")
     return made.model_copy(update={"calibrated": found}), work
 
 

@@ -12,10 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assay_pipeline.candidates.of_target import Comparison, other_source
-from assay_pipeline.run_folders import read_run
-from assay_pipeline.stages import profile_for
-from assay_pipeline.targets import Target, resolve_target, url_in
 from assay.errors import AssayError, CheckpointError
 from assay.foreign_text import safe_name
 from assay.recipes.load import load_recipe, recipe_names
@@ -24,6 +20,10 @@ from assay.recipes.profile import GivenServer, Hardware, ProfileRecipe, problem_
 from assay.records.base import sha256_of_file
 from assay.records.run import ReferenceCheckpoint, RunRecord, folder_name
 from assay_evaluate.serving.api_key import bearer
+from assay_pipeline.candidates.of_target import Comparison, other_source
+from assay_pipeline.profiles import profile_for
+from assay_pipeline.run_folders import read_run
+from assay_pipeline.targets import Target, resolve_target, url_in
 
 if TYPE_CHECKING:
     from assay_evaluate.run.candidate import Candidate

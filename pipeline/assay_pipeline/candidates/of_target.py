@@ -9,10 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assay_pipeline.deploying.automatic import chosen_in
-from assay_pipeline.run_folders import choose_run, find_runs, folder_data, read_run
-from assay_pipeline.stages import precisions_for
-from assay_pipeline.targets import Target, local_checkpoint, source_label
+from assay.callbacks import Say, say_nothing
 from assay.errors import AssayError, CheckpointError
 from assay.foreign_text import safe_name
 from assay.recipes.load import load_recipe, recipe_names
@@ -24,6 +21,10 @@ from assay.records.manifest import MANIFEST, Manifest
 from assay.records.run import RunRecord, SourceData, source_of
 from assay.safe_files import read_json_object
 from assay.safetensors_index import tensor_names
+from assay_pipeline.deploying.automatic import chosen_in
+from assay_pipeline.planning import precisions_for
+from assay_pipeline.run_folders import choose_run, find_runs, folder_data, read_run
+from assay_pipeline.targets import Target, local_checkpoint, source_label
 
 if TYPE_CHECKING:
     from assay_evaluate.run.candidate import Candidate
@@ -48,6 +49,7 @@ def of_target(
     endpoints: Mapping[str, GivenServer] = NO_ENDPOINTS,
     *,
     only_reference: bool = False,
+    say: Say = say_nothing,
 ) -> Comparison:
     """Reference, then the source (if the recipe wants it), then every precision, from the runs of this model and data.
 
@@ -56,14 +58,14 @@ def of_target(
     than another of them.
     """
     if endpoints:
-        return _of_endpoints(aim, runs, name, precisions, endpoints, only_reference=only_reference)
+        return _of_endpoints(aim, runs, name, precisions, endpoints, only_reference=only_reference, say=say)
     from assay_evaluate.run.candidate import Candidate
     from assay_quantize.checkpoint.checkpoint import open_checkpoint
 
     recipe, source = aim.recipe, source_now(aim)
     again = functools.partial(quantize_command, aim, runs=runs, name=name)
     runs_of_it = _runs_of(aim, RunRecord(model=recipe.name, source=source), runs, name)
-    named = precisions_for(aim, None, precisions, with_reference=True)
+    named = precisions_for(aim, None, precisions, with_reference=True, say=say)
     asked = {text: _recipe_of(one, runs_of_it, again) for text, one in named.items()}
     check_candidates(recipe, asked)
     if only_reference:
@@ -73,12 +75,12 @@ def of_target(
         found[0] = replace(found[0], is_reference=True)
     else:
         assert recipe.reference.release is not None
-        found.insert(0, Candidate("reference", local_checkpoint(recipe.reference.release), is_reference=True))
+        found.insert(0, Candidate("reference", local_checkpoint(recipe.reference.release, say=say), is_reference=True))
     source = _one_source(source, found, again, {wanted.name: named for named, wanted in asked.items()})
     if only_reference:
         return Comparison(found, RunRecord(model=recipe.name, source=source))
     if recipe.include_source:
-        folder = local_checkpoint(aim.location, source)  # what the candidates were made from, whatever was pushed since
+        folder = local_checkpoint(aim.location, source, say)  # what the candidates were made from, whatever was pushed since
         found.insert(1, Candidate(source_label(open_checkpoint(folder).config), folder))
     return Comparison(found, RunRecord(model=recipe.name, source=source))
 
@@ -91,6 +93,7 @@ def _of_endpoints(
     endpoints: Mapping[str, GivenServer],
     *,
     only_reference: bool,
+    say: Say,
 ) -> Comparison:
     """The reference and every other label that has a server; each with the folder that is named, or was made here, if any."""
     from assay_evaluate.run.candidate import Candidate
@@ -98,7 +101,7 @@ def _of_endpoints(
     source, own = source_now(aim), _source_folder(aim)
     again = functools.partial(quantize_command, aim, runs=runs, name=name)
     folders = _runs_of(aim, RunRecord(model=aim.recipe.name, source=source), runs, name)
-    named = {} if precisions is None else precisions_for(aim, None, precisions, with_reference=True)
+    named = {} if precisions is None else precisions_for(aim, None, precisions, with_reference=True, say=say)
     asked = {text: _recipe_of(one, folders, again) for text, one in named.items()}
     recipes = {wanted.name: (named, wanted) for named, wanted in asked.items()}
     reference = aim.recipe.reference.precision or "reference"

@@ -11,12 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay_pipeline.candidates.of_target import check_candidates
-from assay_pipeline.deploying.automatic import chosen_in
-from assay_pipeline.gate_choice import ChosenGates, choose_gates, suite_for
-from assay_pipeline.run_folders import choose_run
-from assay_pipeline.stages import plan_for, precisions_for, stand_in
-from assay_pipeline.targets import Target, open_released, open_source, resolve_target, source_label
+from assay.callbacks import Say, say_nothing
 from assay.errors import AssayError, PlanError
 from assay.recipes.families import family_of
 from assay.recipes.gate import GateRecipe
@@ -30,6 +25,12 @@ from assay.records.measurement import Measurement
 from assay.records.plan import Plan
 from assay.records.run import RunRecord, SourceData, SuiteIdentity
 from assay_evaluate.serving.hardware import choose_profile, find_gpus, fits
+from assay_pipeline.candidates.of_target import check_candidates
+from assay_pipeline.deploying.automatic import chosen_in
+from assay_pipeline.gate_choice import ChosenGates, choose_gates, suite_for
+from assay_pipeline.planning import plan_for, precisions_for, stand_in
+from assay_pipeline.run_folders import choose_run
+from assay_pipeline.targets import Target, open_released, open_source, resolve_target, source_label
 
 if TYPE_CHECKING:
     from assay_quantize.checkpoint.checkpoint import Checkpoint
@@ -168,18 +169,25 @@ class Planning:
     """Plans and headers of one target, each made once, whatever profiles are tried. AssayError: the source cannot be read."""
 
     def __init__(
-        self, aim: Target, precisions: list[str] | None, runs: Path | None = None, name: str | None = None
-    ) -> None:  # fmt: skip
+        self,
+        aim: Target,
+        precisions: list[str] | None,
+        runs: Path | None = None,
+        name: str | None = None,
+        say: Say = say_nothing,
+    ) -> None:
         """runs, name: where a run may have chosen schemes. None: it is not looked for."""
         self.aim, self.source = aim, open_source(aim)
-        self._precisions, self._runs, self._name = precisions, runs, name
+        self._precisions, self._runs, self._name, self._say = precisions, runs, name, say
         self._known: dict[str, PlannedCheckpoint] = {}
         self._recipes: dict[tuple[str, ...], dict[str, PrecisionRecipe | Automatic]] = {}
 
     def checkpoints(self, aim: Target) -> tuple[PlannedCheckpoint, ...]:
         """All that would be served, as `of_target` compares them. aim: on a profile, which may change its precisions."""
         if aim.recipe.precisions not in self._recipes:  # why they were chosen is said once
-            self._recipes[aim.recipe.precisions] = precisions_for(aim, None, self._precisions, with_reference=True)
+            self._recipes[aim.recipe.precisions] = precisions_for(
+                aim, None, self._precisions, with_reference=True, say=self._say
+            )
         recipes = self._recipes[aim.recipe.precisions]
         check_candidates(aim.recipe, recipes)
         made = [self._of(recipe) for recipe in recipes.values()]
@@ -251,7 +259,7 @@ def released(release: Location) -> PlannedCheckpoint:
     return PlannedCheckpoint("reference", headers=open_released(release), location=release)
 
 
-def problem_before(aim: Target, precisions: list[str] | None) -> Callable[[ProfileRecipe], str | None]:
+def problem_before(aim: Target, precisions: list[str] | None, say: Say = say_nothing) -> Callable[[ProfileRecipe], str | None]:
     """Why a profile cannot serve what a target compares, asked before anything is downloaded; None: it can, or is not known.
 
     Headers are read when the first profile with GPUs is asked about. Where they cannot be (a hub that is out of reach), what
@@ -260,7 +268,7 @@ def problem_before(aim: Target, precisions: list[str] | None) -> Callable[[Profi
 
     @functools.cache
     def planning() -> Planning:
-        return Planning(aim, precisions)
+        return Planning(aim, precisions, say=say)
 
     def problem_on(profile: ProfileRecipe) -> str | None:
         try:
@@ -296,6 +304,7 @@ def planned_run(
     name: str | None = None,
     stream_from: str | None = None,
     here: bool = False,
+    say: Say = say_nothing,
 ) -> PlannedRun:
     """Everything that is planned before the first byte.
 
@@ -304,7 +313,7 @@ def planned_run(
     (`PlannedCheckpoint.problem`), nor is a profile that was named and whose hardware is not here.
     """
     aim = resolve_target(target)
-    planning = Planning(aim, precisions, runs, name)
+    planning = Planning(aim, precisions, runs, name, say)
     if profile is not None:
         chosen = load_recipe(ProfileRecipe, profile)
     else:

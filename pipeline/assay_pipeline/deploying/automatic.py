@@ -12,10 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assay_pipeline.deploying.mixing import base_for, propose_for, replayed
-from assay_cli.interrupted import says_what_is_kept
-from assay_pipeline.stages import automatic_base
-from assay_cli.terminal import say
+from assay.callbacks import Say, say_nothing
 from assay.errors import AssayError
 from assay.quantities import size
 from assay.recipes.load import load_recipe, parse_recipe
@@ -25,6 +22,9 @@ from assay.records.base import sha256_of, sha256_of_file, write_text_atomically
 from assay.records.choice.mix import Mix
 from assay.records.diagnosis.sensitivity import Sensitivity
 from assay.records.plan import Plan
+from assay_pipeline.deploying.mixing import base_for, propose_for, replayed
+from assay_pipeline.interrupted import says_what_is_kept
+from assay_pipeline.planning import automatic_base
 
 if TYPE_CHECKING:
     from assay_pipeline.deploying.hardware_plan import Known
@@ -44,7 +44,7 @@ def chosen_in(folders: Iterable[Path], wanted: Automatic) -> PrecisionRecipe | N
     return None if found is None else parse_recipe(PrecisionRecipe, found)
 
 
-def choose(aim: Target, wanted: Automatic, run_dir: Path) -> PrecisionRecipe:
+def choose(aim: Target, wanted: Automatic, run_dir: Path, say: Say = say_nothing) -> PrecisionRecipe:
     """The recipe of a run, chosen before or now.
 
     AssayError: it was chosen in another way before; the model cannot be measured here; nothing is within the budget.
@@ -54,14 +54,14 @@ def choose(aim: Target, wanted: Automatic, run_dir: Path) -> PrecisionRecipe:
     if file.is_file():
         return _chosen_before(aim, wanted, file, record)
     how = aim.recipe.automatic
-    _check_room(aim, wanted)
+    _check_room(aim, wanted, say)
     folder.mkdir(parents=True, exist_ok=True)
-    sensitivity = _measured(aim, record)
-    made, known = _proposed(aim, wanted, sensitivity, record)
+    sensitivity = _measured(aim, record, say)
+    made, known = _proposed(aim, wanted, sensitivity, record, say)
     mixes = [one for one in (made.candidate, made.control) if one is not None]
-    if made.candidate is not None and (whole := _measured_whole(aim, record, sensitivity, mixes)) is not None:
-        made, known = _proposed(aim, wanted, whole, record)
-    said, is_taken = replayed(aim, known, made, how.hardware)
+    if made.candidate is not None and (whole := _measured_whole(aim, record, sensitivity, mixes, say)) is not None:
+        made, known = _proposed(aim, wanted, whole, record, say)
+    said, is_taken = replayed(aim, known, made, how.hardware, say)
     if not is_taken:
         raise AssayError(f"{wanted.name}: vLLM's loaders would not take the mix that was chosen: {said}")
     from assay_quantize.mixing.build import with_replay
@@ -79,7 +79,7 @@ def choose(aim: Target, wanted: Automatic, run_dir: Path) -> PrecisionRecipe:
     return again
 
 
-def _proposed(aim: Target, wanted: Automatic, sensitivity: Sensitivity, record: Path) -> tuple[Proposal, Known]:
+def _proposed(aim: Target, wanted: Automatic, sensitivity: Sensitivity, record: Path, say: Say) -> tuple[Proposal, Known]:
     how = aim.recipe.automatic
     return propose_for(
         aim,
@@ -94,16 +94,17 @@ def _proposed(aim: Target, wanted: Automatic, sensitivity: Sensitivity, record: 
         run=None,
         name=wanted.name,
         slack=how.slack,
+        say=say,
     )
 
 
-def _check_room(aim: Target, wanted: Automatic) -> None:
+def _check_room(aim: Target, wanted: Automatic, say: Say) -> None:
     """AssayError, before anything is measured: no choice among the schemes is so small."""
     from assay_pipeline.targets import local_checkpoint
     from assay_quantize.checkpoint.checkpoint import open_checkpoint
     from assay_quantize.sensitivity.parts import find_parts
 
-    checkpoint = open_checkpoint(local_checkpoint(aim.location))
+    checkpoint = open_checkpoint(local_checkpoint(aim.location, say=say))
     layout = find_parts(checkpoint, aim.recipe.automatic.schemes, model=aim.recipe.name)
     has_mtp = automatic_base(aim).mtp == "quantize"
     of_parts = (
@@ -202,16 +203,18 @@ def _chosen_before(aim: Target, wanted: Automatic, file: Path, record: Path) -> 
     return found
 
 
-def _measured(aim: Target, record: Path) -> Sensitivity:
+def _measured(aim: Target, record: Path, say: Say) -> Sensitivity:
     """The sensitivities, measured before or now."""
     if (before := Sensitivity.load_if_there(record)) is not None:
         return before
-    found = _find(_asked(aim, record))
+    found = _find(_asked(aim, record, say))
     found.save(record)
     return found
 
 
-def _measured_whole(aim: Target, record: Path, before: Sensitivity, mixes: Sequence[PrecisionRecipe]) -> Sensitivity | None:
+def _measured_whole(
+    aim: Target, record: Path, before: Sensitivity, mixes: Sequence[PrecisionRecipe], say: Say
+) -> Sensitivity | None:
     """The sensitivities with what the mix, and its control, lose with all parts quantized at once. None: nothing else is
     measured so; the texts are others now; or one layer at a time is held, which would run every part's stream once more."""
     from assay_pipeline.deploying.sensitivity_asked import OtherTexts, as_measured
@@ -220,10 +223,10 @@ def _measured_whole(aim: Target, record: Path, before: Sensitivity, mixes: Seque
     from assay_quantize.checkpoint.checkpoint import open_checkpoint
     from assay_quantize.sensitivity.parts import find_parts
 
-    asked = _asked(aim, record)
+    asked = _asked(aim, record, say)
     if not before.uniform:
         return None
-    checkpoint = open_checkpoint(local_checkpoint(aim.location))
+    checkpoint = open_checkpoint(local_checkpoint(aim.location, say=say))
     if is_by_layer(asked, find_parts(checkpoint, asked.schemes, model=aim.recipe.name, observer=asked.observer)):
         say(f"{mixes[0].name}: not measured as a whole, as one layer at a time is held; sums of parts decide")
         return None
@@ -240,7 +243,7 @@ def _measured_whole(aim: Target, record: Path, before: Sensitivity, mixes: Seque
     return before.model_copy(update={"wholes": found.wholes})
 
 
-def _asked(aim: Target, record: Path) -> Asked:
+def _asked(aim: Target, record: Path, say: Say) -> Asked:
     from assay_pipeline.deploying.sensitivity_asked import Asked
 
     how, keep = aim.recipe.automatic, record.parent / "sensitivity"
@@ -249,7 +252,7 @@ def _asked(aim: Target, record: Path) -> Asked:
         aim=aim, schemes=tuple(how.schemes), proxy=how.proxy, observer=observer,  # type: ignore[arg-type]  # of a recipe
         run=None, text=() if isinstance(how.texts, str) else tuple(map(Path, how.texts)), num_tokens=how.tokens,
         length=how.length, served=0, profile=None, scores=(), seed=how.seed, keep=keep, only_estimate=False,
-        own=how.texts == "own",
+        own=how.texts == "own", say=say,
         method=method,  # type: ignore[arg-type]  # likewise
     )  # fmt: skip
 

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assay_pipeline.deploying.hardware_plan import experts_scheme, known_model, weights_of
-from assay_pipeline.targets import resolve_target
-from assay_cli.terminal import say
+from assay.callbacks import Say, say_nothing
 from assay.errors import AssayError, PlanError
 from assay.foreign_text import one_line, shown
 from assay.recipes.load import load_recipe, recipe_names
@@ -19,6 +17,8 @@ from assay.recipes.profile import ProfileRecipe
 from assay.records.plan import Plan
 from assay.records.run import judged_bytes
 from assay.records.speed import OTHER_BYTES, SPEED_RECORD, SpeedRecord, SpeedRow
+from assay_pipeline.deploying.hardware_plan import experts_scheme, known_model, weights_of
+from assay_pipeline.targets import resolve_target
 
 if TYPE_CHECKING:
     from assay_evaluate.roofline.beside import Beside
@@ -95,7 +95,7 @@ class Planned:
     weights: StepWeights
 
 
-def plans_of(run_dir: Path | None, model: str | None, rows: Sequence[SpeedRow]) -> dict[str, Planned]:
+def plans_of(run_dir: Path | None, model: str | None, rows: Sequence[SpeedRow], say: Say = say_nothing) -> dict[str, Planned]:
     """Checkpoint -> its plan: of the run, or, with --model, of the precision that the row's scheme or checkpoint is called."""
     found: dict[str, Planned] = {}
     if run_dir is not None:
@@ -110,10 +110,10 @@ def plans_of(run_dir: Path | None, model: str | None, rows: Sequence[SpeedRow]) 
                 say(f"note: {path.parent.name} has no floor: {one_line(str(problem))}")
     if model is None:
         return found
-    from assay_pipeline.stages import plan_for
+    from assay_pipeline.planning import plan_for
 
     aim = resolve_target(model)
-    known = known_model(aim)
+    known = known_model(aim, say)
     for row in rows:
         name = next((one for one in (row.checkpoint, row.scheme) if one in recipe_names("precisions")), None)
         if row.checkpoint in found or name is None:

@@ -6,18 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assay_pipeline.targets import Target, open_source
-from assay_cli.terminal import say
+from assay.callbacks import Say, say_nothing
 from assay.errors import CheckpointError
 from assay.foreign_text import one_line
 from assay.records.plan import Plan
+from assay_pipeline.targets import Target, open_source
 
 if TYPE_CHECKING:
     from assay_quantize.estimate.calibration_time import CalibrationEstimate, TorchRates
     from assay_quantize.estimate.hardware_time import CoreRates, Estimate, Machine
 
 
-def with_shapes(aim: Target) -> Target:
+def with_shapes(aim: Target, say: Say = say_nothing) -> Target:
     """The target with the headers of its hub, or, where that cannot be asked, with the shapes that ship with assay."""
     from assay_quantize.plan.shipped import has_shapes, shipped_model
 

@@ -8,11 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from assay_pipeline.targets import Target, open_source, source_label
-from assay_cli.terminal import escape, print_rows, say
+from assay.callbacks import Say, say_nothing
 from assay.errors import AssayError, PlanError
 from assay.foreign_text import one_line, shown
-from assay.quantities import tokens_short
 from assay.recipes.families import family_of
 from assay.recipes.load import load_recipe
 from assay.recipes.model import Serving, is_automatic
@@ -20,10 +18,9 @@ from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay.records.choice.hardware import HardwarePlan, PrecisionOnHardware, StepRead
 from assay.records.plan import Plan
+from assay_pipeline.targets import Target, open_source, source_label
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from assay_evaluate.roofline.weights import StepWeights
     from assay_quantize.checkpoint.checkpoint import Checkpoint
     from assay_quantize.plan.shipped import ShippedModel
@@ -70,7 +67,7 @@ class Known:
         return stored if self.shipped is None else self.shipped.whole(stored)
 
 
-def known_model(aim: Target) -> Known:
+def known_model(aim: Target, say: Say = say_nothing) -> Known:
     """Shapes that ship with assay where the recipe has them: no network, no file of the model."""
     from assay_quantize.plan.shipped import has_shapes, shipped_model
 
@@ -106,7 +103,13 @@ def experts_scheme(plan: Plan) -> str | None:
 
 # ------------------------------------------------------------------------------------------------ the table
 def plan_for_hardware(
-    aim: Target, profile: ProfileRecipe, precisions: Sequence[str] | None, *, users: int, context: int
+    aim: Target,
+    profile: ProfileRecipe,
+    precisions: Sequence[str] | None,
+    *,
+    users: int,
+    context: int,
+    say: Say = say_nothing,
 ) -> HardwarePlan:
     """precisions: None: the source, what the recipe names for the profile, and the usual ones. AssayError: no GPU is named."""
     from assay_quantize.plan.fits import WORKSPACE_BYTES, fit_on
@@ -117,7 +120,7 @@ def plan_for_hardware(
             f"--profile {profile.name}: says of no GPU what it is, how much memory it has, or how many there are; take a "
             "profile such as 4xh200 (`assay recipes` lists them)"
         )
-    known = known_model(aim)
+    known = known_model(aim, say)
     serving = aim.recipe.serving
     rows = list(_rows(known, aim, profile, precisions, users, context))
     some = fit_on(known.source_itself, profile, serving)
@@ -151,7 +154,7 @@ _ACCEPTED = 0.52
 def _rows(
     known: Known, aim: Target, profile: ProfileRecipe, precisions: Sequence[str] | None, users: int, context: int
 ) -> Iterator[PrecisionOnHardware]:
-    from assay_pipeline.stages import plan_for
+    from assay_pipeline.planning import plan_for
 
     if precisions is None:
         label = source_label(known.checkpoint.config)
@@ -233,45 +236,4 @@ def _step(weights: StepWeights, profile: ProfileRecipe, users: int, drafted: int
         kv_bytes=step.kv_bytes,
         acceptance_length=length,
         floor_tpot_s=None if device is None else tpot_floor_s(step, device, profile.hardware.num_gpus, length),
-    )
-
-
-# ------------------------------------------------------------------------------------------------ printed
-def print_hardware_plan(plan: HardwarePlan, out: Console) -> None:
-    """What fits in one clause, then a row for each precision."""
-    fitting = [row.precision for row in plan.rows if row.fits]
-    what = ", ".join(fitting) if fitting else "none of them"
-    where = f"{plan.users} users at {tokens_short(plan.context)} tokens on {plan.num_gpus} x {plan.gpu}"
-    out.print(escape(f"{plan.model}: {what} {'fit' if len(fitting) != 1 else 'fits'} {where}"))
-    drafted = max((step.drafted for row in plan.rows for step in row.steps), default=0)
-    off_on = f"off / MTP {drafted}" if drafted else "off"
-    columns = (
-        "precision", "weights GB/GPU", "KV GB/GPU", "users that fit", "experts run", f"GB a step {off_on}",
-        f"floor TPOT ms {off_on}",
-    )  # fmt: skip
-    print_rows(columns, [_cells(row) for row in plan.rows], out)
-    for row in plan.rows:
-        if row.problem is not None:
-            out.print(escape(f"{row.precision}: {row.problem}"))
-    out.print(escape(f"Assumed: {'; '.join(plan.assumptions)}. Shapes: {plan.source}."))
-
-
-def _cells(row: PrecisionOnHardware) -> tuple[str, ...]:
-    from assay_evaluate.roofline.kernels import RunsAs
-
-    if row.weight_bytes is None or row.kv_bytes is None:
-        return (escape(row.precision), *["-"] * 6)
-    runs = "not known"
-    if row.runs_as is not None:
-        runs = RunsAs(bool(row.native), row.runs_as, row.kernels).words
-    floors = [step.floor_tpot_s for step in row.steps]
-    users = f"{row.users_that_fit:,}"
-    return (
-        escape(row.precision),
-        f"{row.weight_bytes / 1e9:,.1f}",
-        f"{row.kv_bytes / 1e9:,.1f}",
-        users if row.fits else f"[red]{users}[/]",
-        escape(runs),
-        " / ".join(f"{(step.target_bytes + step.draft_bytes + step.kv_bytes) / 1e9:,.0f}" for step in row.steps),
-        " / ".join("-" if floor is None else f"{1e3 * floor:.2f}" for floor in floors),
     )

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from assay.atomic_files import remove_leftovers
-from assay_pipeline.deploying.hardware_plan import Known, known_model
-from assay_pipeline.targets import Target
-from assay_cli.terminal import say
+from assay.callbacks import Say, say_nothing
 from assay.errors import AssayError, RecipeError, did_you_mean
 from assay.foreign_text import one_line, safe_name, shown
 from assay.quantities import Budget
@@ -23,6 +21,8 @@ from assay.records.choice.mix import KEPT, Mix, PredictedMeasured
 from assay.records.diagnosis.sensitivity import Sensitivity
 from assay.records.measurement import Measurement
 from assay.records.plan import Plan
+from assay_pipeline.deploying.hardware_plan import Known, known_model
+from assay_pipeline.targets import Target
 
 if TYPE_CHECKING:
     from assay_quantize.mixing.build import Proposal
@@ -102,7 +102,9 @@ def schemes_for(named: Sequence[str] | None, sensitivity: Sensitivity) -> list[s
     return list(named or measured)
 
 
-def machine_for(aim: Target, hardware: str | None, schemes: Sequence[str], users: int, context: int) -> Machine | None:
+def machine_for(
+    aim: Target, hardware: str | None, schemes: Sequence[str], users: int, context: int, say: Say = say_nothing
+) -> Machine | None:
     """The profile, and which schemes do not run there as what they are. AssayError: it names no GPU."""
     from assay_evaluate.roofline.devices import device_named
     from assay_evaluate.roofline.kernels import runs_as
@@ -129,7 +131,7 @@ def machine_for(aim: Target, hardware: str | None, schemes: Sequence[str], users
     return Machine(profile, aim.recipe.serving, users, context, refused)
 
 
-def check_same_source(known: Known, choices: Choices, sensitivity: Sensitivity, path: Path) -> None:
+def check_same_source(known: Known, choices: Choices, sensitivity: Sensitivity, path: Path, say: Say) -> None:
     """AssayError: the record is of another checkpoint, by its hash or by the bytes of some part."""
     if known.shipped is None and sensitivity.source_sha256 != known.checkpoint.sha256:
         raise AssayError(
@@ -170,7 +172,7 @@ def _check_parts(known: Known, choices: Choices, sensitivity: Sensitivity, path:
 
 
 # ------------------------------------------------------------------------------------------------ what was measured
-def measured_in(run: Path | None, base: PrecisionRecipe, choices: Choices) -> dict[str, PredictedMeasured]:
+def measured_in(run: Path | None, base: PrecisionRecipe, choices: Choices, say: Say) -> dict[str, PredictedMeasured]:
     """Identity of a choice -> what a run measured of a checkpoint that was made so, where all its damages are known."""
     from assay_quantize.mixing.measured import meaning_of
 
@@ -228,9 +230,10 @@ def propose_for(
     name: str | None,
     slack: float,
     always_mix: bool = False,
+    say: Say = say_nothing,
 ) -> tuple[Proposal, Known]:
     """The proposal, planned and held against its own figures; vLLM has not been asked yet."""
-    from assay_pipeline.stages import plan_for
+    from assay_pipeline.planning import plan_for
     from assay_quantize.mixing.build import Asked, propose
     from assay_quantize.mixing.choose import choices_of
     from assay_quantize.mixing.parts import stored_parts
@@ -238,17 +241,17 @@ def propose_for(
 
     check_adds_up(sensitivity, record)
     taken, wanted = base_for(base, sensitivity), schemes_for(schemes, sensitivity)
-    machine = machine_for(aim, hardware, wanted, users, context)
-    known = known_model(aim)
+    machine = machine_for(aim, hardware, wanted, users, context, say)
+    known = known_model(aim, say)
     whole = (lambda model: model) if known.shipped is None else known.shipped.whole
     stored = stored_parts(known.checkpoint, taken, wanted, whole=whole, machine=machine)
     choices = choices_of(stored, sensitivity, wanted)
-    check_same_source(known, choices, sensitivity, record)
+    check_same_source(known, choices, sensitivity, record, say)
     limit = None if budget is None else budget.num_bytes or choices.bytes_at(budget.bits or 0.0)
     label = name or safe_name(f"{known.name}-{(budget.text if budget else hardware or '').replace(' ', '')}")
     asked = Asked(known.name, known.source, label, budget.text if budget else "", limit, machine, slack, always_mix)
     shipped = [load_recipe(PrecisionRecipe, one) for one in recipe_names("precisions")]
-    made = propose(asked, taken, choices, sensitivity, shipped, wanted, measured_in(run, taken, choices))
+    made = propose(asked, taken, choices, sensitivity, shipped, wanted, measured_in(run, taken, choices, say))
     plan = plan_for(aim, known.checkpoint, made.recipe)
     served = known.stored(plan)
     total = sum(one.num_bytes for one in served.weights)
@@ -258,14 +261,14 @@ def propose_for(
     return made, known
 
 
-def replayed(aim: Target, known: Known, made: Proposal, hardware: str | None) -> tuple[str, bool]:
+def replayed(aim: Target, known: Known, made: Proposal, hardware: str | None, say: Say = say_nothing) -> tuple[str, bool]:
     """(what vLLM's own loaders say, whether nothing stands against it).
 
     hardware: None: one GPU of `ANYWHERE` is asked for, whose kernels compute every scheme and whose memory does not count.
     """
-    from assay_pipeline.stages import plan_for
     from assay_evaluate.preflight.loading import check_loading
     from assay_evaluate.serving.replay import Candidate, planned
+    from assay_pipeline.planning import plan_for
     from assay_quantize.formats.config_groups import config_json
 
     if known.shipped is not None:
@@ -346,4 +349,3 @@ def write(out: Path, made: Proposal) -> None:
         out.unlink()
         raise
     assert again.sha256 == made.recipe.sha256, "the file does not say what was chosen"
-    say(f"wrote {out}, {out.with_suffix('.json').name} and {out.with_suffix('.svg').name}")

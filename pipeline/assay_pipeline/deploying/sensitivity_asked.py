@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from assay_cli.terminal import say
+from assay.callbacks import Say, say_nothing
 from assay.errors import AssayError
 from assay.recipes.calibrated.methods import INTEGERS, GptqCalibration
 from assay.recipes.precision import PrecisionRecipe
@@ -16,10 +16,10 @@ from assay.records.base import Interval, sha256_of
 from assay.records.diagnosis.sensitivity import LayerRouting, UniformDamage, WholeDamage, WorstTensor
 
 if TYPE_CHECKING:
-    from assay_pipeline.targets import Target
     from assay.recipes.profile import ProfileRecipe
     from assay_evaluate.divergence.documents import Document
     from assay_evaluate.sensitivity.damage import Positions
+    from assay_pipeline.targets import Target
     from assay_quantize.calibration.text import Text
     from assay_quantize.sensitivity.parts import Key, Layout
     from assay_quantize.sensitivity.rounded import Rounder
@@ -59,6 +59,7 @@ class Asked:
     """Measured with all their parts quantized at once, beside the parts."""
     parts_of: tuple[Path, str] | None = None
     """Record of the parts and SHA-256 of its texts, where only `mixes` are missing: they are measured on the same."""
+    say: Say = field(default=say_nothing, compare=False)
 
 
 @dataclass
@@ -148,7 +149,7 @@ def mix_name(mix: Mapping[Key, str]) -> str:
     return f"mix-{sha256_of(sorted([key.layer, key.role, scheme] for key, scheme in mix.items()))[:16]}"
 
 
-def by_weights(layout: Layout, rounder: Rounder, figures: Figures) -> None:
+def by_weights(layout: Layout, rounder: Rounder, figures: Figures, say: Say) -> None:
     from assay_quantize.sensitivity.weights import relative_error
 
     pairs = layout.pairs()
@@ -228,7 +229,7 @@ def texts_for(asked: Asked, model: Any, folder: Path) -> tuple[Sequence[Document
     made: list[Document] = []
     for language, source in sources.items():
         share = asked.num_tokens // len(sources)
-        for one in source.sequences(model, folder, share, asked.length, say):
+        for one in source.sequences(model, folder, share, asked.length, asked.say):
             # nothing predicts a text's first token
             made.append(Document(f"{len(made)}", language, tuple(one[:1]), tuple(one[1:]), "held_out"))
     return made, ", ".join(words for source in sources.values() for words in source.describe())
@@ -257,7 +258,7 @@ def _replies(asked: Asked, model: Any, folder: Path) -> Sequence[Document]:
     suite = _suite(asked)
     items = document_items(suite.divergence, suite.seed)
     texts = sample_replies(
-        model, folder, [item.prompt for item in items], max_tokens=asked.length, seed=asked.seed, say=say
+        model, folder, [item.prompt for item in items], max_tokens=asked.length, seed=asked.seed, say=asked.say
     )  # fmt: skip
     return [
         Document(item.id, item.language, text.ids[: text.first], text.ids[text.first :], "replies", item.kind)
@@ -295,7 +296,7 @@ def served_folder(asked: Asked, *, write: bool = False) -> Path:
     from assay_pipeline.targets import local_checkpoint
     from assay_quantize.checkpoint.checkpoint import open_checkpoint
 
-    source = local_checkpoint(asked.aim.location)
+    source = local_checkpoint(asked.aim.location, say=asked.say)
     suite = _suite(asked)
     made_from = [
         dict(open_checkpoint(source).data),
@@ -315,7 +316,7 @@ def measure(asked: Asked, source: Path, mixes: Mapping[str, Path], folder: Path)
     assert asked.profile is not None
     found = measure_served(
         asked.aim.recipe.name, source, "source", mixes, suite=_suite(asked), profile=asked.profile,
-        serving=asked.aim.recipe.serving, folder=folder, on_progress=say,
+        serving=asked.aim.recipe.serving, folder=folder, on_progress=asked.say,
     )  # fmt: skip
     return {one.label: kl_of(one) for one in found if one.label in mixes}
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from assay_pipeline.deploying.sensitivity_asked import Asked, Figures, mixes_of, scored, take_found, texts_for
-from assay_cli.terminal import results, say
 from assay.errors import AssayError
 from assay.quantities import size
+from assay_pipeline.deploying.sensitivity_asked import Asked, Figures, mixes_of, scored, take_found, texts_for
 
 if TYPE_CHECKING:
     from assay_evaluate.divergence.documents import Document
     from assay_quantize.checkpoint.source_reader import SourceReader
+    from assay_quantize.estimate.sensitivity_time import SensitivityEstimate
     from assay_quantize.sensitivity.parts import Layout
     from assay_quantize.sensitivity.rounded import Rounder
 
@@ -30,7 +30,7 @@ def is_by_layer(asked: Asked, layout: Layout) -> bool:
     if needed <= memory or asked.by_layer is False:
         return False
     if asked.proxy == "kl":
-        say(f"{said}: the model takes {size(needed)} in FP32, {size(memory)} are left: one layer at a time is held")
+        asked.say(f"{said}: the model takes {size(needed)} in FP32, {size(memory)} are left: one layer at a time is held")
         return True
     raise AssayError(
         f"{said}: --proxy {asked.proxy} holds the model whole, {size(needed)} in FP32, {size(memory)} are left; --proxy kl and "
@@ -75,15 +75,15 @@ def run_by_layer(
     memory, said = _memory(asked)
     check_memory(plan, longest, memory, said)
     tokens = sum(len(one.ids) for one in texts)
-    say(f"{len(texts)} texts, {tokens:,} tokens: {told}")
+    asked.say(f"{len(texts)} texts, {tokens:,} tokens: {told}")
     disk = states_bytes(layout, tokens, longest, to_the_end=to_the_end)
-    say(
+    asked.say(
         f"estimate: each layer is filled once, {size(needed_bytes(plan, longest))} of memory beside the process, up to "
         f"{size(disk)} of states in {asked.keep}; --hardware MACHINE says hours"
     )
     if asked.only_estimate:
         return None
-    layered = Layered(layout, rounder, reader, texts, asked.keep, say)
+    layered = Layered(layout, rounder, reader, texts, asked.keep, asked.say)
     layered.run(to_the_end=to_the_end)
     figures.damage["proxy:hidden"] = dict(layered.hidden)
     if to_the_end:
@@ -104,19 +104,19 @@ def run_by_layer(
     return documents, told
 
 
-def say_hours(asked: Asked) -> None:
-    """What it would take on `asked.hardware`, by headers or by the shapes that ship with assay; no weight is read."""
+def estimate_hours(asked: Asked) -> tuple[SensitivityEstimate, int | None]:
+    """What it would take on `asked.hardware`, by headers or by the shapes that ship with assay; no weight is read. With it the
+    bytes of the whole model in FP32; None: no model is run."""
     from assay_pipeline.deploying.estimates import machine_for, with_shapes
     from assay_pipeline.targets import open_source
     from assay_quantize.estimate.sensitivity_time import estimate_sensitivity
-    from assay_quantize.estimate.show import print_sensitivity
     from assay_quantize.sensitivity.layered import needed_bytes, states_bytes, whole_bytes
     from assay_quantize.sensitivity.parts import find_parts
 
     assert asked.hardware is not None
     if asked.proxy == "fisher":
         raise AssayError("--hardware: of proxies kl, hidden and weights; fisher holds the model whole: see `--estimate` alone")
-    aim = with_shapes(asked.aim)
+    aim = with_shapes(asked.aim, asked.say)
     layout = find_parts(open_source(aim), asked.schemes, model=aim.recipe.name, observer=asked.observer)
     layout = replace(layout, mixes=mixes_of(asked, layout))
     plan = next(iter(layout.plans.values()))
@@ -136,6 +136,4 @@ def say_hours(asked: Asked) -> None:
         disk_bytes=0 if is_weights else states_bytes(layout, asked.num_tokens, asked.length, to_the_end=to_the_end),
         mixes=[[(scheme, layout.num_weights[key]) for key, scheme in mix.items()] for mix in layout.mixes.values()],
     )
-    print_sensitivity(made, results())
-    if not is_weights:
-        results().print(f"  whole in FP32 the model takes {size(whole_bytes(plan))}")
+    return made, None if is_weights else whole_bytes(plan)

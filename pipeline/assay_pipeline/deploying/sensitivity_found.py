@@ -10,6 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from assay.quantities import size
+from assay.recipes.calibrated.methods import INTEGERS
+from assay.records.base import sha256_of
+from assay.records.diagnosis.sensitivity import (
+    MtpAcceptance,
+    RankCorrelation,
+    Sensitivity,
+    SensitivityPart,
+)
 from assay_pipeline.deploying.sensitivity_asked import (
     Asked,
     Figures,
@@ -24,18 +33,9 @@ from assay_pipeline.deploying.sensitivity_asked import (
     take_found,
     texts_for,
 )
-from assay_cli.terminal import say
-from assay.quantities import size
-from assay.recipes.calibrated.methods import INTEGERS
-from assay.records.base import sha256_of
-from assay.records.diagnosis.sensitivity import (
-    MtpAcceptance,
-    RankCorrelation,
-    Sensitivity,
-    SensitivityPart,
-)
 
 if TYPE_CHECKING:
+    from assay.callbacks import Say
     from assay_evaluate.divergence.documents import Document
     from assay_evaluate.sensitivity.damage import Positions
     from assay_quantize.sensitivity.calibrated import CalibratedWeights
@@ -62,7 +62,8 @@ def find_sensitivity(asked: Asked) -> Sensitivity | None:
     from assay_quantize.sensitivity.rounded import Rounder
 
     started = os.times()
-    folder = local_checkpoint(asked.aim.location)
+    say = asked.say
+    folder = local_checkpoint(asked.aim.location, say=say)
     checkpoint = open_checkpoint(folder)
     layout = find_parts(checkpoint, asked.schemes, model=asked.aim.recipe.name, observer=asked.observer)
     layout = replace(layout, mixes=mixes_of(asked, layout))
@@ -79,9 +80,9 @@ def find_sensitivity(asked: Asked) -> Sensitivity | None:
         rounder = Rounder(layout, reader, calibrated)
         if asked.proxy == "weights":
             if asked.only_estimate:
-                _say_cost_of_rounding(layout)
+                _say_cost_of_rounding(layout, say)
                 return None
-            by_weights(layout, rounder, figures)
+            by_weights(layout, rounder, figures, say)
             figures.not_measured["divergence"] = "proxy weights runs no model"
         elif is_by_layer(asked, layout):
             by_layer = run_by_layer(asked, layout, rounder, reader, figures)
@@ -114,15 +115,17 @@ def _calibrated(asked: Asked, layout: Layout, folder: Path) -> Iterator[Calibrat
         return
     if asked.only_estimate:
         count = len(set(layout.plans) & set(INTEGERS))
-        say(f"estimate: before all else {count} INT4 schemes are calibrated, each as long as `assay quantize` of a precision")
+        asked.say(
+            f"estimate: before all else {count} INT4 schemes are calibrated, each as long as `assay quantize` of a precision"
+        )
         yield None
         return
-    with calibrated_weights(layout, folder, asked.keep, calibration_of(asked), say) as found:
+    with calibrated_weights(layout, folder, asked.keep, calibration_of(asked), asked.say) as found:
         yield found
 
 
 # ------------------------------------------------------------------------------------------------ without a model
-def _say_cost_of_rounding(layout: Layout) -> None:
+def _say_cost_of_rounding(layout: Layout, say: Say) -> None:
     read = sum(layout.sizes[key]["bf16"] for key, _ in layout.pairs())
     say(f"estimate: {size(read)} of weights are read and rounded, no model is run; `assay plan --hardware this` says how fast")
 
@@ -143,31 +146,31 @@ def _in_transformers(
     documents, told = texts_for(asked, model, folder)
     check_texts(asked, documents)
     texts = scored(documents)
-    say(f"{len(texts)} texts, {sum(one.num_scored for one in texts):,} scored tokens: {told}")
+    asked.say(f"{len(texts)} texts, {sum(one.num_scored for one in texts):,} scored tokens: {told}")
     runner = Runner(model, batched(texts, BATCH_TOKENS))
     if asked.proxy == "kl":
         structural = structural_kinds(folder)
         if isinstance(structural, str):
             figures.not_measured["structural tokens"] = structural
         positions = positions_of(documents, None if isinstance(structural, str) else structural)
-        direct = Direct(layout, rounder, runner, texts, asked.keep, say)
+        direct = Direct(layout, rounder, runner, texts, asked.keep, asked.say)
         if not _say_cost(direct, layout, asked):
             return None
         _directly(direct, layout, positions, figures)
         if not any(kind == "context" for kind, _ in positions.masks):
             figures.not_measured["long context"] = f"no text is longer than {positions.longest} tokens"
     elif asked.only_estimate:
-        say("estimate: three passes of the whole model over the texts, one of them backward")
+        asked.say("estimate: three passes of the whole model over the texts, one of them backward")
         return None
     if asked.parts_of is None:  # else nothing is asked for but mixes as a whole
-        _by_fisher(layout, rounder, runner, texts, figures)
+        _by_fisher(layout, rounder, runner, texts, figures, asked.say)
     return documents, told
 
 
 def _say_cost(direct: Direct, layout: Layout, asked: Asked) -> bool:
     """False: only the estimate was asked for."""
     cost = direct.cost(layout.pairs())
-    say(
+    asked.say(
         f"estimate: {cost.num_passes:.0f} passes over the texts, about {cost.cpu_seconds / 60:.1f} minutes of one core beside "
         f"the rounding of weights; {size(cost.bytes_kept)} are kept in {asked.keep}, from where a run that is stopped goes on"
     )
@@ -180,7 +183,7 @@ def _directly(direct: Direct, layout: Layout, positions: Positions, figures: Fig
     figures.noise = direct.noise()
 
 
-def _by_fisher(layout: Layout, rounder: Rounder, runner: Any, texts: Any, figures: Figures) -> None:
+def _by_fisher(layout: Layout, rounder: Rounder, runner: Any, texts: Any, figures: Figures, say: Say) -> None:
     from assay_quantize.sensitivity import fisher, weights
     from assay_quantize.sensitivity.texts import batched
 
@@ -204,7 +207,7 @@ def _serve(asked: Asked, layout: Layout, source: Path, documents: Sequence[Docum
     folder = served_folder(asked)
     order = figures.damage[f"proxy:{asked.proxy}"]
     chosen = spread(order, asked.served)
-    say(
+    asked.say(
         f"serving {len(chosen)} checkpoints, {size(sum(s['bf16'] for s in layout.sizes.values()) + layout.other_bytes)} at once"
     )
     for number, pair in enumerate(chosen, 1):
@@ -219,7 +222,7 @@ def _serve(asked: Asked, layout: Layout, source: Path, documents: Sequence[Docum
             measure(asked, source, {label: made}, folder)
             shutil.rmtree(made.parent)
         figures.served[pair] = kl_of(Measurement.load(done))
-        say(f"served {number} of {len(chosen)}: {key}, {scheme}: {figures.served[pair].value:.3g} nats")
+        asked.say(f"served {number} of {len(chosen)}: {key}, {scheme}: {figures.served[pair].value:.3g} nats")
     figures.damage["served"] = {pair: found.value for pair, found in figures.served.items()}
 
 

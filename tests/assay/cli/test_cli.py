@@ -19,7 +19,6 @@ from command_errors import one_error, perturbed
 from tiny_checkpoints import make_tiny_glm4_moe
 
 from assay import cli
-from assay_pipeline.targets import resolve_target
 from assay.errors import QuantizeError
 from assay.recipes.load import load_recipe, recipes_dir
 from assay.recipes.profile import ProfileRecipe
@@ -27,6 +26,7 @@ from assay.records.manifest import Manifest
 from assay.records.plan import Plan
 from assay.records.verification import Verification
 from assay_evaluate.serving.hardware import Gpu
+from assay_pipeline.targets import resolve_target
 
 Run = Callable[..., tuple[int, str, str]]
 

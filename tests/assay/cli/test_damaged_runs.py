@@ -15,7 +15,6 @@ from command_line import Run
 from probe_reports import CLEAN, probed
 from synthetic_run import make_run
 
-from assay_pipeline.gate_choice import REGISTERED_GATES, load_gates
 from assay.recipes.load import load_recipe
 from assay.recipes.suite import SuiteRecipe
 from assay.records.base import sha256_of
@@ -23,6 +22,7 @@ from assay.records.manifest import MANIFEST
 from assay.records.probe import probes_place
 from assay.records.run import RunRecord, SourceData
 from assay.records.verdict import RegisteredGates
+from assay_pipeline.gate_choice import REGISTERED_GATES, load_gates
 
 pytestmark = pytest.mark.slow
 

@@ -12,16 +12,6 @@ from command_errors import one_error
 from command_line import Run
 from given_servers import GivenServers, given_servers
 
-from assay_pipeline.gate_choice import (
-    ChosenGates,
-    describe_gates,
-    gates_named,
-    load_gates,
-    register_gates,
-    registered_gates,
-    suite_for,
-)  # fmt: skip
-from assay_pipeline.targets import Target
 from assay.errors import AssayError, RecipeError
 from assay.recipes.gate import (
     AcceptanceGate,
@@ -39,6 +29,16 @@ from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
 from assay.records.base import sha256_of
 from assay.records.verdict import GateReport, RegisteredGates
+from assay_pipeline.gate_choice import (
+    ChosenGates,
+    describe_gates,
+    gates_named,
+    load_gates,
+    register_gates,
+    registered_gates,
+    suite_for,
+)  # fmt: skip
+from assay_pipeline.targets import Target
 
 TASK = "{kind: arithmetic, name: sums, num_items: 2, num_steps: [2], max_tokens: 32}"
 OTHER = "{kind: arithmetic, name: products, num_items: 2, num_steps: [3], max_tokens: 32}"

@@ -11,10 +11,10 @@ from fake_server import FakeServer
 from given_servers import given_servers
 from tiny_checkpoints import make_tiny_glm4_moe
 
-from assay_pipeline.candidates.of_sides import Side, _name_of, parse_sides, split_values
 from assay.errors import AssayError
 from assay.recipes.profile import GivenServer
 from assay.records.measurement import Measurement
+from assay_pipeline.candidates.of_sides import Side, _name_of, parse_sides, split_values
 
 Run = Callable[..., tuple[int, str, str]]
 SUITE = """\

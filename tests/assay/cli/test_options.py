@@ -11,14 +11,14 @@ import typer
 from command_errors import one_error
 from command_line import Run
 
-from assay_cli.options import several
-from assay_cli.root import SINGLE_LINE_END, app
-from assay_pipeline.targets import url_in
 from assay.recipes.load import recipe_names
 from assay.records.diagnosis.lever import LeverName
 from assay.records.probe import ProbeName
+from assay_cli.options import several
+from assay_cli.root import SINGLE_LINE_END, app
 from assay_evaluate.diagnosis.levers.settings import LEVERS
 from assay_evaluate.diagnosis.probes.run_probes import PROBES
+from assay_pipeline.targets import url_in
 
 
 # ------------------------------------------------------------------------------------------------ several values

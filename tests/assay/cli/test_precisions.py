@@ -13,11 +13,11 @@ from command_line import Run
 from given_servers import GivenServers, given_servers
 from tiny_checkpoints import make_tiny_glm4_moe
 
-from assay_pipeline.candidates.of_target import unused_draft_head
-from assay_pipeline.targets import resolve_target
 from assay.recipes.model import Serving
 from assay.records.manifest import Manifest
 from assay_evaluate.run.evaluate import Candidate
+from assay_pipeline.candidates.of_target import unused_draft_head
+from assay_pipeline.targets import resolve_target
 from assay_reports.schema import Report
 
 MINE = "my recipes/attention-kept.yaml"

@@ -21,8 +21,6 @@ from given_servers import GivenServers, given_servers
 from probe_reports import CLEAN, probed
 from tiny_checkpoints import make_tiny_glm4_moe
 
-from assay_pipeline.run_folders import choose_run, find_run, read_run, run_of
-from assay_pipeline.run_lock import locked_run
 from assay.errors import AssayError
 from assay.records.base import sha256_of, sha256_of_file
 from assay.records.manifest import Manifest
@@ -31,6 +29,8 @@ from assay.records.probe import load_probes
 from assay.records.run import ReferenceCheckpoint, RunRecord, SourceData, SuiteIdentity
 from assay_evaluate.run.identity import checkpoint_sha256
 from assay_evaluate.run.set_aside import make_room_for_probes
+from assay_pipeline.run_folders import choose_run, find_run, read_run, run_of
+from assay_pipeline.run_lock import locked_run
 from assay_reports.run import load_run
 from assay_reports.schema import Report
 

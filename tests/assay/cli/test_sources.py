@@ -13,9 +13,9 @@ from command_line import Run
 from given_servers import given_servers
 from local_hub import Hub
 
-from assay_pipeline.run_folders import choose_run
 from assay.records.manifest import Manifest
 from assay.records.run import RunRecord, SourceData
+from assay_pipeline.run_folders import choose_run
 
 W4A16 = ("--precision", "w4a16")
 

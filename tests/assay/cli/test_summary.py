@@ -11,9 +11,9 @@ from rich.console import Console
 from synthetic_run import make_run
 
 from assay import quantities
-from assay_cli.shown.verdicts import print_summary
 from assay.records.measurement import Measurement
 from assay.records.verdict import GateReport
+from assay_cli.shown.verdicts import print_summary
 
 
 @pytest.fixture(scope="module")

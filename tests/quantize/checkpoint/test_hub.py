@@ -20,10 +20,10 @@ import pytest
 from huggingface_hub import constants
 from local_hub import TOKEN, Hub
 
-from assay_pipeline.targets import local_checkpoint
 from assay.errors import CheckpointError
 from assay.hub_errors import hub_error
 from assay.recipes.model import Location
+from assay_pipeline.targets import local_checkpoint
 from assay_quantize.checkpoint import hub
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.checkpoint.hub import open_hub_checkpoint

@@ -13,11 +13,11 @@ from engine_sources import SHARDS, bytes_of, plan_for
 from rich.console import Console
 from safetensors.numpy import save_file
 
-from assay_cli.progress import ShardProgress
 from assay.errors import QuantizeError
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.manifest import ShardRecord
+from assay_cli.progress import ShardProgress
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.engine.local_runner import run_local
 from assay_quantize.engine.quantize import quantize

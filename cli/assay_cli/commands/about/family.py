@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from assay_cli.options import JsonOption, completes
-from assay_cli.terminal import emit, say
 from assay.errors import AssayError
 from assay.recipes.load import recipe_names
 from assay.records.base import write_text_atomically
 from assay.safe_files import read_json_object
+from assay_cli.options import JsonOption, completes
+from assay_cli.terminal import emit, say
 
 if TYPE_CHECKING:
     from assay_quantize.checkpoint.checkpoint import Checkpoint

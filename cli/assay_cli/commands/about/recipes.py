@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from assay.recipes.load import KINDS, load_recipe, recipe_names
 from assay_cli.options import JsonOption
 from assay_cli.terminal import emit
-from assay.recipes.load import KINDS, load_recipe, recipe_names
 
 
 def list_recipes(as_json: JsonOption = False) -> None:

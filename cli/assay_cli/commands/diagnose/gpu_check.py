@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from assay.errors import AssayError
+from assay.records.preflight.gpu_check import CHECK_NAME, FormatCheck, GpuCheck
 from assay_cli.commands.diagnose.gpu_checkpoints import (
     FORMATS,
     foresee,
@@ -21,11 +23,9 @@ from assay_cli.commands.diagnose.gpu_checkpoints import (
     widen_tiny_glm,
 )
 from assay_cli.options import JsonOption, RunOption, choice, recipes
-from assay_pipeline.places import check_places, place_for
 from assay_cli.terminal import emit, escape, print_rows, results, say, say_error
-from assay.errors import AssayError
-from assay.records.preflight.gpu_check import CHECK_NAME, FormatCheck, GpuCheck
 from assay_evaluate.serving.gpus import GPUS
+from assay_pipeline.places import check_places, place_for
 
 if TYPE_CHECKING:
     from assay.records.preflight.replay import Replay
@@ -78,7 +78,7 @@ def gpu_check(
         if not dry_run:
             say_error("no GPU here (nvidia-smi lists none), so nothing was checked; --self-test runs the program on a CPU")
         raise typer.Exit(0 if dry_run else 2)
-    place = place_for("gpu-check", ".", run=run, out=out)
+    place = place_for("gpu-check", ".", run=run, out=out, say=say)
     record = _checked(names, minutes, place.logs, self_test=self_test)
     record.save(place.records / CHECK_NAME)
     if as_json:

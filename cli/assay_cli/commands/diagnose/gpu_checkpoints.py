@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assay_cli.terminal import say
 from assay.errors import AssayError
 from assay.foreign_text import one_line
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.plan import Plan
+from assay_cli.terminal import say
 
 if TYPE_CHECKING:
     from assay.records.preflight.replay import Replay
@@ -39,8 +39,8 @@ def plan_all(source: Path, formats: Sequence[str]) -> dict[str, Plan]:
 
 def widen_tiny_glm(folder: Path, *, for_kernels: bool) -> Path:
     """for_kernels: as wide as GPU kernels want it; else of its own width, for a self-test."""
-    from assay_pipeline.targets import local_checkpoint, resolve_target
     from assay_evaluate.diagnosis.gpu_check.widened import FOR_KERNELS, Widths, widen
+    from assay_pipeline.targets import local_checkpoint, resolve_target
 
     trained = local_checkpoint(resolve_target("tiny-glm").location)
     return widen(trained, folder, FOR_KERNELS if for_kernels else Widths())

@@ -12,6 +12,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from assay.errors import AssayError
+from assay.foreign_text import check_label, safe_name
+from assay.records.diagnosis.lever import STRUCTURAL, LeverName, LeverReport
 from assay_cli.options import (
     CHECKPOINT_FORM,
     URL_FORM,
@@ -30,12 +33,9 @@ from assay_cli.options import (
     choices,
     refuse_unused,
 )
+from assay_cli.terminal import emit, escape, results, say
 from assay_pipeline.places import Place, belongs_to, check_places, place_for
 from assay_pipeline.targets import url_in
-from assay_cli.terminal import emit, escape, results, say
-from assay.errors import AssayError
-from assay.foreign_text import check_label, safe_name
-from assay.records.diagnosis.lever import STRUCTURAL, LeverName, LeverReport
 
 if TYPE_CHECKING:
     from assay_evaluate.diagnosis.levers.search import LeverSettings
@@ -124,7 +124,7 @@ def _levers_of_url(
         )
     endpoint = find_endpoint(url, model, headers=bearer(api_key_env, "--api-key-env"))
     name = label or safe_name(endpoint.model)
-    place = place_for("lever", f"levers/{name}", run=run, out=out)
+    place = place_for("lever", f"levers/{name}", run=run, out=out, say=say)
     return _search(running_already(endpoint), None, settings, name, place.records), place
 
 
@@ -138,17 +138,17 @@ def _levers_of_checkpoint(
     runs: Path,
     out: Path | None,
 ) -> tuple[LeverReport, Place]:
-    from assay_pipeline.stages import profile_for
-    from assay_pipeline.targets import local_checkpoint, resolve_target
     from assay_evaluate.diagnosis.levers.settings import served_here
     from assay_evaluate.serving.server import ServerSpec
+    from assay_pipeline.profiles import profile_for
+    from assay_pipeline.targets import local_checkpoint, resolve_target
 
     aim = resolve_target(target)
     chosen = profile_for(aim, profile)
-    checkpoint = local_checkpoint(aim.location)
+    checkpoint = local_checkpoint(aim.location, say=say)
     its_run, its_label = belongs_to(aim, checkpoint, runs)
     name = label or its_label
-    place = place_for("lever", f"levers/{name}", run=run or its_run, out=out)
+    place = place_for("lever", f"levers/{name}", run=run or its_run, out=out, say=say)
     spec = ServerSpec(
         checkpoint=checkpoint, profile=chosen, serving=aim.recipe.serving, speculate=True,
         log_path=place.logs / f"vllm-lever-{name}.log",

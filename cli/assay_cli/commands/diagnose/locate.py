@@ -10,6 +10,10 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
+from assay.errors import AssayError
+from assay.foreign_text import safe_name
+from assay.records.diagnosis.locate import LocateReport
+from assay.records.run import folder_name
 from assay_cli.options import (
     CHECKPOINT_FORM,
     URL_FORM,
@@ -19,14 +23,10 @@ from assay_cli.options import (
     ProfileOption,
     refuse_unused,
 )
-from assay_pipeline.places import place_for, run_holding
-from assay_pipeline.stages import profile_for
-from assay_pipeline.targets import Target, local_checkpoint, resolve_target, url_in
 from assay_cli.terminal import emit, escape, results, say
-from assay.errors import AssayError
-from assay.foreign_text import safe_name
-from assay.records.diagnosis.locate import LocateReport
-from assay.records.run import folder_name
+from assay_pipeline.places import place_for, run_holding
+from assay_pipeline.profiles import profile_for
+from assay_pipeline.targets import Target, local_checkpoint, resolve_target, url_in
 
 SideArgument = typer.Argument(
     metavar="A",
@@ -111,7 +111,7 @@ def _name_of(text: str) -> str:
 
 def _checkpoint_of(text: str) -> tuple[Target, Path]:
     aim = resolve_target(text)
-    return aim, local_checkpoint(aim.location)
+    return aim, local_checkpoint(aim.location, say=say)
 
 
 def show(found: LocateReport, out: Console) -> None:

@@ -11,6 +11,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from assay.errors import AssayError
+from assay.foreign_text import check_label, one_line, safe_name
+from assay.records.base import sha256_of_file
+from assay.records.probe import ProbeName, ProbeReport, ProbeResult, ProbeSettings, ledger_of
 from assay_cli.options import (
     CHECKPOINT_FORM,
     URL_FORM,
@@ -29,15 +33,11 @@ from assay_cli.options import (
     choices,
     refuse_unused,
 )
-from assay_pipeline.places import Place, belongs_to, check_places, place_for
-from assay_pipeline.targets import url_in
 from assay_cli.terminal import emit, escape, results, say
-from assay.errors import AssayError
-from assay.foreign_text import check_label, one_line, safe_name
-from assay.records.base import sha256_of_file
-from assay.records.probe import ProbeName, ProbeReport, ProbeResult, ProbeSettings, ledger_of
 from assay_evaluate.run.set_aside import make_room_for_probes
 from assay_evaluate.serving.api_key import bearer
+from assay_pipeline.places import Place, belongs_to, check_places, place_for
+from assay_pipeline.targets import url_in
 
 SHOWN_REPLIES = 3
 """Of each probe, in the terminal; the record and the ledger have more."""
@@ -223,7 +223,7 @@ def _probe_url(
     endpoint = find(url, before_asking=lambda: _announce(asked, settings, names, has_pair=has_pair))
     other = None if without_speculation is None else find(url_in(without_speculation) or without_speculation)
     name = label or safe_name(endpoint.model)
-    path = _new_file(place_for("probe", "probes", run=run, out=out), name, None)
+    path = _new_file(place_for("probe", "probes", run=run, out=out, say=say), name, None)
     report = run_probes(
         endpoint, settings, names, label=name, without_speculation=other, ledger=ledger_of(path), on_progress=say
     )
@@ -242,17 +242,17 @@ def _probe_checkpoint(
     runs: Path,
     out: Path | None,
 ) -> tuple[ProbeReport, Path]:
-    from assay_pipeline.stages import profile_for
-    from assay_pipeline.targets import local_checkpoint, resolve_target
     from assay_evaluate.diagnosis.probes.served import probe_checkpoint
     from assay_evaluate.serving.server import ServerSpec
+    from assay_pipeline.profiles import profile_for
+    from assay_pipeline.targets import local_checkpoint, resolve_target
 
     aim = resolve_target(target)
-    folder = local_checkpoint(aim.location)
+    folder = local_checkpoint(aim.location, say=say)
     its_run, its_label = belongs_to(aim, folder, runs)
     name = label or its_label
     chosen = profile_for(aim, profile)
-    place = place_for("probe", "probes", run=run or its_run, out=out)
+    place = place_for("probe", "probes", run=run or its_run, out=out, say=say)
     if concurrency is None:
         settings = settings.model_copy(update={"concurrency": chosen.concurrency})
     asked, settings = settings, _limited(settings, most, names, has_pair=True)

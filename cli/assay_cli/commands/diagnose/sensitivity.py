@@ -7,11 +7,12 @@ from typing import Annotated, get_args
 
 import typer
 
-from assay_cli.shown.sensitivity import show
-from assay_pipeline.deploying.sensitivity_asked import Asked, Proxy, check_asked
-from assay_pipeline.deploying.sensitivity_by_layer import say_hours
-from assay_pipeline.deploying.sensitivity_found import find_sensitivity
-from assay_cli.interrupted import says_what_is_kept
+from assay.errors import AssayError
+from assay.quantities import size
+from assay.recipes.calibrated.texts import MAX_LENGTH
+from assay.recipes.load import load_recipe
+from assay.recipes.precision import PrecisionRecipe, SchemeName
+from assay.records.diagnosis.sensitivity import SENSITIVITY_NAME
 from assay_cli.options import (
     JsonOption,
     OutFolderOption,
@@ -22,13 +23,13 @@ from assay_cli.options import (
     choices,
     several,
 )
-from assay_pipeline.places import check_places, place_for
+from assay_cli.shown.sensitivity import show
 from assay_cli.terminal import emit, results, say
-from assay.errors import AssayError
-from assay.recipes.calibrated.texts import MAX_LENGTH
-from assay.recipes.load import load_recipe
-from assay.recipes.precision import PrecisionRecipe, SchemeName
-from assay.records.diagnosis.sensitivity import SENSITIVITY_NAME
+from assay_pipeline.deploying.sensitivity_asked import Asked, Proxy, check_asked
+from assay_pipeline.deploying.sensitivity_by_layer import estimate_hours
+from assay_pipeline.deploying.sensitivity_found import find_sensitivity
+from assay_pipeline.interrupted import says_what_is_kept
+from assay_pipeline.places import check_places, place_for
 
 DEFAULT_SCHEMES = ("w4a16", "w4a16_g32", "nvfp4a16", "fp8_block")
 SCHEMES = tuple(name for name in get_args(SchemeName) if name != "fp8_static")
@@ -155,16 +156,17 @@ def sensitivity(
 
     The model runs in transformers, whole or one layer at a time, but for --proxy weights. What is stopped goes on where it was.
     """
-    from assay_pipeline.stages import profile_for
+    from assay_pipeline.profiles import profile_for
     from assay_pipeline.targets import resolve_target
     from assay_quantize.engine.budget import parse_memory
+    from assay_quantize.estimate.show import print_sensitivity
 
     check_places(run, out)
     chosen = tuple(schemes or DEFAULT_SCHEMES)
     if show_scheme is not None and show_scheme not in chosen:
         raise AssayError(f"--map {show_scheme}: is not measured; say one of --schemes ({', '.join(chosen)})")
     aim = resolve_target(target)
-    place = place_for("sensitivity", ".", run=run, out=out)
+    place = place_for("sensitivity", ".", run=run, out=out, say=say)
     asked = Asked(
         aim=aim,
         schemes=chosen,
@@ -175,11 +177,14 @@ def sensitivity(
         profile=profile_for(aim, profile) if served else None, scores=tuple(map(Path, scores or ())),
         seed=seed, keep=place.records / "sensitivity", only_estimate=estimate, by_layer=by_layer,
         memory_bytes=None if memory is None else parse_memory(memory), hardware=hardware,
-        own=text == ["own"], mixes=tuple(load_recipe(PrecisionRecipe, one) for one in mix or ()),
+        own=text == ["own"], mixes=tuple(load_recipe(PrecisionRecipe, one) for one in mix or ()), say=say,
     )  # fmt: skip
     check_asked(asked)
     if hardware is not None:
-        say_hours(asked)
+        hours, whole_bytes = estimate_hours(asked)
+        print_sensitivity(hours, results())
+        if whole_bytes is not None:
+            results().print(f"  whole in FP32 the model takes {size(whole_bytes)}")
         return
     with says_what_is_kept(lambda: f"what was measured is kept in {asked.keep}; the same command goes on from there"):
         found = find_sensitivity(asked)

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from assay_cli.shown.calibration import show
-from assay_cli.options import TEXT_HELP, DeviceOption, RunsOption, WithholdOption, refuse_unused, several
-from assay_cli.terminal import emit, results, say
 from assay.recipes.calibrated.texts import MAX_LENGTH
 from assay.records.calibration import record_of
+from assay_cli.options import TEXT_HELP, DeviceOption, RunsOption, WithholdOption, refuse_unused, several
+from assay_cli.terminal import emit, escape, results, say
+from assay_pipeline.calibrating.lines import lines
 
 
 def calibrate(
@@ -57,7 +57,7 @@ def calibrate(
     aim, where = resolve_target(target), device_here(device)
     found, items = calibration_text(text or (), withhold, runs, aim.recipe.name, seed)
     made = run(
-        local_checkpoint(aim.location),
+        local_checkpoint(aim.location, say=say),
         out,
         replace(found, withheld=items()),
         model_name=aim.recipe.name,
@@ -72,4 +72,6 @@ def calibrate(
     if as_json:
         emit(made)
         return
-    show(made, results())
+    shown = results()
+    for line in lines(made):
+        shown.print(escape(line))

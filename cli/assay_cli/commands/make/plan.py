@@ -7,15 +7,16 @@ from typing import Annotated
 
 import typer
 
-from assay_pipeline.deploying.estimates import estimate_for, with_shapes
-from assay_pipeline.deploying.hardware_plan import plan_for_hardware, print_hardware_plan, tokens_of
-from assay_cli.options import JsonOption, TargetArgument, named, recipe_option, refuse_unused
-from assay_pipeline.stages import plan_for, source_for
-from assay_cli.terminal import emit, results
 from assay.errors import AssayError
 from assay.recipes.load import load_recipe, recipe_names
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
+from assay_cli.options import JsonOption, TargetArgument, named, recipe_option, refuse_unused
+from assay_cli.shown.hardware_plan import print_hardware_plan
+from assay_cli.terminal import emit, results, say
+from assay_pipeline.deploying.estimates import estimate_for, with_shapes
+from assay_pipeline.deploying.hardware_plan import plan_for_hardware, tokens_of
+from assay_pipeline.planning import plan_for, source_for
 
 MAX_USERS = 100_000
 
@@ -70,7 +71,7 @@ def plan(
         where = load_recipe(ProfileRecipe, profile)
         length = tokens_of("--context", context)
         named_here = None if precision is None else [precision]
-        found = plan_for_hardware(resolve_target(target), where, named_here, users=users, context=length)
+        found = plan_for_hardware(resolve_target(target), where, named_here, users=users, context=length, say=say)
         if as_json:
             emit(found)
         else:
@@ -82,8 +83,8 @@ def plan(
         raise AssayError(
             f"say --precision NAME for the plan of one ({', '.join(recipe_names('precisions'))}), or --profile NAME"
         )
-    aim = aim if hardware is None else with_shapes(aim)
-    made = plan_for(aim, source_for(aim), load_recipe(PrecisionRecipe, precision))
+    aim = aim if hardware is None else with_shapes(aim, say)
+    made = plan_for(aim, source_for(aim, say), load_recipe(PrecisionRecipe, precision))
     if hardware is None:
         if as_json:
             emit(made)

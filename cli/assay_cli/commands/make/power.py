@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from assay_cli.options import GatesOption, JsonOption, ProfileOption, RunsOption, completes, named, recipe, several
-from assay_cli.terminal import emit, escape, print_rows, results
 from assay.errors import AssayError, did_you_mean
 from assay.foreign_text import one_line, shown
 from assay.recipes.gate import GateRecipe, ScoreGate
@@ -20,11 +18,13 @@ from assay.recipes.model import Sampling, Serving
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
 from assay.recipes.suite_files import as_model_asks
+from assay_cli.options import GatesOption, JsonOption, ProfileOption, RunsOption, completes, named, recipe, several
+from assay_cli.terminal import emit, escape, print_rows, results, say
 
 if TYPE_CHECKING:
-    from assay_pipeline.candidates.planned import PlannedRun
     from assay_evaluate.preflight.power_designs import Assumptions
     from assay_evaluate.roofline.weights import ServedWeights
+    from assay_pipeline.candidates.planned import PlannedRun
 
 SAMPLED = Sampling(temperature=1.0)
 """How tasks with `sampling: model` are asked where no model is named; only that they are sampled counts here."""
@@ -128,8 +128,8 @@ def power(
 # ------------------------------------------------------------------------------------------------ what is asked
 def _of_suite(suite: str, gates: str | None, profile: str | None) -> _Asked:
     """A suite by itself. AssayError: a profile was named, and nothing that it would serve."""
-    from assay_pipeline.gate_choice import gates_of_suite, load_gates
     from assay_evaluate.preflight.power_report import HEADERS_NEEDED
+    from assay_pipeline.gate_choice import gates_of_suite, load_gates
 
     if profile is not None:
         raise AssayError(f"--profile {shown(profile)}: GPU-hours need --model, too; name it, or leave --profile out")
@@ -154,7 +154,7 @@ def _of_model(model: str, suite: str, gates: str | None, profile: str | None) ->
     limits = choose_gates(aim, asked, gates).recipe
     own_texts = bool(aim.recipe.deployment_profiles)
     try:
-        run = planned_run(model, suite=suite, gates=gates, profile=profile)
+        run = planned_run(model, suite=suite, gates=gates, profile=profile, say=say)
     except AssayError as error:
         why = f"the headers of its weights cannot be read ({one_line(str(error).partition(chr(10))[0])})"
         weights: dict[str, ServedWeights | None] = {"reference": None, **dict.fromkeys(aim.recipe.precisions)}
@@ -177,9 +177,9 @@ def _assumptions(
     suite: SuiteRecipe, discordance: list[str] | None, reply_noise: float | None, run: str | None, runs: Path
 ) -> Assumptions:
     """AssayError: an unknown task, or a share that is none."""
-    from assay_pipeline.run_folders import find_run
-    from assay_pipeline.stages import load_measurements
     from assay_evaluate.preflight.power_designs import LARGEST_DISCORDANCE, Assumptions, measured
+    from assay_pipeline.judging import load_measurements
+    from assay_pipeline.run_folders import find_run
 
     found = Assumptions()
     if run is not None:

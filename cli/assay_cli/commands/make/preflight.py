@@ -18,6 +18,7 @@ from assay_cli.options import (
     SuiteOption,
     TargetArgument,
 )
+from assay_cli.shown.preflight import show, skipped
 from assay_cli.terminal import emit, results, say
 
 
@@ -45,12 +46,12 @@ def preflight(
     Reads headers only. With --profile, also for a machine that is not this one. Exit 1 if something would fail.
     """
     from assay_pipeline.candidates.planned import planned_run
-    from assay_pipeline.preflight import nothing_to_look_at, show, skipped
+    from assay_pipeline.preflight import nothing_to_look_at
     from assay_pipeline.preflight import preflight as look
 
     run = planned_run(
         target, precisions=precisions, suite=suite, gates=gates, profile=profile, runs=runs, name=name, stream_from=stream_from,
-        here=first,
+        here=first, say=say,
     )  # fmt: skip
     if first and run.is_done:
         say(f"preflight: nothing is looked at, {run.run_dir} is made and measured already")

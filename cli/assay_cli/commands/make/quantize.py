@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from assay_pipeline.calibrating.in_run import alone, with_files
+from assay.errors import PlanError
+from assay.recipes.load import load_recipe
+from assay.recipes.profile import ProfileRecipe
+from assay.records.plan import Plan
 from assay_cli.options import (
     AUTOMATIC_HELP,
     DeviceOption,
@@ -20,7 +24,6 @@ from assay_cli.options import (
     StreamOption,
     TargetArgument,
     TextOption,
-    TextOptions,
     WithholdOption,
     WorkersOption,
     completes,
@@ -29,13 +32,14 @@ from assay_cli.options import (
     recipe_option,
     refuse_unused,
 )
-from assay_pipeline.stages import check_plans_served, plans_for, precisions_for, quantize_one, quantize_options, source_for
-from assay_cli.terminal import emit, results
-from assay_pipeline.whole_run import quantize_in_run
-from assay.errors import PlanError
-from assay.recipes.load import load_recipe
-from assay.recipes.profile import ProfileRecipe
-from assay.records.plan import Plan
+from assay_cli.progress import track
+from assay_cli.shown.checkpoint import print_made
+from assay_cli.terminal import emit, results, say
+from assay_pipeline.calibrating.in_run import alone, with_files
+from assay_pipeline.planning import plans_for, precisions_for, source_for
+from assay_pipeline.profiles import check_plans_served
+from assay_pipeline.quantize_options import TextOptions
+from assay_pipeline.quantizing import quantize_in_run, quantize_one, quantize_options
 
 
 def quantize(
@@ -95,28 +99,29 @@ def quantize(
         refuse_unused(ctx, "with --out, which is the folder of the checkpoint itself", "runs", "name")
     said = TextOptions(tuple(text or ()), None if withhold is None else tuple(withhold), runs)
     options = quantize_options(
-        device, runner, workers, memory, importance, stream_from, allow_not_finite=allow_not_finite, text=said
+        device, runner, workers, memory, importance, stream_from, allow_not_finite=allow_not_finite, text=said,
+        say=say, track=track
     )  # fmt: skip
     aim = resolve_target(target)
     chosen = None if profile is None else load_recipe(ProfileRecipe, profile)
     if chosen is not None:
         aim = aim.on_profile(chosen)
-    recipes = precisions_for(aim, precision, precisions, with_reference=out is None and precision is None)
+    recipes = precisions_for(aim, precision, precisions, with_reference=out is None and precision is None, say=say)
     if out is not None and len(recipes) != 1:
         raise PlanError("--out takes one checkpoint: say --precision P as well")
-    checkpoint = source_for(aim)
+    checkpoint = source_for(aim, say)
     # Every plan is made before the first byte is written: what cannot work fails at once.
     wanted = with_files(aim, plans_for(aim, checkpoint, recipes.values()), options)
     plans = [one for one in wanted if isinstance(one, Plan)]
     if chosen is not None:
         check_plans_served(plans, aim, chosen)
-    shown = results(as_json=as_json)
+    show = functools.partial(print_made, out=results(as_json=as_json))
     if out is not None:
         plan, how = alone(aim, wanted[0], options)
-        records = [quantize_one(aim, plan, out, how, shown, in_run=False)]
+        made = [quantize_one(aim, plan, out, how, in_run=False, on_made=show)]
     else:
-        records = quantize_in_run(aim, checkpoint, wanted, options, runs, name, shown, chosen)
+        made = quantize_in_run(aim, checkpoint, wanted, options, runs, name, chosen, show)
     if as_json:
-        emit([record.model_dump(mode="json") for record in records])
-    if not all(record.passed for record in records):
+        emit([checkpoint.verification.model_dump(mode="json") for checkpoint in made])
+    if not all(checkpoint.verification.passed for checkpoint in made):
         raise typer.Exit(1)

@@ -7,16 +7,16 @@ from typing import Annotated
 
 import typer
 
-from assay_cli.commands.make.plan import MAX_USERS
-from assay_pipeline.deploying.hardware_plan import tokens_of
-from assay_pipeline.deploying.mixing import check_free, check_out, propose_for, replayed, write
-from assay_cli.shown.mix import print_mix
-from assay_cli.options import JsonOption, RunOption, TargetArgument, named, recipe_option, refuse_unused, several
-from assay_cli.terminal import emit, results, say
 from assay.errors import AssayError
 from assay.foreign_text import safe_name, shown
 from assay.quantities import budget_of
 from assay.records.diagnosis.sensitivity import SENSITIVITY_NAME, Sensitivity
+from assay_cli.commands.make.plan import MAX_USERS
+from assay_cli.options import JsonOption, RunOption, TargetArgument, named, recipe_option, refuse_unused, several
+from assay_cli.shown.mix import print_mix
+from assay_cli.terminal import emit, results, say
+from assay_pipeline.deploying.hardware_plan import tokens_of
+from assay_pipeline.deploying.mixing import check_free, check_out, propose_for, replayed, write
 
 
 def recipe(
@@ -130,12 +130,14 @@ def recipe(
         name=None if out is None else out.stem,
         slack=slack,
         always_mix=mix,
+        say=say,
     )
     check_free(out, made)
-    said, taken = replayed(aim, known, made, hardware) if replay else ("not asked: --no-replay", True)
+    said, taken = replayed(aim, known, made, hardware, say) if replay else ("not asked: --no-replay", True)
     made = with_replay(made, said)
     if out is not None and taken:
         write(out, made)
+        say(f"wrote {out}, {out.with_suffix('.json').name} and {out.with_suffix('.svg').name}")
     if as_json:
         emit(made.mix)
     else:

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from assay_cli.options import JsonOption
-from assay_pipeline.stages import verify_one
+from assay_cli.progress import track
 from assay_cli.terminal import emit, print_verification, results
+from assay_pipeline.quantizing import verify_one
 
 
 def verify(
@@ -45,7 +46,9 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Reopen a quantized checkpoint and check everything anew. Exit 1 names every tensor that is wrong."""
-    result = verify_one(checkpoint, source, workers=workers, contents=not hashes_only, sample=sample, importance=importance)
+    result = verify_one(
+        checkpoint, source, track, workers=workers, contents=not hashes_only, sample=sample, importance=importance
+    )
     if as_json:
         emit(result)
     else:

@@ -9,14 +9,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from assay_cli.interrupted import says_what_is_kept
-from assay_cli.options import JsonOption, ProfileOption, RunArgument, RunsOption, several
-from assay_pipeline.run_folders import named_run
-from assay_pipeline.run_lock import locked_run
-from assay_pipeline.stages import check_folder_served, load_measurements, profile_named, write_again
-from assay_cli.shown.verdicts import COLOURS
-from assay_cli.terminal import emit, escape, print_rows, results, say
-from assay_pipeline.whole_run import replies_kept
 from assay.errors import AssayError, did_you_mean
 from assay.foreign_text import shown
 from assay.recipes.load import load_recipe, recipe_names
@@ -26,6 +18,14 @@ from assay.records.deployment.record import Deployment, deployment_place
 from assay.records.manifest import MANIFEST
 from assay.records.measurement import Measurement
 from assay.records.verdict import GateReport
+from assay_cli.options import JsonOption, ProfileOption, RunArgument, RunsOption, named_run, several
+from assay_cli.shown.verdicts import COLOURS
+from assay_cli.terminal import emit, escape, print_rows, results, say
+from assay_pipeline.evaluating import replies_kept
+from assay_pipeline.interrupted import says_what_is_kept
+from assay_pipeline.judging import load_measurements, write_again
+from assay_pipeline.profiles import check_folder_served, profile_named
+from assay_pipeline.run_lock import locked_run
 
 
 def deployment(
@@ -75,7 +75,7 @@ def deployment(
                     on_progress=say,
                 )
             )  # fmt: skip
-    write_again(run_dir)
+    write_again(run_dir, say)
     if as_json:
         emit([record.model_dump(mode="json") for record in found])
     else:

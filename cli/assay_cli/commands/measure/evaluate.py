@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from assay_pipeline.gate_choice import choose_gates, suite_for
-from assay_cli.interrupted import says_what_is_kept
+from assay.errors import AssayError
+from assay.recipes.suite_files import with_swe_options
+from assay.records.run import SuiteIdentity
 from assay_cli.options import (
     ApiKeyOption,
     GatesOption,
@@ -21,14 +22,15 @@ from assay_cli.options import (
     completes,
     refuse_unused,
 )
-from assay_pipeline.run_folders import open_run
-from assay_pipeline.stages import check_budgets_of, check_checkpoints_served, load_report
+from assay_cli.shown.budgets import print_budgets
 from assay_cli.shown.verdicts import print_summary
 from assay_cli.terminal import console, emit, escape, results, say
-from assay_pipeline.whole_run import evaluate_in_run, replies_kept
-from assay.errors import AssayError
-from assay.recipes.suite_files import with_swe_options
-from assay.records.run import SuiteIdentity
+from assay_pipeline.evaluating import evaluate_in_run, replies_kept
+from assay_pipeline.gate_choice import choose_gates, suite_for
+from assay_pipeline.interrupted import says_what_is_kept
+from assay_pipeline.judging import load_report
+from assay_pipeline.profiles import check_checkpoints_served
+from assay_pipeline.run_folders import open_run
 
 
 def evaluate(
@@ -105,6 +107,7 @@ def evaluate(
 
     Exits 0 when everything was measured, whatever the verdicts; `assay gate` exits 1 unless all are PASS.
     """
+    from assay_evaluate.run.budget_check import check_budgets
     from assay_pipeline.candidates.of_sides import given_endpoints, model_of, of_sides, parse_sides, profile_of
     from assay_pipeline.candidates.of_target import of_target
     from assay_pipeline.candidates.planned import check_released, problem_before
@@ -130,7 +133,7 @@ def evaluate(
         raise AssayError("--own-texts: is for servers that assay starts; leave it out")
     # What cannot work fails before checkpoints are hashed and servers started.
     aim = resolve_target(str(target)) if sides is None else model_of(sides, target)
-    chosen = profile_of(aim, profile, given=given, problem_on=None if sides else problem_before(aim, precisions))
+    chosen = profile_of(aim, profile, given=given, problem_on=None if sides else problem_before(aim, precisions, say))
     aim = aim.on_profile(chosen)
     chosen_suite, why_suite = suite_for(aim, suite, chosen, gates)
     chosen_suite = with_swe_options(chosen_suite, slice_=swe_slice, filter_=swe_filter, num_repeats=swe_repeats)
@@ -138,7 +141,7 @@ def evaluate(
     if sides is None and not given:
         check_released(aim, chosen)
     if sides is None:
-        compared = of_target(aim, runs, name, precisions, endpoints, only_reference=budget_check)
+        compared = of_target(aim, runs, name, precisions, endpoints, only_reference=budget_check, say=say)
     else:
         compared = of_sides(aim, sides, runs)
     if not given:
@@ -151,12 +154,14 @@ def evaluate(
     if budget_check:
         about = compared.about.model_copy(update={"suite": SuiteIdentity(name=chosen_suite.name, sha256=chosen_suite.sha256)})
         with (
-            open_run(runs, about, name=name, lock=True, keep_suite=False) as run_dir,
+            open_run(runs, about, name=name, lock=True, keep_suite=False, say=say) as run_dir,
             says_what_is_kept(lambda: replies_kept(run_dir)),
         ):
-            checked = check_budgets_of(
-                aim, compared.candidates[0], chosen_suite, limits.recipe, chosen, run_dir, results(as_json=as_json)
-            )
+            checked = check_budgets(
+                aim.recipe.name, compared.candidates[0], suite=chosen_suite, gates=limits.recipe, profile=chosen,
+                serving=aim.recipe.serving, run_dir=run_dir, on_progress=say,
+            )  # fmt: skip
+        print_budgets(checked, results(as_json=as_json))
         if as_json:
             emit(checked)
         if not checked.suffices:
@@ -164,7 +169,7 @@ def evaluate(
         return
     judged = evaluate_in_run(
         aim, compared, chosen_suite, chosen, limits, runs, name,
-        same_weights=same_weights, own_texts=own_texts, again=again or (),
+        same_weights=same_weights, own_texts=own_texts, again=again or (), say=say,
     )  # fmt: skip
     if as_json:
         emit(load_report(judged.run_dir))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from assay_pipeline.calibrating.in_run import with_files
+from assay.errors import AssayError, PlanError
 from assay_cli.commands.measure.speed import measure_speed
 from assay_cli.options import (
     DeviceOption,
@@ -24,15 +25,20 @@ from assay_cli.options import (
     SuiteOption,
     TargetArgument,
     TextOption,
-    TextOptions,
     WithholdOption,
     WorkersOption,
 )
-from assay_pipeline.stages import check_plans_served, load_report, quantize_options, require_hardware, write_again
+from assay_cli.progress import track
+from assay_cli.shown.checkpoint import print_made
+from assay_cli.shown.preflight import show, skipped
 from assay_cli.shown.verdicts import print_summary
 from assay_cli.terminal import console, emit, results, say
-from assay_pipeline.whole_run import evaluate_in_run, passed, quantize_in_run
-from assay.errors import AssayError, PlanError
+from assay_pipeline.calibrating.in_run import with_files
+from assay_pipeline.evaluating import evaluate_in_run
+from assay_pipeline.judging import load_report, passed, write_again
+from assay_pipeline.profiles import check_plans_served, require_hardware
+from assay_pipeline.quantize_options import TextOptions
+from assay_pipeline.quantizing import quantize_in_run, quantize_options
 
 
 def run(
@@ -65,17 +71,17 @@ def run(
 
     The same command again does only what is missing. Exit 1 unless every candidate is PASS.
     """
+    from assay_evaluate.serving.server import interpreter_for
     from assay_pipeline.candidates.of_target import of_target
     from assay_pipeline.candidates.planned import planned_run
-    from assay_pipeline.preflight import preflight, show, skipped
-    from assay_evaluate.serving.server import interpreter_for
+    from assay_pipeline.preflight import preflight
 
     # What cannot work fails before the first byte is written.
     said = TextOptions(tuple(text or ()), None if withhold is None else tuple(withhold), runs)
-    options = quantize_options(device, runner, workers, memory, importance, stream_from, text=said)
+    options = quantize_options(device, runner, workers, memory, importance, stream_from, text=said, say=say, track=track)
     planned = planned_run(
         target, precisions=precisions, suite=suite, gates=gates, profile=profile, runs=runs, name=name, stream_from=stream_from,
-        here=True,
+        here=True, say=say,
     )  # fmt: skip
     if planned.is_served_here:
         interpreter_for(planned.profile)
@@ -105,15 +111,18 @@ def run(
         say(f"note: {note}")
     if planned.why_suite is not None:
         say(planned.why_suite)
-    made = quantize_in_run(aim, planned.source, wanted, options, runs, name, out, planned.profile)
-    if not all(record.passed for record in made):
+    show_made = functools.partial(print_made, out=out)
+    made = quantize_in_run(aim, planned.source, wanted, options, runs, name, planned.profile, show_made)
+    if not all(checkpoint.verification.passed for checkpoint in made):
         say("nothing is measured: a checkpoint is damaged")
         raise typer.Exit(1)
-    compared = of_target(replace(aim, choices=()), runs, name, precisions, planned.profile.endpoints)  # were said above
-    judged = evaluate_in_run(aim, compared, planned.suite, planned.profile, planned.limits, runs, name)
+    compared = of_target(
+        replace(aim, choices=()), runs, name, precisions, planned.profile.endpoints, say=say
+    )  # were said above
+    judged = evaluate_in_run(aim, compared, planned.suite, planned.profile, planned.limits, runs, name, say=say)
     if with_speed:
         measure_speed(judged, aim, profile)
-        write_again(judged.run_dir)
+        write_again(judged.run_dir, say)
     if as_json:
         emit(load_report(judged.run_dir))
     else:

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from assay_cli.interrupted import says_what_is_kept
 from assay_cli.options import JsonOption, OutFolderOption, ProfileOption, TargetArgument
-from assay_pipeline.stages import profile_for
 from assay_cli.terminal import emit, escape, results, say
+from assay_pipeline.interrupted import says_what_is_kept
+from assay_pipeline.profiles import profile_for
 
 
 def serve(
@@ -27,16 +27,16 @@ def serve(
     """
     import time
 
-    from assay_pipeline.places import place_for, run_holding
-    from assay_pipeline.targets import local_checkpoint, resolve_target
     from assay.records.run import folder_name
     from assay_evaluate.serving.server import ServerSpec
     from assay_evaluate.serving.server import serve as start
+    from assay_pipeline.places import place_for, run_holding
+    from assay_pipeline.targets import local_checkpoint, resolve_target
 
     aim = resolve_target(target)
     chosen = profile_for(aim, profile)
-    checkpoint = local_checkpoint(aim.location)
-    place, name = place_for("serve", "logs", run=run_holding(checkpoint), out=out), folder_name(checkpoint)
+    checkpoint = local_checkpoint(aim.location, say=say)
+    place, name = place_for("serve", "logs", run=run_holding(checkpoint), out=out, say=say), folder_name(checkpoint)
     spec = ServerSpec(
         checkpoint=checkpoint, profile=chosen, serving=aim.recipe.serving, speculate=True, port=port, served_model_name=name,
         log_path=place.logs / f"vllm-serve-{name}.log", is_open=True,

@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from assay_cli.commands.measure.speed_subjects import Place, place_of, plan_ladder, predict_in_run
-from assay_cli.interrupted import says_what_is_kept
-from assay_cli.options import JsonOption, ProfileOption, RunsOption, choice, complete_run, refuse_unused, several
-from assay_pipeline.run_folders import refuse_runs
-from assay_cli.terminal import console, emit, escape, print_rows, results, say
 from assay.errors import AssayError
 from assay.foreign_text import check_label, shown
 from assay.quantities import percent_of_events
 from assay.records.speed import SPEED_RECORD, NotMeasured, SpeedRecord, SpeedRow
+from assay_cli.commands.measure.speed_subjects import Place, place_of, plan_ladder, predict_in_run
+from assay_cli.options import JsonOption, ProfileOption, RunsOption, choice, complete_run, refuse_runs, refuse_unused, several
+from assay_cli.terminal import console, emit, escape, print_rows, results, say
+from assay_pipeline.interrupted import says_what_is_kept
 
 if TYPE_CHECKING:
+    from assay_pipeline.evaluating import Judged
     from assay_pipeline.targets import Target
-    from assay_pipeline.whole_run import Judged
 
 OFF = {"off": "0"}
 MOST = 4096

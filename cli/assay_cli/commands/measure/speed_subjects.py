@@ -8,12 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay_pipeline.candidates.of_target import source_now
-from assay_pipeline.gate_choice import suite_for
-from assay_pipeline.run_folders import choose_run, find_run, open_run, read_run
-from assay_pipeline.run_lock import locked_run
-from assay_pipeline.stages import profile_for
-from assay_pipeline.targets import Target, resolve_target, source_label
 from assay.errors import AssayError, did_you_mean
 from assay.foreign_text import shown
 from assay.recipes.load import load_recipe, recipe_names
@@ -26,6 +20,12 @@ from assay.records.measurement import Measurement
 from assay.records.run import RunRecord
 from assay.records.speed import SPEED_RECORD, SpeedRecord
 from assay.safe_files import read_json_object
+from assay_pipeline.candidates.of_target import source_now
+from assay_pipeline.gate_choice import suite_for
+from assay_pipeline.profiles import profile_for
+from assay_pipeline.run_folders import choose_run, find_run, open_run, read_run
+from assay_pipeline.run_lock import locked_run
+from assay_pipeline.targets import Target, resolve_target, source_label
 
 if TYPE_CHECKING:
     from assay.callbacks import Say

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import typer
 
-from assay_pipeline.gate_choice import registered_gates
-from assay_cli.options import JsonOption, RunArgument, RunsOption
-from assay_pipeline.run_folders import named_run
-from assay_pipeline.stages import write_cards
+from assay_cli.options import JsonOption, RunArgument, RunsOption, named_run
 from assay_cli.terminal import emit, escape, results, say
+from assay_pipeline.gate_choice import registered_gates
+from assay_pipeline.judging import write_cards
 
 
 def card(ctx: typer.Context, run: RunArgument, runs: RunsOption = Path("runs"), as_json: JsonOption = False) -> None:
@@ -20,7 +19,7 @@ def card(ctx: typer.Context, run: RunArgument, runs: RunsOption = Path("runs"), 
     """
     run_dir = named_run(ctx, run, runs)
     registered_gates(run_dir)  # what `assay gate` refuses is not shown either
-    cards = write_cards(run_dir)
+    cards = write_cards(run_dir, say)
     if as_json:
         emit({"written": [str(path) for path in cards.written], "left": [*cards.left, *cards.refused, *cards.failed]})
     else:

@@ -10,6 +10,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from assay.errors import AssayError
+from assay.foreign_text import shown
+from assay.quantities import percent_short
+from assay.records.base import Interval
+from assay.records.choice.record import CHOICE_RECORD, Cell, Choice, Pick
+from assay.records.verdict import GateReport
+from assay_cli.options import JsonOption, RunsOption, choice, complete_run, completes, named_run, refuse_unused
+from assay_cli.terminal import emit, escape, print_rows, results, say
 from assay_pipeline.deploying.choosing import (
     beside_floor,
     infeasible,
@@ -22,15 +30,6 @@ from assay_pipeline.deploying.choosing import (
     speed_rows,
 )
 from assay_pipeline.deploying.hardware_plan import tokens_of
-from assay_cli.options import JsonOption, RunsOption, choice, complete_run, completes, refuse_unused
-from assay_pipeline.run_folders import named_run
-from assay_cli.terminal import emit, escape, print_rows, results, say
-from assay.errors import AssayError
-from assay.foreign_text import shown
-from assay.quantities import percent_short
-from assay.records.base import Interval
-from assay.records.choice.record import CHOICE_RECORD, Cell, Choice, Pick
-from assay.records.verdict import GateReport
 
 
 def choose(
@@ -102,7 +101,7 @@ def choose(
     length = tokens_of("--context", context)
     rows, not_measured = speed_rows(run_dir, speed or [])
     profile = profile_called(hardware)
-    plans = plans_of(run_dir, model, rows) if profile is not None or on_known_gpus(rows) else {}
+    plans = plans_of(run_dir, model, rows, say) if profile is not None or on_known_gpus(rows) else {}
     here = [row for row in rows if is_on(row, hardware)]
     known = {row.checkpoint for row in here if row.is_comparable}
     unmeasured = {label: plan for label, plan in plans.items() if label not in known}

@@ -9,14 +9,14 @@ import typer
 from rich.console import Console
 
 from assay import quantities
-from assay_cli.options import JsonOption, RunsOption, complete_run
-from assay_pipeline.run_folders import find_run, refuse_runs
-from assay_cli.shown.verdicts import COLOURS
-from assay_cli.terminal import emit, escape, print_rows, results, say
 from assay.errors import AssayError
 from assay.foreign_text import shown
 from assay.records.base import Interval
 from assay.records.divergence import TextMean
+from assay_cli.options import JsonOption, RunsOption, complete_run, refuse_runs
+from assay_cli.shown.verdicts import COLOURS
+from assay_cli.terminal import emit, escape, print_rows, results, say
+from assay_pipeline.run_folders import find_run
 
 if TYPE_CHECKING:
     from assay.records.verdict import Status

@@ -7,13 +7,11 @@ from typing import Annotated
 
 import typer
 
-from assay_pipeline.gate_choice import gates_of_run
-from assay_cli.options import JsonOption, RunArgument, RunsOption, completes, named, recipe
-from assay_pipeline.run_folders import named_run
-from assay_pipeline.stages import judge_and_write, load_measurements
+from assay_cli.options import JsonOption, RunArgument, RunsOption, completes, named, named_run, recipe
 from assay_cli.shown.verdicts import print_summary
-from assay_cli.terminal import emit, results
-from assay_pipeline.whole_run import passed
+from assay_cli.terminal import emit, results, say
+from assay_pipeline.gate_choice import gates_of_run
+from assay_pipeline.judging import judge_and_write, load_measurements, passed
 
 
 def gate(
@@ -35,7 +33,7 @@ def gate(
     """Judge a run again, from its records. Exit 1 unless every candidate is PASS."""
     run_dir = named_run(ctx, run, runs)
     measurements = load_measurements(run_dir)
-    report = judge_and_write(gates_of_run(run_dir, measurements, gates), run_dir, measurements)
+    report = judge_and_write(gates_of_run(run_dir, measurements, gates, say), run_dir, measurements, say=say)
     if as_json:
         emit(report)
     else:

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
 
-from assay_pipeline.gate_choice import registered_gates
-from assay_cli.interrupted import says_what_is_kept
-from assay_cli.options import JsonOption, RunsOption, complete_run, several
-from assay_pipeline.run_folders import find_run, holds_records, named_run
-from assay_cli.terminal import console, emit, escape, print_rows, results, say
 from assay.errors import AssayError, did_you_mean
 from assay.foreign_text import shown
 from assay.quantities import size
 from assay.records.verdict import Status
+from assay_cli.options import JsonOption, RunsOption, complete_run, named_run, several
+from assay_cli.terminal import console, emit, escape, print_rows, results, say
+from assay_pipeline.gate_choice import registered_gates
+from assay_pipeline.interrupted import says_what_is_kept
+from assay_pipeline.run_folders import find_run, holds_records
 
 if TYPE_CHECKING:
     from assay_reports.publish.record import Publication

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import typer
 
-from assay_pipeline.gate_choice import registered_gates
-from assay_cli.options import JsonOption, RunArgument, RunsOption
-from assay_pipeline.run_folders import named_run
-from assay_pipeline.stages import load_report
+from assay_cli.options import JsonOption, RunArgument, RunsOption, named_run
 from assay_cli.terminal import emit, escape, results
+from assay_pipeline.gate_choice import registered_gates
+from assay_pipeline.judging import load_report
 
 
 def report(ctx: typer.Context, run: RunArgument, runs: RunsOption = Path("runs"), as_json: JsonOption = False) -> None:

@@ -10,11 +10,10 @@ import typer
 from rich.console import Console
 
 from assay import quantities
-from assay_cli.options import JsonOption, RunsOption, complete_run
-from assay_pipeline.run_folders import refuse_runs
+from assay.records.verdict import Status
+from assay_cli.options import JsonOption, RunsOption, complete_run, refuse_runs
 from assay_cli.shown.verdicts import COLOURS
 from assay_cli.terminal import emit, escape, print_rows, results, say
-from assay.records.verdict import Status
 
 if TYPE_CHECKING:
     from assay_pipeline.status import CheckpointStatus, RunStatus

@@ -11,10 +11,6 @@ from command_errors import one_error
 from command_line import Run
 from synthetic_run import make_plan
 
-from assay_pipeline.candidates.of_target import of_target
-from assay_pipeline.candidates.planned import is_made, planned_run
-from assay_pipeline.deploying.automatic import check_texts_of_mix
-from assay_pipeline.targets import resolve_target
 from assay.errors import AssayError
 from assay.quantities import size
 from assay.recipes.load import load_recipe
@@ -25,6 +21,10 @@ from assay.records.choice.mix import Mix
 from assay.records.diagnosis.sensitivity import Sensitivity
 from assay.records.manifest import Manifest
 from assay.records.plan import Plan
+from assay_pipeline.candidates.of_target import of_target
+from assay_pipeline.candidates.planned import is_made, planned_run
+from assay_pipeline.deploying.automatic import check_texts_of_mix
+from assay_pipeline.targets import resolve_target
 from assay_reports.numbers import plan_numbers
 
 TRAINED = Path(__file__).resolve().parents[4] / "examples" / "tiny_glm" / "checkpoint"

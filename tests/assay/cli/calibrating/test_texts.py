@@ -10,10 +10,10 @@ from command_line import Run
 from journals import write_journal
 from synthetic_run import make_run
 
-from assay_cli.shown.calibration import coverage_lines
 from assay.recipes.suite import ArithmeticTask
 from assay.records.calibration import Calibration, LayerCoverage
 from assay.records.run import RunRecord
+from assay_cli.shown.calibration import coverage_lines
 from assay_evaluate.tasks.generated import arithmetic_items
 from assay_evaluate.tasks.items import LANGUAGES
 

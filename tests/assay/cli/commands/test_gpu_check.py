@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from assay_cli.commands.diagnose.gpu_checkpoints import FORMATS
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
+from assay_cli.commands.diagnose.gpu_checkpoints import FORMATS
 from assay_quantize.formats.schemes import SCHEMES
 
 

@@ -13,14 +13,14 @@ from command_errors import one_error
 from command_line import Run
 from synthetic_run import make_run
 
-from assay_cli.commands.measure.speed import measure_speed
-from assay_pipeline.targets import resolve_target
-from assay_pipeline.whole_run import Judged
 from assay.records.measurement import Measurement
 from assay.records.run import RunRecord
 from assay.records.speed import NotMeasured, SpeedRecord, SpeedRepeat, SpeedRow
 from assay.records.verdict import GateReport
+from assay_cli.commands.measure.speed import measure_speed
 from assay_evaluate.speed import measure
+from assay_pipeline.evaluating import Judged
+from assay_pipeline.targets import resolve_target
 from assay_reports.report import write_report
 
 ROOT = Path(__file__).parents[4]

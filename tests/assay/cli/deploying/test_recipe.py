@@ -13,14 +13,14 @@ from sensitivities import by_bits, sensitivity
 from synthetic_run import make_measurements
 from tiny_checkpoints import make_tiny_glm4_moe
 
-from assay_pipeline.deploying import mixing
-from assay_pipeline.deploying.mixing import machine_for
-from assay_pipeline.targets import resolve_target
 from assay.recipes.load import parse_recipe, recipe_file
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.base import Interval, sha256_of, write_text_atomically
 from assay.records.choice.mix import Mix
 from assay.records.diagnosis.sensitivity import Sensitivity, UniformDamage, WholeDamage
+from assay_pipeline.deploying import mixing
+from assay_pipeline.deploying.mixing import machine_for
+from assay_pipeline.targets import resolve_target
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.plan.planner import make_plan
 

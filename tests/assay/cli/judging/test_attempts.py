@@ -7,13 +7,13 @@ from pathlib import Path
 
 from synthetic_run import make_measurement
 
-from assay_pipeline.attempts import NAME, earlier_attempts, note_attempts
 from assay.recipes.gate import GateRecipe
 from assay.recipes.load import load_recipe
 from assay.recipes.suite import SuiteRecipe
 from assay.records.measurement import Measurement
 from assay.records.verdict import Attempt, GateReport, Status
 from assay_evaluate.verdicts.gates import judge
+from assay_pipeline.attempts import NAME, earlier_attempts, note_attempts
 
 SUITE = load_recipe(SuiteRecipe, "quick")
 GATES = GateRecipe.model_validate(

@@ -1,22 +1,13 @@
-"""What a calibration saw, for the terminal: text, tokens of the experts as a line of blocks a layer, ranges of activations."""
+"""What a calibration saw, in lines: text, tokens of the experts as a line of blocks a layer, ranges of activations."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rich.console import Console
-
-from assay_cli.terminal import escape
 from assay.records.calibration import BLOCKS, CalibratedLayers, Calibration, TextSource, WithheldItems
 
 SHOWN = 3
 """Weights, tasks and experts that are named; the others are counted."""
-
-
-def show(made: Calibration, out: Console) -> None:
-    """Print it."""
-    for line in lines(made):
-        out.print(escape(line))
 
 
 def lines(made: Calibration) -> Iterator[str]:

@@ -1,77 +1,29 @@
-"""What `quantize`, `evaluate` and `run` do in a run's folder: make the checkpoints, measure and judge them."""
+"""An evaluation in a run's folder: measure what is missing, judge everything, write report and cards."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assay_pipeline.calibrating.in_run import file_in_run
-from assay_pipeline.candidates.of_target import unused_draft_head
-from assay_pipeline.deploying.automatic import check_texts_of_mix, choose
-from assay_pipeline.gate_choice import ChosenGates, describe_gates, register_gates
-from assay_cli.interrupted import says_what_is_kept
-from assay_pipeline.run_folders import choose_run, open_run
-from assay_pipeline.stages import check_plans_served, choices_of, judge_and_write, load_measurements, plan_for, quantize_one
-from assay_cli.terminal import say
+from assay.callbacks import Say, say_nothing
 from assay.errors import AssayError
-from assay.recipes.model import Automatic
 from assay.records.measurement import Measurement
-from assay.records.plan import Plan
-from assay.records.run import RunRecord, SourceData, SuiteIdentity
+from assay.records.run import SuiteIdentity
 from assay.records.verdict import GateReport
-from assay.records.verification import Verification
+from assay_pipeline.candidates.of_target import unused_draft_head
+from assay_pipeline.gate_choice import ChosenGates, describe_gates, register_gates
+from assay_pipeline.interrupted import says_what_is_kept
+from assay_pipeline.judging import judge_and_write, load_measurements
+from assay_pipeline.run_folders import open_run
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from assay_pipeline.candidates.of_target import Comparison
-    from assay_cli.options import QuantizeOptions
-    from assay_pipeline.targets import Target
     from assay.recipes.gate import GateRecipe
     from assay.recipes.profile import ProfileRecipe
     from assay.recipes.suite import SuiteRecipe
-    from assay_quantize.checkpoint.checkpoint import Checkpoint
-
-
-def quantize_in_run(
-    aim: Target,
-    checkpoint: Checkpoint,
-    wanted: Sequence[Plan | Automatic],
-    options: QuantizeOptions,
-    runs: Path,
-    name: str | None,
-    out: Console,
-    profile: ProfileRecipe | None = None,
-) -> list[Verification]:
-    """Every precision made and verified in the run of its source: RUN/PRECISION/checkpoint.
-
-    What a precision needs is made before it, and kept in the run: a calibration file, the recipe of `auto-BUDGET`. checkpoint:
-    the source, by its headers. profile: whose GPUs must be able to serve what is chosen.
-    """
-    made_of = [one.name if isinstance(one, Automatic) else one.precision for one in wanted]
-    choices = choices_of(aim, made_of, all_of_recipe=set(aim.recipe.precisions) <= set(made_of))
-    found: list[Verification] = []
-    source = SourceData(location=checkpoint.location, revision=checkpoint.revision, files=dict(checkpoint.data))
-    about = RunRecord(model=aim.recipe.name, source=source, choices=choices)
-    check_texts_of_mix(aim, wanted, choose_run(runs, about, name)[0])
-    with open_run(runs, about, name=name) as run_dir:
-        for one in wanted:
-            plan = _chosen(aim, checkpoint, one, run_dir, profile) if isinstance(one, Automatic) else one
-            plan, file = file_in_run(aim, plan, run_dir, options)
-            folder = run_dir / plan.precision / "checkpoint"
-            found.append(quantize_one(aim, plan, folder, replace(options, importance=file), out, in_run=True))
-    return found
-
-
-def _chosen(
-    aim: Target, checkpoint: Checkpoint, wanted: Automatic, run_dir: Path, profile: ProfileRecipe | None
-) -> Plan:  # fmt: skip
-    plan = plan_for(aim, checkpoint, choose(aim, wanted, run_dir))
-    if profile is not None:
-        check_plans_served([plan], aim, profile)
-    return plan
+    from assay_pipeline.candidates.of_target import Comparison
+    from assay_pipeline.targets import Target
 
 
 @dataclass(frozen=True)
@@ -95,6 +47,7 @@ def evaluate_in_run(
     same_weights: bool = False,
     own_texts: bool | None = None,
     again: Sequence[str] = (),
+    say: Say = say_nothing,
 ) -> Judged:
     """Measure what is missing, judge everything, write report and cards.
 
@@ -105,8 +58,8 @@ def evaluate_in_run(
     from assay_evaluate.run.evaluate import evaluate as run_suite
 
     about = compared.about.model_copy(update={"suite": SuiteIdentity(name=suite.name, sha256=suite.sha256)})
-    with open_run(runs, about, name=name, lock=True) as run_dir:
-        limits = register_gates(gates, run_dir)
+    with open_run(runs, about, name=name, lock=True, say=say) as run_dir:
+        limits = register_gates(gates, run_dir, say)
         say(describe_gates(limits, suite))
         if not any((run_dir / "measurements").glob("*.json")) and (note := little_power(suite, limits)) is not None:
             say(note)
@@ -127,7 +80,7 @@ def evaluate_in_run(
                 on_progress=say,
             )
         measurements = load_measurements(run_dir)
-        return Judged(run_dir, measurements, judge_and_write(limits, run_dir, measurements, aim.recipe.published))
+        return Judged(run_dir, measurements, judge_and_write(limits, run_dir, measurements, aim.recipe.published, say))
 
 
 def little_power(suite: SuiteRecipe, gates: GateRecipe) -> str | None:
@@ -139,11 +92,6 @@ def little_power(suite: SuiteRecipe, gates: GateRecipe) -> str | None:
         return None
     all_gates, required = found
     return power_report.little_power(suite.name, all_gates.passes, None if required is None else required.passes)
-
-
-def passed(gates: GateReport) -> bool:
-    """Whether a command that judges exits 0: every candidate is PASS."""
-    return all(status == "PASS" for status in gates.overall.values())
 
 
 def replies_kept(run_dir: Path) -> str:
