@@ -10,7 +10,7 @@ from assay_cli.terminal import emit, escape, results
 
 def doctor(as_json: JsonOption = False) -> None:
     """Show what this machine can do, what is missing and how to get it. Exit 1 when something needed is missing."""
-    from assay_cli.commands.about.examine import examine
+    from assay_pipeline.examine import examine
 
     findings = examine()
     if as_json:

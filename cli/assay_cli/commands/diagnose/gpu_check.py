@@ -14,7 +14,10 @@ from rich.console import Console
 
 from assay.errors import AssayError
 from assay.records.preflight.gpu_check import CHECK_NAME, FormatCheck, GpuCheck
-from assay_cli.commands.diagnose.gpu_checkpoints import (
+from assay_cli.options import JsonOption, RunOption, choice, recipes
+from assay_cli.terminal import emit, escape, print_rows, results, say, say_error
+from assay_evaluate.serving.gpus import GPUS
+from assay_pipeline.gpu_checkpoints import (
     FORMATS,
     foresee,
     foreseeing,
@@ -22,9 +25,6 @@ from assay_cli.commands.diagnose.gpu_checkpoints import (
     plan_all,
     widen_tiny_glm,
 )
-from assay_cli.options import JsonOption, RunOption, choice, recipes
-from assay_cli.terminal import emit, escape, print_rows, results, say, say_error
-from assay_evaluate.serving.gpus import GPUS
 from assay_pipeline.places import check_places, place_for
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _checked(names: Sequence[str], minutes: float, logs: Path, *, self_test: boo
         folder = Path(temporary)
         source = widen_tiny_glm(folder / "source", for_kernels=not self_test)
         plans = plan_all(source, names)
-        folders = make_all(source, plans, folder)
+        folders = make_all(source, plans, folder, say)
         with foreseeing(plans, sides) as foreseen:
             checks = check_formats(
                 folders,

@@ -13,10 +13,10 @@ from assay.errors import AssayError
 from assay.foreign_text import check_label, shown
 from assay.quantities import percent_of_events
 from assay.records.speed import SPEED_RECORD, NotMeasured, SpeedRecord, SpeedRow
-from assay_cli.commands.measure.speed_subjects import Place, place_of, plan_ladder, predict_in_run
 from assay_cli.options import JsonOption, ProfileOption, RunsOption, choice, complete_run, refuse_runs, refuse_unused, several
 from assay_cli.terminal import console, emit, escape, print_rows, results, say
 from assay_pipeline.interrupted import says_what_is_kept
+from assay_pipeline.speed_ladder import Place, place_of, plan_ladder, predict_in_run
 
 if TYPE_CHECKING:
     from assay_pipeline.evaluating import Judged

@@ -15,7 +15,7 @@ from assay.records.choice.record import Choice
 from assay.records.measurement import Measurement
 from assay.records.speed import NotMeasured, SpeedRecord, SpeedRepeat, SpeedRow
 
-PUBLISHED = Path(__file__).resolve().parents[4] / "examples" / "glm-5.2-speed" / "published.yaml"
+PUBLISHED = Path(__file__).resolve().parents[3] / "examples" / "glm-5.2-speed" / "published.yaml"
 
 
 @pytest.fixture

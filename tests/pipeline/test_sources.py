@@ -104,9 +104,9 @@ def test_a_moved_main_gets_a_run_of_its_own(run: Run, hub: Hub) -> None:
 
 def test_a_push_between_plan_and_download_changes_nothing(run: Run, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hub here has one commit at a time: whoever asks for another one than was planned is told so."""
-    from assay_cli import stages
+    from assay_pipeline import planning
 
-    made_plans = stages.plans_for
+    made_plans = planning.plans_for
 
     def then_pushed(*arguments: object) -> object:
         plans = made_plans(*arguments)  # type: ignore[arg-type]

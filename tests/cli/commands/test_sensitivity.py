@@ -16,7 +16,7 @@ from assay_pipeline.deploying.sensitivity_found import spread
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.sensitivity.parts import Key
 
-TRAINED = Path(__file__).parents[4] / "examples" / "tiny_glm" / "checkpoint"
+TRAINED = Path(__file__).parents[3] / "examples" / "tiny_glm" / "checkpoint"
 PROMPTS = "\n".join(json.dumps({"text": f"{i} + {i + 7} = {2 * i + 7}. The garden has {i} trees."}) for i in range(60))
 
 

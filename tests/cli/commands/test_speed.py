@@ -23,7 +23,7 @@ from assay_pipeline.evaluating import Judged
 from assay_pipeline.targets import resolve_target
 from assay_reports.report import write_report
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 PUBLISHED = ROOT / "examples" / "glm-5.2-speed" / "published.yaml"
 BENCH = ROOT / "tests" / "evaluate" / "speed" / "data" / "vllm-bench-c4.json"
 
@@ -205,7 +205,7 @@ def test_a_whole_run_with_speed(run: Run, measured: list[Any], monkeypatch: pyte
     )
     monkeypatch.setattr("assay_cli.commands.measure.run.quantize_in_run", lambda *_, **__: [])
     monkeypatch.setattr("assay_cli.commands.measure.run.evaluate_in_run", judged)
-    monkeypatch.setattr("assay_pipeline.candidates.of_target.of_target", lambda *_: None)
+    monkeypatch.setattr("assay_pipeline.candidates.of_target.of_target", lambda *_, **__: None)
     code, _, err = run("run", "tiny-glm.yaml", "--speed", "--no-preflight", "--suite", "quick")
     assert code in (0, 1), err
     ((_, _, ladder),) = measured

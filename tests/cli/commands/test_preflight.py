@@ -19,7 +19,7 @@ from tiny_checkpoints import make_tiny_glm4_moe
 
 from assay.errors import CheckpointError
 from assay.records.preflight.report import Check, CheckName, PreflightReport
-from assay_cli import preflight
+from assay_pipeline import preflight
 from assay_evaluate.serving.hardware import Gpu
 from assay_pipeline.candidates.planned import PlannedRun, planned_run
 

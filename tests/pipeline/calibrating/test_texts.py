@@ -13,11 +13,11 @@ from synthetic_run import make_run
 from assay.recipes.suite import ArithmeticTask
 from assay.records.calibration import Calibration, LayerCoverage
 from assay.records.run import RunRecord
-from assay_cli.shown.calibration import coverage_lines
 from assay_evaluate.tasks.generated import arithmetic_items
 from assay_evaluate.tasks.items import LANGUAGES
+from assay_pipeline.calibrating.lines import coverage_lines
 
-TRAINED = Path(__file__).resolve().parents[4] / "examples" / "tiny_glm" / "checkpoint"
+TRAINED = Path(__file__).resolve().parents[3] / "examples" / "tiny_glm" / "checkpoint"
 ASK = ("--tokens", 128, "--length", 32, "--min-tokens", 1)
 
 

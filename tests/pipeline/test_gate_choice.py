@@ -193,7 +193,7 @@ def test_which_gates_go_with_a_suite(run: Run) -> None:
 
 def test_a_model_names_files_beside_its_own(run: Run) -> None:
     Path("models").mkdir()
-    data = Path(__file__).resolve().parents[3].joinpath("recipes/models/tiny-glm.yaml").read_text()
+    data = Path(__file__).resolve().parents[2].joinpath("recipes/models/tiny-glm.yaml").read_text()
     data = data.replace("suite: quick", "suite: ../suites/own.yaml\ngates: strict.yaml").replace("name: tiny-glm", "name: mine")
     Path("models/mine.yaml").write_text(data.replace("precisions: [fp8, w4a16,", "precisions: [fp8, my-w4.yaml,"))
     recipe = load_recipe(ModelRecipe, "models/mine.yaml")

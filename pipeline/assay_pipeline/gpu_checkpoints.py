@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from assay.callbacks import Say, say_nothing
 from assay.errors import AssayError
 from assay.foreign_text import one_line
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.plan import Plan
-from assay_cli.terminal import say
 
 if TYPE_CHECKING:
     from assay.records.preflight.replay import Replay
@@ -46,7 +46,7 @@ def widen_tiny_glm(folder: Path, *, for_kernels: bool) -> Path:
     return widen(trained, folder, FOR_KERNELS if for_kernels else Widths())
 
 
-def make_all(source: Path, plans: Mapping[str, Plan], folder: Path) -> dict[str, Path]:
+def make_all(source: Path, plans: Mapping[str, Plan], folder: Path, say: Say = say_nothing) -> dict[str, Path]:
     """A checkpoint of each plan, in a folder of its name."""
     from assay_quantize.engine.quantize import quantize
 

@@ -49,7 +49,7 @@ def test_what_is_offered(run: Run, monkeypatch: pytest.MonkeyPatch, words: str, 
 def test_nothing_heavy_is_loaded_for_it(tmp_path: Path) -> None:
     code = (
         f"import atexit, sys; atexit.register(lambda: print(*[n for n in {HEAVY} if n in sys.modules], file=sys.stderr)); "
-        "sys.argv = ['assay']; from assay import cli; cli.main()"
+        "sys.argv = ['assay']; import assay_cli as cli; cli.main()"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=os.environ | asked("assay plan tiny-g"), capture_output=True, text=True,

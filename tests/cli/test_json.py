@@ -20,7 +20,7 @@ from sensitivities import sensitivity
 from synthetic_run import make_fingerprint, make_measurements, make_run
 from tiny_checkpoints import make_tiny_glm4_moe
 
-from assay import cli
+import assay_cli as cli
 from assay.errors import AssayError
 from assay.records.base import Interval, Record
 from assay.records.calibration import Calibration, Nvfp4Inputs
@@ -119,7 +119,7 @@ STAND_INS: dict[str, Callable[..., Any]] = {
 }
 """What needs a server, a GPU or minutes; every command is otherwise the real one."""
 
-PUBLISHED = str(Path(__file__).resolve().parents[3] / "examples" / "glm-5.2-speed" / "published.yaml")
+PUBLISHED = str(Path(__file__).resolve().parents[2] / "examples" / "glm-5.2-speed" / "published.yaml")
 COMMANDS: dict[str, tuple[tuple[str, ...], type[Record] | None, tuple[int, ...]]] = {
     "run": (("source", "--precisions", "w4a16", "--suite", "quick", "--no-preflight"), Report, (0, 1)),
     "preflight": (("source", "--precisions", "w4a16", "--suite", "quick"), PreflightReport, (0, 1)),

@@ -27,7 +27,7 @@ from assay_pipeline.deploying.automatic import check_texts_of_mix
 from assay_pipeline.targets import resolve_target
 from assay_reports.numbers import plan_numbers
 
-TRAINED = Path(__file__).resolve().parents[4] / "examples" / "tiny_glm" / "checkpoint"
+TRAINED = Path(__file__).resolve().parents[3] / "examples" / "tiny_glm" / "checkpoint"
 PLAIN = "The small cat sits in the park and looks at the red ball of the old woman. " * 40
 
 

@@ -368,7 +368,7 @@ def test_two_evaluations_of_one_run_at_once(run: Run, base: Path, server: GivenS
     server.change(reply=slow)
     command = ["evaluate", *map(str, two), "--suite", "one.yaml", "--profile", "here.yaml"]
     code = (
-        "import subprocess, sys; from assay import cli; child = subprocess.Popen(['sleep', '60']); "
+        "import subprocess, sys; import assay_cli as cli; child = subprocess.Popen(['sleep', '60']); "
         "open('child', 'w').write(str(child.pid)); sys.argv = ['assay', *sys.argv[1:]]; cli.main()"
     )
     with subprocess.Popen([sys.executable, "-c", code, *command], stderr=subprocess.DEVNULL) as first:

@@ -18,7 +18,7 @@ import yaml
 from command_errors import one_error, perturbed
 from tiny_checkpoints import make_tiny_glm4_moe
 
-from assay import cli
+import assay_cli as cli
 from assay.errors import QuantizeError
 from assay.recipes.load import load_recipe, recipes_dir
 from assay.recipes.profile import ProfileRecipe
@@ -107,7 +107,7 @@ def test_every_command_has_help(run: Run) -> None:
 
 
 def test_readme_names_no_command_that_does_not_exist() -> None:
-    readme = (Path(__file__).resolve().parents[3] / "README.md").read_text()
+    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text()
     known = {command.name or command.callback.__name__ for command in cli.app.registered_commands if command.callback}
     words = "preflight|power|plan|quantize|verify|serve|evaluate|doctor|gate|report|card|probe|speed|choose"
     assert set(re.findall(rf"assay ({words})\b", readme)) <= known

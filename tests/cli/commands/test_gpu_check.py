@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
-from assay_cli.commands.diagnose.gpu_checkpoints import FORMATS
+from assay_pipeline.gpu_checkpoints import FORMATS
 from assay_quantize.formats.schemes import SCHEMES
 
 
