@@ -17,11 +17,30 @@ from assay.records.measurement import Measurement
 from assay.records.probe import load_probes
 from assay.records.verdict import GateReport
 from assay_pipeline.attempts import earlier_attempts, note_attempts
-from assay_pipeline.gate_choice import registered_gates
+from assay_pipeline.gate_choice import gates_of_run, registered_gates
 
 if TYPE_CHECKING:
     from assay_reports.card import Cards
     from assay_reports.schema import Report
+
+
+def judge(run_dir: Path, gates: str | None = None, *, say: Say = say_nothing) -> GateReport:
+    """Verdicts of a run from its records; report and cards are written again.
+
+    gates: a recipe's name or file; None: those that were registered before the run. AssayError: nothing was measured, or the
+    gates do not go with the suite.
+    """
+    measurements = load_measurements(run_dir)
+    return judge_and_write(gates_of_run(run_dir, measurements, gates, say), run_dir, measurements, say=say)
+
+
+def report(run_dir: Path) -> Path:
+    """report/{index.html,report.json,report.md} of a run, written from its records only; the page. AssayError: gates that were
+    changed after they were registered, which `judge` refuses, are not shown either."""
+    from assay_reports.report import write_report
+
+    registered_gates(run_dir)
+    return write_report(run_dir)
 
 
 def load_measurements(run_dir: Path) -> list[Measurement]:
@@ -43,10 +62,10 @@ def judge_and_write(
     gates: as they apply to the run's suite. published: scores of the model's recipe; None: those that the run was judged with
     before, or of the shipped recipe of its model.
     """
-    from assay_evaluate.verdicts.gates import judge
+    from assay_evaluate.verdicts.gates import judge as judge_measurements
 
     earlier = earlier_attempts(run_dir, measurements)
-    judged = judge(
+    judged = judge_measurements(
         measurements,
         gates,
         model=measurements[0].model,

@@ -11,10 +11,20 @@ from assay.recipes.load import load_recipe
 from assay.recipes.model import Automatic, automatic_of, is_automatic
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.plan import Plan
-from assay_pipeline.targets import Target, open_source
+from assay_pipeline.targets import Target, open_source, resolve_target
 
 if TYPE_CHECKING:
     from assay_quantize.checkpoint.checkpoint import Checkpoint
+
+
+def plan(target: str, precision: str, *, say: Say = say_nothing) -> Plan:
+    """What would happen to every tensor of a target, and the bytes of each role; reads headers only.
+
+    target: a model recipe's name, a checkpoint folder or a hub id. precision: a recipe's name or file. PlanError: what does not
+    fit, and the precision that would, where shapes are the problem.
+    """
+    aim = resolve_target(target)
+    return plan_for(aim, source_for(aim, say), load_recipe(PrecisionRecipe, precision))
 
 
 def precisions_for(

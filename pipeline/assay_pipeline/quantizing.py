@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 from assay.callbacks import Say, Track, say_nothing, track_nothing
 from assay.errors import PlanError
+from assay.recipes.load import load_recipe
 from assay.recipes.model import Automatic
+from assay.recipes.profile import ProfileRecipe
 from assay.records.manifest import Manifest
 from assay.records.plan import Plan
 from assay.records.run import CARD, PLAN_INSIDE, VERIFICATION_INSIDE, RunRecord, SourceData, source_of
 from assay.records.verification import Verification, is_as_verified
-from assay_pipeline.calibrating.in_run import file_in_run
+from assay_pipeline.calibrating.in_run import alone, file_in_run, with_files
 from assay_pipeline.calibrating.layers import calibrated_before, calibrated_layers, keep_calibration
 from assay_pipeline.deploying.automatic import check_texts_of_mix, choose
 from assay_pipeline.interrupted import says_what_is_kept
-from assay_pipeline.planning import choices_of, plan_for
+from assay_pipeline.planning import choices_of, plan_for, plans_for, precisions_for, source_for
 from assay_pipeline.profiles import check_plans_served
 from assay_pipeline.quantize_options import QuantizeOptions, TextOptions
 from assay_pipeline.run_folders import choose_run, open_run
-from assay_pipeline.targets import local_checkpoint
+from assay_pipeline.targets import Target, local_checkpoint, resolve_target
 
 if TYPE_CHECKING:
-    from assay.recipes.profile import ProfileRecipe
-    from assay_pipeline.targets import Target
     from assay_quantize.checkpoint.checkpoint import Checkpoint
     from assay_quantize.engine.quantize import Runner
     from assay_quantize.verify.finished import FinishedShards
@@ -44,8 +44,46 @@ class MadeCheckpoint:
     verification: Verification
 
 
+DEFAULT_OPTIONS = QuantizeOptions()
 OnMade = Callable[[MadeCheckpoint], None]
 """Called for every checkpoint as soon as it is verified."""
+
+
+def quantize(
+    target: str | Target,
+    precisions: list[str] | None = None,
+    *,
+    precision: str | None = None,
+    out: Path | None = None,
+    options: QuantizeOptions = DEFAULT_OPTIONS,
+    profile: str | None = None,
+    runs: Path = Path("runs"),
+    name: str | None = None,
+    on_made: OnMade | None = None,
+) -> list[MadeCheckpoint]:
+    """Make quantized checkpoints, shard by shard, and verify each. What was killed goes on where it was.
+
+    precisions: names of recipes or files, the reference's is made first; None: the model's list. precision: one alone, without
+    the reference; with `out` in that folder, else in the run of its source under `runs`. profile: the recipe's precisions for
+    its GPUs, and an error if they cannot serve them. Every plan is made before the first byte is written. AssayError: what
+    does not fit, a source that is not there, no room.
+    """
+    aim = target if isinstance(target, Target) else resolve_target(target)
+    chosen = None if profile is None else load_recipe(ProfileRecipe, profile)
+    if chosen is not None:
+        aim = aim.on_profile(chosen)
+    with_reference = out is None and precision is None
+    recipes = precisions_for(aim, precision, precisions, with_reference=with_reference, say=options.say)
+    if out is not None and len(recipes) != 1:
+        raise PlanError("--out takes one checkpoint: say --precision P as well")
+    checkpoint = source_for(aim, options.say)
+    wanted = with_files(aim, plans_for(aim, checkpoint, recipes.values()), options)
+    if chosen is not None:
+        check_plans_served([plan for plan in wanted if isinstance(plan, Plan)], aim, chosen)
+    if out is None:
+        return quantize_in_run(aim, checkpoint, wanted, options, runs, name, chosen, on_made)
+    plan, how = alone(aim, wanted[0], options)
+    return [quantize_one(aim, plan, out, how, in_run=False, on_made=on_made)]
 
 
 def quantize_in_run(
@@ -171,7 +209,7 @@ def quantize_one(
         for name, count in (found for shard in manifest.shards for found in shard.not_finite.items()):
             options.say(f"note: {name}: {count} values are NaN or infinite, copied as they are")
         there = None if options.stream_from else source
-        result = verify_one(folder, there, options.track, importance=options.importance, finished=finished)
+        result = verify(folder, there, options.track, importance=options.importance, finished=finished)
     result.save(record_path)
     checkpoint = _told(MadeCheckpoint(made, folder, manifest, result), on_made)
     write_first_card(folder)
@@ -244,9 +282,13 @@ def _runner(name: str) -> Runner:
     return run_local
 
 
-def verify_one(folder: Path, source: Path | None, track: Track = track_nothing, **options: Any) -> Verification:
-    """options: others of `verify`."""
-    from assay_quantize.verify.verify import num_bytes_of, verify
+def verify(folder: Path, source: Path | None = None, track: Track = track_nothing, **options: Any) -> Verification:
+    """Reopen a quantized checkpoint and check everything anew.
+
+    source: then every byte of every tensor is made again and compared. options: others of `assay_quantize.verify.verify`.
+    """
+    from assay_quantize.verify.verify import num_bytes_of
+    from assay_quantize.verify.verify import verify as verify_files
 
     with track("verifying", num_bytes_of(folder)) as progress:
-        return verify(folder, source=source, on_progress=progress, **options)
+        return verify_files(folder, source=source, on_progress=progress, **options)

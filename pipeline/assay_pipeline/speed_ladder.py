@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from assay.callbacks import Say
 from assay.errors import AssayError, did_you_mean
 from assay.foreign_text import shown
 from assay.recipes.load import load_recipe, recipe_names
@@ -22,13 +23,13 @@ from assay.records.speed import SPEED_RECORD, SpeedRecord
 from assay.safe_files import read_json_object
 from assay_pipeline.candidates.of_target import source_now
 from assay_pipeline.gate_choice import suite_for
+from assay_pipeline.interrupted import says_what_is_kept
 from assay_pipeline.profiles import profile_for
 from assay_pipeline.run_folders import choose_run, find_run, open_run, read_run
 from assay_pipeline.run_lock import locked_run
 from assay_pipeline.targets import Target, resolve_target, source_label
 
 if TYPE_CHECKING:
-    from assay.callbacks import Say
     from assay_evaluate.speed.ladder import Ladder
 
 
@@ -241,3 +242,17 @@ def _suite_of(place: Place, profile: ProfileRecipe) -> SuiteRecipe:
     if place.measurements:
         return SuiteRecipe.model_validate(place.measurements[0].suite_recipe)
     return suite_for(place.aim, None, profile)[0]
+
+
+def measure_judged(
+    run_dir: Path, measurements: Sequence[Measurement], aim: Target, profile: str | None, say: Say
+) -> tuple[SpeedRecord, str]:
+    """The default ladder as a phase of a run that was judged, and the label of its reference."""
+    place = Place(run_dir, aim, tuple(measurements))
+    with says_what_is_kept(lambda: kept_in(place)):
+        return plan_ladder(place, None, profile, {}).measure(say), place.reference
+
+
+def kept_in(place: Place) -> str:
+    """What an interrupted ladder leaves for the next."""
+    return f"finished repeats are kept in {place.run_dir / SPEED_RECORD}; the same command measures the rest"

@@ -19,8 +19,8 @@ from tiny_checkpoints import make_tiny_glm4_moe
 
 from assay.errors import CheckpointError
 from assay.records.preflight.report import Check, CheckName, PreflightReport
-from assay_pipeline import preflight
 from assay_evaluate.serving.hardware import Gpu
+from assay_pipeline import preflight
 from assay_pipeline.candidates.planned import PlannedRun, planned_run
 
 EIGHT_H200 = tuple(Gpu("NVIDIA H200", 143_771 << 20, "580") for _ in range(8))

@@ -8,10 +8,6 @@ from typing import Annotated
 
 import typer
 
-from assay.errors import PlanError
-from assay.recipes.load import load_recipe
-from assay.recipes.profile import ProfileRecipe
-from assay.records.plan import Plan
 from assay_cli.options import (
     AUTOMATIC_HELP,
     DeviceOption,
@@ -35,11 +31,9 @@ from assay_cli.options import (
 from assay_cli.progress import track
 from assay_cli.shown.checkpoint import print_made
 from assay_cli.terminal import emit, results, say
-from assay_pipeline.calibrating.in_run import alone, with_files
-from assay_pipeline.planning import plans_for, precisions_for, source_for
-from assay_pipeline.profiles import check_plans_served
 from assay_pipeline.quantize_options import TextOptions
-from assay_pipeline.quantizing import quantize_in_run, quantize_one, quantize_options
+from assay_pipeline.quantizing import quantize as run_quantize
+from assay_pipeline.quantizing import quantize_options
 
 
 def quantize(
@@ -93,8 +87,6 @@ def quantize(
     as_json: JsonOption = False,
 ) -> None:
     """Make quantized checkpoints, shard by shard, and verify each. If it is killed, the same command resumes."""
-    from assay_pipeline.targets import resolve_target
-
     if out is not None:
         refuse_unused(ctx, "with --out, which is the folder of the checkpoint itself", "runs", "name")
     said = TextOptions(tuple(text or ()), None if withhold is None else tuple(withhold), runs)
@@ -102,25 +94,10 @@ def quantize(
         device, runner, workers, memory, importance, stream_from, allow_not_finite=allow_not_finite, text=said,
         say=say, track=track
     )  # fmt: skip
-    aim = resolve_target(target)
-    chosen = None if profile is None else load_recipe(ProfileRecipe, profile)
-    if chosen is not None:
-        aim = aim.on_profile(chosen)
-    recipes = precisions_for(aim, precision, precisions, with_reference=out is None and precision is None, say=say)
-    if out is not None and len(recipes) != 1:
-        raise PlanError("--out takes one checkpoint: say --precision P as well")
-    checkpoint = source_for(aim, say)
-    # Every plan is made before the first byte is written: what cannot work fails at once.
-    wanted = with_files(aim, plans_for(aim, checkpoint, recipes.values()), options)
-    plans = [one for one in wanted if isinstance(one, Plan)]
-    if chosen is not None:
-        check_plans_served(plans, aim, chosen)
-    show = functools.partial(print_made, out=results(as_json=as_json))
-    if out is not None:
-        plan, how = alone(aim, wanted[0], options)
-        made = [quantize_one(aim, plan, out, how, in_run=False, on_made=show)]
-    else:
-        made = quantize_in_run(aim, checkpoint, wanted, options, runs, name, chosen, show)
+    made = run_quantize(
+        target, precisions, precision=precision, out=out, options=options, profile=profile, runs=runs, name=name,
+        on_made=functools.partial(print_made, out=results(as_json=as_json)),
+    )  # fmt: skip
     if as_json:
         emit([checkpoint.verification.model_dump(mode="json") for checkpoint in made])
     if not all(checkpoint.verification.passed for checkpoint in made):

@@ -10,7 +10,7 @@ import typer
 from assay_cli.options import JsonOption
 from assay_cli.progress import track
 from assay_cli.terminal import emit, print_verification, results
-from assay_pipeline.quantizing import verify_one
+from assay_pipeline.quantizing import verify as verify_checkpoint
 
 
 def verify(
@@ -46,7 +46,7 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Reopen a quantized checkpoint and check everything anew. Exit 1 names every tensor that is wrong."""
-    result = verify_one(
+    result = verify_checkpoint(
         checkpoint, source, track, workers=workers, contents=not hashes_only, sample=sample, importance=importance
     )
     if as_json:

@@ -9,23 +9,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from assay.errors import AssayError, did_you_mean
-from assay.foreign_text import shown
-from assay.recipes.load import load_recipe, recipe_names
-from assay.recipes.model import ModelRecipe
-from assay.recipes.profile import ProfileRecipe
 from assay.records.deployment.record import Deployment, deployment_place
-from assay.records.manifest import MANIFEST
-from assay.records.measurement import Measurement
-from assay.records.verdict import GateReport
 from assay_cli.options import JsonOption, ProfileOption, RunArgument, RunsOption, named_run, several
 from assay_cli.shown.verdicts import COLOURS
 from assay_cli.terminal import emit, escape, print_rows, results, say
-from assay_pipeline.evaluating import replies_kept
-from assay_pipeline.interrupted import says_what_is_kept
-from assay_pipeline.judging import load_measurements, write_again
-from assay_pipeline.profiles import check_folder_served, profile_named
-from assay_pipeline.run_lock import locked_run
+from assay_pipeline.deployment import deploy_candidates
 
 
 def deployment(
@@ -49,94 +37,15 @@ def deployment(
     Each is held against itself where it was judged: next-token probabilities, accepted drafts, probes. Exit 1 unless every
     verdict travels. The records are RUN/deployment/PROFILE/LABEL.json; with --json a list of them.
     """
-    from assay.records.probe import find_probes, load_probes
-    from assay_evaluate.client.journal import Journal
-    from assay_evaluate.run.deployment import check_deployable, deploy, serving_of
-
     run_dir = named_run(ctx, run, runs)
-    measurements = load_measurements(run_dir)
-    gates = _verdicts_of(run_dir)
-    chosen = _candidates(measurements, gates, precisions, run_dir)
-    where = profile_named(profile) if profile is not None else _deployment_profile(measurements[0].model)
-    folders = {one.label: _folder_of(one, run_dir) for one in chosen}
-    for one in chosen:
-        check_folder_served(folders[one.label], one.label, serving_of(one), where)
-    found: list[Deployment] = []
-    with locked_run(run_dir), says_what_is_kept(lambda: replies_kept(run_dir)):
-        with Journal(run_dir / "journal.db") as journal:
-            for one in chosen:  # all of them before the first server is started
-                check_deployable(one, folders[one.label], where, journal)
-        probed = load_probes(run_dir)
-        for one in chosen:
-            say(f"{one.label}: on {where.name}, beside {one.fingerprint.profile}")
-            found.append(
-                deploy(
-                    one, folders[one.label], gates, profile=where, run_dir=run_dir, probed=find_probes(probed, one),
-                    on_progress=say,
-                )
-            )  # fmt: skip
-    write_again(run_dir, say)
+    found = deploy_candidates(run_dir, precisions, profile, say)
     if as_json:
         emit([record.model_dump(mode="json") for record in found])
     else:
         print_deployments(found, results())
     for record in found:
-        say(f"record: {deployment_place(run_dir, where.name, record.label)}")
+        say(f"record: {deployment_place(run_dir, record.profile, record.label)}")
     raise typer.Exit(0 if all(record.outcome == "PASS" for record in found) else 1)
-
-
-def _verdicts_of(run_dir: Path) -> GateReport:
-    if (gates := GateReport.load_if_there(run_dir / "gates.json")) is None:
-        raise AssayError(f"{run_dir}: nothing was judged yet, so no verdict can travel; run `assay gate {run_dir}` first")
-    return gates
-
-
-def _candidates(
-    measurements: Sequence[Measurement], gates: GateReport, named: list[str] | None, run_dir: Path
-) -> list[Measurement]:  # fmt: skip
-    """Those that were named, else all that have passed. AssayError: there is no such candidate, or none has passed."""
-    there = {one.label: one for one in measurements if not one.is_reference and not one.is_noise_floor}
-    there = {label: one for label, one in there.items() if label in gates.overall}
-    for label in named or ():
-        if label not in there:
-            hint = did_you_mean(label, list(there))
-            raise AssayError(f"--precisions {shown(label)}: {hint}candidates of {run_dir}: {', '.join(there) or 'none'}")
-    wanted = named or [label for label in there if gates.overall[label] == "PASS"]
-    if not wanted:
-        verdicts = ", ".join(f"{label} {gates.overall[label]}" for label in there) or "there is none"
-        raise AssayError(
-            f"{run_dir}: no candidate has passed ({verdicts}); name with --precisions what is to be served all the same"
-        )
-    return [there[label] for label in wanted]
-
-
-def _deployment_profile(model: str) -> ProfileRecipe:
-    """The first of the model's deployment profiles whose hardware is here."""
-    from assay_evaluate.serving.hardware import describe_hardware, find_gpus, fits
-
-    known = load_recipe(ModelRecipe, model).deployment_profiles if model in recipe_names("models") else ()
-    gpus = find_gpus()
-    for name in known:
-        if fits((profile := load_recipe(ProfileRecipe, name)).hardware, gpus):
-            return profile
-    names = f"none of {', '.join(known)} fits" if known else "its model recipe names no `deployment_profiles` for"
-    raise AssayError(
-        f"{model}: {names} this machine ({describe_hardware().get('gpus', 'no GPU')}); say --profile NAME, a name of "
-        "recipes/profiles/ or a YAML file"
-    )
-
-
-def _folder_of(measured: Measurement, run_dir: Path) -> Path:
-    """The checkpoint on this machine: in the run, which may have been copied, else where it was measured."""
-    inside = run_dir / measured.label / "checkpoint"
-    if (inside / MANIFEST).is_file():
-        return inside
-    if measured.checkpoint_bytes is None or not Path(measured.checkpoint).is_dir():
-        raise AssayError(
-            f"{measured.label}: its checkpoint is neither at {inside} nor at {measured.checkpoint}, where it was measured; "
-            "copy it into the run"
-        )
-    return Path(measured.checkpoint)
 
 
 # ------------------------------------------------------------------------------------------------ the table

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from assay.errors import AssayError, PlanError
-from assay_cli.commands.measure.speed import measure_speed
+from assay.records.preflight.report import PreflightReport
+from assay.records.speed import SPEED_RECORD
+from assay_cli.commands.measure.speed import print_speed
 from assay_cli.options import (
     DeviceOption,
     GatesOption,
@@ -33,12 +33,10 @@ from assay_cli.shown.checkpoint import print_made
 from assay_cli.shown.preflight import show, skipped
 from assay_cli.shown.verdicts import print_summary
 from assay_cli.terminal import console, emit, results, say
-from assay_pipeline.calibrating.in_run import with_files
-from assay_pipeline.evaluating import evaluate_in_run
-from assay_pipeline.judging import load_report, passed, write_again
-from assay_pipeline.profiles import check_plans_served, require_hardware
+from assay_pipeline.judging import load_report, passed
 from assay_pipeline.quantize_options import TextOptions
-from assay_pipeline.quantizing import quantize_in_run, quantize_options
+from assay_pipeline.quantizing import quantize_options
+from assay_pipeline.running import run as run_all
 
 
 def run(
@@ -71,58 +69,31 @@ def run(
 
     The same command again does only what is missing. Exit 1 unless every candidate is PASS.
     """
-    from assay_evaluate.serving.server import interpreter_for
-    from assay_pipeline.candidates.of_target import of_target
-    from assay_pipeline.candidates.planned import planned_run
-    from assay_pipeline.preflight import preflight
-
-    # What cannot work fails before the first byte is written.
-    said = TextOptions(tuple(text or ()), None if withhold is None else tuple(withhold), runs)
-    options = quantize_options(device, runner, workers, memory, importance, stream_from, text=said, say=say, track=track)
-    planned = planned_run(
-        target, precisions=precisions, suite=suite, gates=gates, profile=profile, runs=runs, name=name, stream_from=stream_from,
-        here=True, say=say,
+    words = TextOptions(tuple(text or ()), None if withhold is None else tuple(withhold), runs)
+    options = quantize_options(
+        device, runner, workers, memory, importance, stream_from, text=words, say=say, track=track
     )  # fmt: skip
-    if planned.is_served_here:
-        interpreter_for(planned.profile)
-    elif with_speed:
-        raise AssayError(
-            f"--speed: profile {planned.profile.name} names servers that run already (`endpoints`), and speed needs one for "
-            "each speculation; leave it out, and give what `vllm bench serve` measured on them to `assay speed --import`"
-        )
     out = results(as_json=as_json)
-    if no_preflight or planned.is_done:
-        require_hardware(planned.profile)
-    else:
-        found = preflight(planned, say)
-        failed = found.outcome == "FAIL"
-        show(found, out if failed else console, whole=False)
-        if failed:
-            if as_json:
-                emit(found)
+
+    def show_preflight(report: PreflightReport) -> None:
+        show(report, out if report.outcome == "FAIL" else console, whole=False)
+
+    done = run_all(
+        target, precisions=precisions, suite=suite, gates=gates, profile=profile, runs=runs, name=name, options=options,
+        with_preflight=not no_preflight, with_speed=with_speed, on_preflight=show_preflight,
+        on_made=functools.partial(print_made, out=out),
+    )  # fmt: skip
+    if (judged := done.judged) is None:
+        if done.checkpoints:
+            say("nothing is measured: a checkpoint is damaged")
+        else:
+            if as_json and done.preflight is not None:
+                emit(done.preflight)
             say(skipped("--no-preflight"))
-            raise typer.Exit(1)
-    for one in planned.checkpoints:
-        if one.problem is not None:
-            raise PlanError(one.problem)
-    aim, wanted = planned.aim, with_files(planned.aim, planned.wanted, options)
-    check_plans_served(planned.plans, aim, planned.profile)
-    for note in planned.source.notes:
-        say(f"note: {note}")
-    if planned.why_suite is not None:
-        say(planned.why_suite)
-    show_made = functools.partial(print_made, out=out)
-    made = quantize_in_run(aim, planned.source, wanted, options, runs, name, planned.profile, show_made)
-    if not all(checkpoint.verification.passed for checkpoint in made):
-        say("nothing is measured: a checkpoint is damaged")
         raise typer.Exit(1)
-    compared = of_target(
-        replace(aim, choices=()), runs, name, precisions, planned.profile.endpoints, say=say
-    )  # were said above
-    judged = evaluate_in_run(aim, compared, planned.suite, planned.profile, planned.limits, runs, name, say=say)
-    if with_speed:
-        measure_speed(judged, aim, profile)
-        write_again(judged.run_dir, say)
+    if done.speed is not None:
+        print_speed(*done.speed, console)
+        say(f"record: {judged.run_dir / SPEED_RECORD}")
     if as_json:
         emit(load_report(judged.run_dir))
     else:

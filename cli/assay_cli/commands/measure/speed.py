@@ -14,13 +14,12 @@ from assay.foreign_text import check_label, shown
 from assay.quantities import percent_of_events
 from assay.records.speed import SPEED_RECORD, NotMeasured, SpeedRecord, SpeedRow
 from assay_cli.options import JsonOption, ProfileOption, RunsOption, choice, complete_run, refuse_runs, refuse_unused, several
-from assay_cli.terminal import console, emit, escape, print_rows, results, say
+from assay_cli.terminal import emit, escape, print_rows, results, say
 from assay_pipeline.interrupted import says_what_is_kept
-from assay_pipeline.speed_ladder import Place, place_of, plan_ladder, predict_in_run
+from assay_pipeline.speed_ladder import Place, kept_in, place_of, plan_ladder, predict_in_run
 
 if TYPE_CHECKING:
-    from assay_pipeline.evaluating import Judged
-    from assay_pipeline.targets import Target
+    pass
 
 OFF = {"off": "0"}
 MOST = 4096
@@ -191,21 +190,6 @@ def speed(
         print_speed(record, place.reference, results())
     say(f"record: {place.run_dir / SPEED_RECORD}")
     raise typer.Exit(0 if imported is not None or aiconfigurator is not None or not _failed(record) else 1)
-
-
-def measure_speed(judged: Judged, aim: Target, profile: str | None) -> SpeedRecord:
-    """The default ladder as a phase of a run that was judged; its table goes to stderr, beside the progress."""
-    place = Place(judged.run_dir, aim, tuple(judged.measurements))
-    with says_what_is_kept(lambda: kept_in(place)):
-        record = plan_ladder(place, None, profile, {}).measure(say)
-    print_speed(record, place.reference, console)
-    say(f"record: {place.run_dir / SPEED_RECORD}")
-    return record
-
-
-def kept_in(place: Place) -> str:
-    """What an interrupted ladder leaves for the next."""
-    return f"finished repeats are kept in {place.run_dir / SPEED_RECORD}; the same command measures the rest"
 
 
 def _ladder_options(**given: Any) -> dict[str, Any]:

@@ -10,8 +10,7 @@ import typer
 from assay_cli.options import JsonOption, RunArgument, RunsOption, completes, named, named_run, recipe
 from assay_cli.shown.verdicts import print_summary
 from assay_cli.terminal import emit, results, say
-from assay_pipeline.gate_choice import gates_of_run
-from assay_pipeline.judging import judge_and_write, load_measurements, passed
+from assay_pipeline.judging import judge, load_measurements, passed
 
 
 def gate(
@@ -32,11 +31,10 @@ def gate(
 ) -> None:
     """Judge a run again, from its records. Exit 1 unless every candidate is PASS."""
     run_dir = named_run(ctx, run, runs)
-    measurements = load_measurements(run_dir)
-    report = judge_and_write(gates_of_run(run_dir, measurements, gates, say), run_dir, measurements, say=say)
+    report = judge(run_dir, gates, say=say)
     if as_json:
         emit(report)
     else:
-        print_summary(report, measurements, results())
+        print_summary(report, load_measurements(run_dir), results())
     if not passed(report):
         raise typer.Exit(1)

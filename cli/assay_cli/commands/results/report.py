@@ -8,16 +8,13 @@ import typer
 
 from assay_cli.options import JsonOption, RunArgument, RunsOption, named_run
 from assay_cli.terminal import emit, escape, results
-from assay_pipeline.gate_choice import registered_gates
 from assay_pipeline.judging import load_report
+from assay_pipeline.judging import report as write_report
 
 
 def report(ctx: typer.Context, run: RunArgument, runs: RunsOption = Path("runs"), as_json: JsonOption = False) -> None:
     """Write report/{index.html,report.json,report.md} of a run again, from its records only. --json prints report.json."""
-    from assay_reports.report import write_report
-
     run_dir = named_run(ctx, run, runs)
-    registered_gates(run_dir)  # what `assay gate` refuses is not shown either
     page = write_report(run_dir)
     if as_json:
         emit(load_report(run_dir))
