@@ -113,7 +113,7 @@ def test_a_push_between_plan_and_download_changes_nothing(run: Run, hub: Hub, mo
         hub.commit = "b" * 40
         return plans
 
-    monkeypatch.setattr("assay_cli.commands.make.quantize.plans_for", then_pushed)
+    monkeypatch.setattr("assay_pipeline.quantizing.plans_for", then_pushed)
     code, _, err = run("quantize", "org/model", *W4A16)
     assert code == 2 and "\nerror: org/model: no such revision on " in err
     hub.commit = "a" * 40

@@ -80,7 +80,7 @@ def test_the_profile_is_the_models_first_whose_gpus_are_here(
         Measurement.load(path).model_copy(update={"model": "glm-5"}).save(path)
     assert one_error(run(*one)).startswith("glm-5: none of 4xb200, 4xh200, 8xrtx-pro-6000 fits this machine (")
     monkeypatch.setattr("assay_evaluate.serving.hardware.find_gpus", lambda: (H200,) * 4)
-    monkeypatch.setattr("assay_cli.commands.measure.deployment.check_folder_served", lambda *_: None)
+    monkeypatch.setattr("assay_pipeline.deployment.check_folder_served", lambda *_: None)
     assert run(*one)[0] == 0
     assert deployed[-1][:2] == ("w4a16", "4xh200")
 

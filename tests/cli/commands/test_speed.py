@@ -17,9 +17,11 @@ from assay.records.measurement import Measurement
 from assay.records.run import RunRecord
 from assay.records.speed import NotMeasured, SpeedRecord, SpeedRepeat, SpeedRow
 from assay.records.verdict import GateReport
-from assay_cli.commands.measure.speed import measure_speed
+from assay_cli.commands.measure.speed import print_speed
+from assay_cli.terminal import console
 from assay_evaluate.speed import measure
 from assay_pipeline.evaluating import Judged
+from assay_pipeline.speed_ladder import measure_judged
 from assay_pipeline.targets import resolve_target
 from assay_reports.report import write_report
 
@@ -180,11 +182,12 @@ def test_a_phase_of_a_run(run: Run, measured: list[Any], capsys: pytest.CaptureF
     """`assay run --speed`: the default ladder of the run that was judged, printed beside the progress."""
     run_dir = make_run(Path("runs"))
     measurements = [Measurement.load(path) for path in sorted((run_dir / "measurements").glob("*.json"))]
-    judged = Judged(run_dir, measurements, GateReport.load(run_dir / "gates.json"))
-    record = measure_speed(judged, resolve_target("tiny-glm"), "cpu-emulated")
+    lines: list[str] = []
+    record, reference = measure_judged(run_dir, measurements, resolve_target("tiny-glm"), "cpu-emulated", lines.append)
+    print_speed(record, reference, console)
     out = capsys.readouterr()
     assert record == SpeedRecord.load(run_dir / "speed.json") and measured[0][2].speculation == (0, 1)
-    assert out.out == "" and "11.0 [9.5, 12.6]" in out.err and out.err.endswith(f"record: {run_dir / 'speed.json'}\n")
+    assert out.out == "" and "11.0 [9.5, 12.6]" in out.err
     assert "--speed" in run("run", "--help")[1]
 
 
@@ -203,9 +206,9 @@ def test_a_whole_run_with_speed(run: Run, measured: list[Any], monkeypatch: pyte
     Path("tiny-glm.yaml").write_text(
         yaml.safe_dump(recipe | {"speed": {"concurrency": [4, 1], "speculation": [0], "repeats": 5}})
     )
-    monkeypatch.setattr("assay_cli.commands.measure.run.quantize_in_run", lambda *_, **__: [])
-    monkeypatch.setattr("assay_cli.commands.measure.run.evaluate_in_run", judged)
-    monkeypatch.setattr("assay_pipeline.candidates.of_target.of_target", lambda *_, **__: None)
+    monkeypatch.setattr("assay_pipeline.running.quantize_in_run", lambda *_, **__: [])
+    monkeypatch.setattr("assay_pipeline.running.evaluate_in_run", judged)
+    monkeypatch.setattr("assay_pipeline.running.of_target", lambda *_, **__: None)
     code, _, err = run("run", "tiny-glm.yaml", "--speed", "--no-preflight", "--suite", "quick")
     assert code in (0, 1), err
     ((_, _, ladder),) = measured
