@@ -231,6 +231,16 @@ GatesOption = Annotated[
 ProfileOption = Annotated[
     str | None, recipe_option("--profile", "profiles", help=f"How vLLM is run. {named('profiles')} Default: from the hardware.")
 ]
+TasksOption = Annotated[
+    list[str] | None,
+    typer.Option("--tasks", metavar="NAME,...", callback=several, help="Only these tasks of the suite. Default: all."),
+]
+LimitOption = Annotated[
+    int | None,
+    typer.Option(
+        "--limit", min=1, metavar="N", help="At most N items of each part of a task (a language, a length): for a trial."
+    ),
+]
 OutFolderOption = Annotated[
     Path | None,
     typer.Option(

@@ -13,6 +13,7 @@ import math
 import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,6 +42,7 @@ from assay_cli.commands.make.recipe import recipe
 from assay_cli.commands.make.verify import verify
 from assay_cli.commands.measure.deployment import deployment
 from assay_cli.commands.measure.evaluate import evaluate
+from assay_cli.commands.measure.judge import judge
 from assay_cli.commands.measure.run import run
 from assay_cli.commands.measure.serve import serve
 from assay_cli.commands.measure.speed import speed
@@ -70,7 +72,7 @@ class Command(TyperCommand):
         super().__init__(*args, help=help and SINGLE_LINE_END.sub(" ", help), **options)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
+        return [piece.replace("{", "").replace("}...", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
 
     def get_params(self, ctx: Any) -> Any:
         return named_values(super().get_params(ctx))
@@ -107,6 +109,13 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+diagnosis = typer.Typer(
+    cls=AllCommands,
+    help="Failures that are not in the weights: probe a server, find the setting or the layer they depend on.",
+    no_args_is_help=True,
 )
 
 
@@ -175,35 +184,30 @@ def _version(value: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None: ...
 
 
-app.command(cls=Command)(run)
-app.command(cls=Command)(preflight)
-app.command(cls=Command)(power)
-app.command(cls=Command)(plan)
-app.command(cls=Command)(recipe)
-app.command(cls=Command)(quantize)
-app.command(cls=Command)(verify)
-app.command(cls=Command)(calibrate)
-app.command(cls=Command)(serve)
-app.command(cls=Command)(evaluate)
-app.command(cls=Command)(deployment)
-app.command(cls=Command)(speed)
-app.command(cls=Command)(probe)
-app.command(cls=Command)(lever)
-app.command(cls=Command)(locate)
-app.command(cls=Command)(sensitivity)
-app.command("gpu-check", cls=Command)(gpu_check)
-app.command(cls=Command)(status)
-app.command(cls=Command)(compare)
-app.command(cls=Command)(choose)
-app.command(cls=Command)(gate)
-app.command(cls=Command)(report)
-app.command(cls=Command)(card)
-app.command(cls=Command)(publish)
-app.command(cls=Command)(doctor)
-app.command("recipes", cls=Command)(list_recipes)
-app.command(cls=Command)(family)
+VERBS, WHOLE, BEFORE, CHECKPOINTS, RUNS = "Commands", "Step by step", "Beforehand", "Checkpoints and servers", "Runs"
+"""Panels of `assay --help`."""
+
+
+def _add(panel: str, *functions: Callable[..., None], to: typer.Typer = app) -> None:
+    for function in functions:
+        to.command(function.__name__.replace("_", "-"), cls=Command, rich_help_panel=panel)(function)
+
+
+_add(VERBS, quantize, judge, choose, publish)
+app.add_typer(diagnosis, name="diagnose", rich_help_panel=VERBS)
+_add(VERBS, run)
+_add(BEFORE, preflight, plan, power, sensitivity, recipe, calibrate)
+_add(WHOLE, evaluate, deployment, speed, gate, report, card)
+_add(CHECKPOINTS, verify, serve, family)
+_add(RUNS, status, compare)
+_add("This installation", doctor)
+app.command("recipes", cls=Command, rich_help_panel="This installation")(list_recipes)
+for command in (probe, lever, locate, gpu_check):
+    name = command.__name__.replace("_", "-")
+    diagnosis.command(name, cls=Command)(command)
+    app.command(name, cls=Command, hidden=True)(command)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from assay.callbacks import Say, say_nothing
 from assay.errors import AssayError
-from assay.recipes.suite_files import with_swe_options
+from assay.recipes.suite_files import with_selection, with_swe_options
 from assay.records.measurement import BudgetCheck, Measurement
 from assay.records.run import SuiteIdentity
 from assay.records.verdict import GateReport
@@ -132,13 +132,15 @@ def prepare(
     own_texts: bool | None = None,
     only_reference: bool = False,
     swe: SweOptions = NO_SWE_OPTIONS,
+    tasks: Sequence[str] | None = None,
+    limit: int | None = None,
     say: Say = say_nothing,
 ) -> Evaluation:
     """What `evaluate` with these words would measure; nothing is asked of a model yet.
 
     target: a model recipe's name, a checkpoint folder or a hub id, whose precisions are compared; or reference and candidates:
-    [LABEL=]DIR, URL, or URL,DIR each. AssayError: these words do not go together, a checkpoint or server is not there, or the
-    profile's GPUs cannot hold one.
+    [LABEL=]DIR, URL, or URL,DIR each. tasks, limit: some tasks of the suite, so many items of each of their parts. AssayError:
+    these words do not go together, a checkpoint or server is not there, or the profile's GPUs cannot hold one.
     """
     endpoints = given_endpoints(profile)
     if (target is None and reference is None) or (reference is not None and not only_reference) != bool(candidates):
@@ -156,6 +158,7 @@ def prepare(
     aim = aim.on_profile(chosen)
     chosen_suite, suite_note = suite_for(aim, suite, chosen, gates)
     chosen_suite = with_swe_options(chosen_suite, slice_=swe.slice, filter_=swe.filter, num_repeats=swe.num_repeats)
+    chosen_suite = with_selection(chosen_suite, tasks, limit)
     limits = choose_gates(aim, chosen_suite, gates)
     if sides is None and not given:
         check_released(aim, chosen)

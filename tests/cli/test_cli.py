@@ -97,8 +97,8 @@ def test_plan_prints_a_table_or_the_record(run: Run, source: Path) -> None:
 def test_every_command_has_help(run: Run) -> None:
     commands = [command.name or command.callback.__name__ for command in cli.app.registered_commands if command.callback]
     assert sorted(commands) == [
-        "calibrate", "card", "choose", "compare", "deployment", "doctor", "evaluate", "family", "gate", "gpu-check", "lever",
-        "locate", "plan", "power", "preflight", "probe", "publish", "quantize", "recipe", "recipes", "report", "run",
+        "calibrate", "card", "choose", "compare", "deployment", "doctor", "evaluate", "family", "gate", "gpu-check", "judge",
+        "lever", "locate", "plan", "power", "preflight", "probe", "publish", "quantize", "recipe", "recipes", "report", "run",
         "sensitivity", "serve", "speed", "status", "verify",
     ]  # fmt: skip
     for command in commands:

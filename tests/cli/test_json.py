@@ -131,6 +131,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], type[Record] | None, tuple[int, ...]]
     "calibrate": (("source", "--out", "w"), Calibration, (0,)),
     "serve": (("source",), None, (130,)),
     "evaluate": (("--reference", "source", "--candidate", "made", "--suite", "quick"), Report, (0,)),
+    "judge": (("source", "made", "--suite", "quick"), Report, (0, 1)),
     "deployment": (("tiny-glm", "--profile", "cpu-emulated", "--precisions", "w4a16"), None, (0,)),
     "speed": (("tiny-glm",), SpeedRecord, (0,)),
     "probe": (("http://127.0.0.1:1",), None, (0,)),
@@ -179,7 +180,7 @@ def test_no_command_is_forgotten() -> None:
     assert registered == COMMANDS.keys()
 
 
-WRITES_REPORTS = {"run", "evaluate", "deployment", "report", "card"}
+WRITES_REPORTS = {"run", "evaluate", "judge", "deployment", "report", "card"}
 
 
 @pytest.mark.slow

@@ -11,11 +11,13 @@ from assay_cli.options import (
     ApiKeyOption,
     GatesOption,
     JsonOption,
+    LimitOption,
     NameOption,
     PrecisionsOption,
     ProfileOption,
     RunsOption,
     SuiteOption,
+    TasksOption,
     completes,
     refuse_unused,
 )
@@ -87,6 +89,8 @@ def evaluate(
             help="Only ask the reference twenty items of every task, and say whether the token budgets suffice; exit 1 if not.",
         ),
     ] = False,
+    tasks: TasksOption = None,
+    limit: LimitOption = None,
     swe_slice: Annotated[
         str | None, typer.Option("--slice", help="SWE-bench: a slice of the instances sorted by id, e.g. 0:50.")
     ] = None,
@@ -112,7 +116,7 @@ def evaluate(
     evaluation = prepare(
         target, reference=reference, candidates=candidate or (), api_key_env=api_key_env, precisions=precisions, suite=suite,
         gates=gates, profile=profile, runs=runs, name=name, same_weights=same_weights, own_texts=own_texts,
-        only_reference=budget_check, swe=SweOptions(swe_slice, swe_filter, swe_repeats), say=say,
+        only_reference=budget_check, swe=SweOptions(swe_slice, swe_filter, swe_repeats), tasks=tasks, limit=limit, say=say,
     )  # fmt: skip
     if budget_check:
         checked = check_budgets(evaluation, runs=runs, name=name, say=say)
