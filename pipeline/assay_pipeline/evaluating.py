@@ -13,9 +13,9 @@ from assay.recipes.suite_files import with_selection, with_swe_options
 from assay.records.measurement import BudgetCheck, Measurement
 from assay.records.run import SuiteIdentity
 from assay.records.verdict import GateReport
-from assay_pipeline.candidates.of_sides import given_endpoints, model_of, of_sides, parse_sides, profile_of
-from assay_pipeline.candidates.of_target import of_target, unused_draft_head
-from assay_pipeline.candidates.planned import check_released, problem_before
+from assay_pipeline.comparison.checkpoints import of_target, unused_draft_head
+from assay_pipeline.comparison.planned_run import check_released, problem_before
+from assay_pipeline.comparison.sides import given_endpoints, model_of, of_sides, parse_sides, profile_of
 from assay_pipeline.gate_choice import ChosenGates, choose_gates, describe_gates, register_gates, suite_for
 from assay_pipeline.interrupted import says_what_is_kept
 from assay_pipeline.judging import judge_and_write, load_measurements
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from assay.recipes.gate import GateRecipe
     from assay.recipes.profile import ProfileRecipe
     from assay.recipes.suite import SuiteRecipe
-    from assay_pipeline.candidates.of_target import Comparison
+    from assay_pipeline.comparison.checkpoints import Comparison
     from assay_pipeline.targets import Target
 
 

@@ -19,7 +19,7 @@ from assay.recipes.load import load_recipe
 from assay.recipes.profile import ProfileRecipe, context_tokens
 from assay.recipes.suite import SuiteRecipe
 from assay.records.preflight.report import Check, CheckName, PreflightReport
-from assay_pipeline.candidates.planned import PlannedRun, is_on_gpus
+from assay_pipeline.comparison.planned_run import PlannedRun, is_on_gpus
 
 if TYPE_CHECKING:
     from assay_evaluate.roofline.weights import ServedWeights
@@ -122,7 +122,7 @@ def check_environment(run: PlannedRun, on_progress: Callable[[str], None]) -> It
 def check_tokenizer(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterator[Check]:
     """Tokenizer, chat template and parsers: of the source, whose files the checkpoints made here get, and of the reference."""
     from assay_evaluate.preflight.tokenizer import check_tokenizer as look
-    from assay_pipeline.candidates.small_files import small_files
+    from assay_pipeline.comparison.small_files import small_files
 
     looked_at = {"source": run.source}
     if run.reference.headers is not None and run.reference.headers.location != run.source.location:
@@ -150,7 +150,7 @@ def _context(run: PlannedRun) -> int | None:
 
 
 def _is_chat(run: PlannedRun) -> bool:
-    from assay_pipeline.candidates.small_files import small_files
+    from assay_pipeline.comparison.small_files import small_files
 
     return "chat-template" in run.aim.recipe.serving.vllm or small_files("source", run.source).template is not None
 
@@ -170,7 +170,7 @@ def _required(run: PlannedRun) -> frozenset[str]:
 def check_sampling(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterable[Check]:
     """How the suite asks, against the model's card."""
     from assay_evaluate.preflight.sampling import check_sampling as look
-    from assay_pipeline.candidates.small_files import json_file
+    from assay_pipeline.comparison.small_files import json_file
 
     return look(run.suite, run.aim.recipe, json_file(run.source, "generation_config.json"))
 

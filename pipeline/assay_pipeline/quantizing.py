@@ -18,10 +18,10 @@ from assay.records.manifest import Manifest
 from assay.records.plan import Plan
 from assay.records.run import CARD, PLAN_INSIDE, VERIFICATION_INSIDE, RunRecord, SourceData, source_of
 from assay.records.verification import Verification, is_as_verified
-from assay_pipeline.calibrating.in_run import alone, file_in_run, with_files
-from assay_pipeline.calibrating.layers import calibrated_before, calibrated_layers, keep_calibration
-from assay_pipeline.deploying.automatic import check_texts_of_mix, choose
+from assay_pipeline.calibration.files import alone, file_in_run, with_files
+from assay_pipeline.calibration.layers import calibrated_before, calibrated_layers, keep_calibration
 from assay_pipeline.interrupted import says_what_is_kept
+from assay_pipeline.mixes.automatic import check_texts_of_mix, choose
 from assay_pipeline.planning import choices_of, plan_for, plans_for, precisions_for, source_for
 from assay_pipeline.profiles import check_plans_served
 from assay_pipeline.quantize_options import QuantizeOptions, TextOptions

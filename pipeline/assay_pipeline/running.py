@@ -9,9 +9,9 @@ from pathlib import Path
 from assay.errors import AssayError, PlanError
 from assay.records.preflight.report import PreflightReport
 from assay.records.speed import SpeedRecord
-from assay_pipeline.calibrating.in_run import with_files
-from assay_pipeline.candidates.of_target import of_target
-from assay_pipeline.candidates.planned import planned_run
+from assay_pipeline.calibration.files import with_files
+from assay_pipeline.comparison.checkpoints import of_target
+from assay_pipeline.comparison.planned_run import planned_run
 from assay_pipeline.evaluating import Judged, evaluate_in_run
 from assay_pipeline.judging import write_again
 from assay_pipeline.preflight import preflight

@@ -21,7 +21,7 @@ from assay.records.measurement import Measurement
 from assay.records.run import RunRecord
 from assay.records.speed import SPEED_RECORD, SpeedRecord
 from assay.safe_files import read_json_object
-from assay_pipeline.candidates.of_target import source_now
+from assay_pipeline.comparison.checkpoints import source_now
 from assay_pipeline.gate_choice import suite_for
 from assay_pipeline.interrupted import says_what_is_kept
 from assay_pipeline.profiles import profile_for

@@ -14,7 +14,7 @@ from tiny_checkpoints import make_tiny_glm4_moe
 from assay.errors import AssayError
 from assay.recipes.profile import GivenServer
 from assay.records.measurement import Measurement
-from assay_pipeline.candidates.of_sides import Side, _name_of, parse_sides, split_values
+from assay_pipeline.comparison.sides import Side, _name_of, parse_sides, split_values
 
 Run = Callable[..., tuple[int, str, str]]
 SUITE = """\

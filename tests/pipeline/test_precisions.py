@@ -16,7 +16,7 @@ from tiny_checkpoints import make_tiny_glm4_moe
 from assay.recipes.model import Serving
 from assay.records.manifest import Manifest
 from assay_evaluate.run.evaluate import Candidate
-from assay_pipeline.candidates.of_target import unused_draft_head
+from assay_pipeline.comparison.checkpoints import unused_draft_head
 from assay_pipeline.targets import resolve_target
 from assay_reports.schema import Report
 

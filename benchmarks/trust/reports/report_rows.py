@@ -418,7 +418,7 @@ FILES = (
     ),
     Report(
         "`recipe`, killed between its files, is refused for its own files", OWN, "goes on",
-        ("pipeline/deploying/test_recipe.py::test_a_command_that_was_killed_between_its_files_goes_on",),
+        ("pipeline/mixes/test_recipe.py::test_a_command_that_was_killed_between_its_files_goes_on",),
     ),
     Report(
         "What is published names folders of the machine", OWN, "left out; in files that are copied, noted",

@@ -21,7 +21,7 @@ from assay.errors import CheckpointError
 from assay.records.preflight.report import Check, CheckName, PreflightReport
 from assay_evaluate.serving.hardware import Gpu
 from assay_pipeline import preflight
-from assay_pipeline.candidates.planned import PlannedRun, planned_run
+from assay_pipeline.comparison.planned_run import PlannedRun, planned_run
 
 EIGHT_H200 = tuple(Gpu("NVIDIA H200", 143_771 << 20, "580") for _ in range(8))
 MINE = ("hardware", "plan", "disk", "memory", "split")
@@ -61,7 +61,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def with_gpus(monkeypatch: pytest.MonkeyPatch, gpus: tuple[Gpu, ...]) -> None:
-    for module in ("assay_evaluate.serving.hardware", "assay_pipeline.candidates.planned"):
+    for module in ("assay_evaluate.serving.hardware", "assay_pipeline.comparison.planned_run"):
         monkeypatch.setattr(f"{module}.find_gpus", lambda: gpus)
 
 

@@ -12,7 +12,7 @@ from planted_outliers import plant_outliers
 from assay.records.choice.mix import Mix
 from assay.records.diagnosis.sensitivity import Sensitivity
 from assay_cli.shown.sensitivity import shade_of, shares_by_role, worst_parts
-from assay_pipeline.deploying.sensitivity_found import spread
+from assay_pipeline.sensitivity.measure import spread
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.sensitivity.parts import Key
 

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 
 from assay.errors import QuantizeError
 from assay.records.calibration import CalibratedLayers
-from assay_pipeline.calibrating.lines import repeated_lines
+from assay_pipeline.calibration.sentences import repeated_lines
 from assay_quantize.calibration import sources
 from assay_quantize.calibration.reading import pieces
 from assay_quantize.calibration.sources import FileText

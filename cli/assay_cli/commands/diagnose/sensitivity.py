@@ -25,11 +25,11 @@ from assay_cli.options import (
 )
 from assay_cli.shown.sensitivity import show
 from assay_cli.terminal import emit, results, say
-from assay_pipeline.deploying.sensitivity_asked import Asked, Proxy, check_asked
-from assay_pipeline.deploying.sensitivity_by_layer import estimate_hours
-from assay_pipeline.deploying.sensitivity_found import find_sensitivity
 from assay_pipeline.interrupted import says_what_is_kept
 from assay_pipeline.places import check_places, place_for
+from assay_pipeline.sensitivity.by_layer import estimate_hours
+from assay_pipeline.sensitivity.measure import find_sensitivity
+from assay_pipeline.sensitivity.request import Asked, Proxy, check_asked
 
 DEFAULT_SCHEMES = ("w4a16", "w4a16_g32", "nvfp4a16", "fp8_block")
 SCHEMES = tuple(name for name in get_args(SchemeName) if name != "fp8_static")

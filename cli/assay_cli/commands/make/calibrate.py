@@ -12,7 +12,7 @@ from assay.recipes.calibrated.texts import MAX_LENGTH
 from assay.records.calibration import record_of
 from assay_cli.options import TEXT_HELP, DeviceOption, RunsOption, WithholdOption, refuse_unused, several
 from assay_cli.terminal import emit, escape, results, say
-from assay_pipeline.calibrating.lines import lines
+from assay_pipeline.calibration.sentences import lines
 
 
 def calibrate(
@@ -47,7 +47,7 @@ def calibrate(
     It must fit into memory. `assay quantize -p w4a16-mse --importance FILE` then rounds the channels with the largest inputs
     most carefully; `-p nvfp4-calibrated` and `-p fp8-static` make scales of activations from it. Its record lies beside it.
     """  # fmt: skip
-    from assay_pipeline.calibrating.texts import calibration_text, text_sources
+    from assay_pipeline.calibration.texts import calibration_text, text_sources
     from assay_pipeline.targets import local_checkpoint, resolve_target
     from assay_quantize.calibration.calibrate import calibrate as run
     from assay_quantize.kernels.devices import device_here

@@ -14,8 +14,8 @@ from assay.recipes.profile import ProfileRecipe
 from assay_cli.options import JsonOption, TargetArgument, named, recipe_option, refuse_unused
 from assay_cli.shown.hardware_plan import print_hardware_plan
 from assay_cli.terminal import emit, results, say
-from assay_pipeline.deploying.estimates import estimate_for, with_shapes
-from assay_pipeline.deploying.hardware_plan import plan_for_hardware, tokens_of
+from assay_pipeline.hardware.estimates import estimate_for, with_shapes
+from assay_pipeline.hardware.plan import plan_for_hardware, tokens_of
 from assay_pipeline.planning import plan_for, source_for
 
 MAX_USERS = 100_000

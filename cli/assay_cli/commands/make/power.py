@@ -24,7 +24,7 @@ from assay_cli.terminal import emit, escape, print_rows, results, say
 if TYPE_CHECKING:
     from assay_evaluate.preflight.power_designs import Assumptions
     from assay_evaluate.roofline.weights import ServedWeights
-    from assay_pipeline.candidates.planned import PlannedRun
+    from assay_pipeline.comparison.planned_run import PlannedRun
 
 SAMPLED = Sampling(temperature=1.0)
 """How tasks with `sampling: model` are asked where no model is named; only that they are sampled counts here."""
@@ -143,7 +143,7 @@ def _of_suite(suite: str, gates: str | None, profile: str | None) -> _Asked:
 
 def _of_model(model: str, suite: str, gates: str | None, profile: str | None) -> _Asked:
     """A suite as a model is asked; with the weights of every checkpoint of its run where headers can be read."""
-    from assay_pipeline.candidates.planned import planned_run
+    from assay_pipeline.comparison.planned_run import planned_run
     from assay_pipeline.gate_choice import choose_gates, suite_for
     from assay_pipeline.preflight import counted, served_weights_of
     from assay_pipeline.targets import resolve_target

@@ -45,7 +45,7 @@ def preflight(
 
     Reads headers only. With --profile, also for a machine that is not this one. Exit 1 if something would fail.
     """
-    from assay_pipeline.candidates.planned import planned_run
+    from assay_pipeline.comparison.planned_run import planned_run
     from assay_pipeline.preflight import nothing_to_look_at
     from assay_pipeline.preflight import preflight as look
 

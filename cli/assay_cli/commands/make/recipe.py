@@ -15,8 +15,8 @@ from assay_cli.commands.make.plan import MAX_USERS
 from assay_cli.options import JsonOption, RunOption, TargetArgument, named, recipe_option, refuse_unused, several
 from assay_cli.shown.mix import print_mix
 from assay_cli.terminal import emit, results, say
-from assay_pipeline.deploying.hardware_plan import tokens_of
-from assay_pipeline.deploying.mixing import check_free, check_out, propose_for, replayed, write
+from assay_pipeline.hardware.plan import tokens_of
+from assay_pipeline.mixes.proposal import check_free, check_out, propose_for, replayed, write
 
 
 def recipe(

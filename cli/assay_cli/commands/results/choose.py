@@ -18,7 +18,7 @@ from assay.records.choice.record import CHOICE_RECORD, Cell, Choice, Pick
 from assay.records.verdict import GateReport
 from assay_cli.options import JsonOption, RunsOption, choice, complete_run, completes, named_run, refuse_unused
 from assay_cli.terminal import emit, escape, print_rows, results, say
-from assay_pipeline.deploying.choosing import (
+from assay_pipeline.hardware.choice_inputs import (
     beside_floor,
     infeasible,
     numbers_of,
@@ -29,7 +29,7 @@ from assay_pipeline.deploying.choosing import (
     profile_called,
     speed_rows,
 )
-from assay_pipeline.deploying.hardware_plan import tokens_of
+from assay_pipeline.hardware.plan import tokens_of
 
 
 def choose(

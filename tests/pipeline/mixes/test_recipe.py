@@ -18,8 +18,8 @@ from assay.recipes.precision import PrecisionRecipe
 from assay.records.base import Interval, sha256_of, write_text_atomically
 from assay.records.choice.mix import Mix
 from assay.records.diagnosis.sensitivity import Sensitivity, UniformDamage, WholeDamage
-from assay_pipeline.deploying import mixing
-from assay_pipeline.deploying.mixing import machine_for
+from assay_pipeline.mixes import proposal as mixing
+from assay_pipeline.mixes.proposal import machine_for
 from assay_pipeline.targets import resolve_target
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.plan.planner import make_plan

@@ -12,7 +12,7 @@ from tiny_checkpoints import make_tiny_glm4_moe
 from assay.errors import AssayError
 from assay.recipes.precision import PrecisionRecipe
 from assay_evaluate.divergence.documents import Document
-from assay_pipeline.deploying.sensitivity_asked import Asked, OtherTexts, as_measured, check_texts, mixes_of, scored
+from assay_pipeline.sensitivity.request import Asked, OtherTexts, as_measured, check_texts, mixes_of, scored
 from assay_pipeline.targets import resolve_target
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.sensitivity.parts import Key, Layout, find_parts

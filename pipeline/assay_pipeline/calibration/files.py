@@ -21,8 +21,8 @@ from assay.records.base import sha256_of, sha256_of_file
 from assay.records.calibration import Calibration, record_of
 from assay.records.plan import Plan
 from assay.records.run import source_of
-from assay_pipeline.calibrating.layers import check_texts, text_asked
-from assay_pipeline.calibrating.lines import lines
+from assay_pipeline.calibration.layers import check_texts, text_asked
+from assay_pipeline.calibration.sentences import lines
 
 if TYPE_CHECKING:
     from assay_pipeline.quantize_options import QuantizeOptions

@@ -21,9 +21,9 @@ from assay.records.choice.mix import Mix
 from assay.records.diagnosis.sensitivity import Sensitivity
 from assay.records.manifest import Manifest
 from assay.records.plan import Plan
-from assay_pipeline.candidates.of_target import of_target
-from assay_pipeline.candidates.planned import is_made, planned_run
-from assay_pipeline.deploying.automatic import check_texts_of_mix
+from assay_pipeline.comparison.checkpoints import of_target
+from assay_pipeline.comparison.planned_run import is_made, planned_run
+from assay_pipeline.mixes.automatic import check_texts_of_mix
 from assay_pipeline.targets import resolve_target
 from assay_reports.numbers import plan_numbers
 
@@ -208,7 +208,7 @@ def test_what_cannot_be_used_or_chosen_is_said_before_anything_is_measured(run: 
 def test_a_model_larger_than_memory_is_measured_on_files(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One layer at a time, and the model cannot write texts meanwhile."""
     monkeypatch.setattr("assay_quantize.sensitivity.layered.whole_bytes", lambda plan: 1 << 50)
-    monkeypatch.setattr("assay_pipeline.deploying.sensitivity_by_layer.free_bytes", lambda: 1 << 32)
+    monkeypatch.setattr("assay_pipeline.sensitivity.by_layer.free_bytes", lambda: 1 << 32)
     recipe = folder / "large.yaml"
 
     def written(texts: str) -> str:

@@ -20,7 +20,7 @@ from assay.recipes.profile import GivenServer, Hardware, ProfileRecipe, problem_
 from assay.records.base import sha256_of_file
 from assay.records.run import ReferenceCheckpoint, RunRecord, folder_name
 from assay_evaluate.serving.api_key import bearer
-from assay_pipeline.candidates.of_target import Comparison, other_source
+from assay_pipeline.comparison.checkpoints import Comparison, other_source
 from assay_pipeline.profiles import profile_for
 from assay_pipeline.run_folders import read_run
 from assay_pipeline.targets import Target, resolve_target, url_in

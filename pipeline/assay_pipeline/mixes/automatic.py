@@ -22,13 +22,13 @@ from assay.records.base import sha256_of, sha256_of_file, write_text_atomically
 from assay.records.choice.mix import Mix
 from assay.records.diagnosis.sensitivity import Sensitivity
 from assay.records.plan import Plan
-from assay_pipeline.deploying.mixing import base_for, propose_for, replayed
 from assay_pipeline.interrupted import says_what_is_kept
+from assay_pipeline.mixes.proposal import base_for, propose_for, replayed
 from assay_pipeline.planning import automatic_base
 
 if TYPE_CHECKING:
-    from assay_pipeline.deploying.hardware_plan import Known
-    from assay_pipeline.deploying.sensitivity_asked import Asked
+    from assay_pipeline.hardware.plan import Known
+    from assay_pipeline.sensitivity.request import Asked
     from assay_pipeline.targets import Target
     from assay_quantize.mixing.build import Proposal
 
@@ -137,7 +137,7 @@ def check_texts_of_mix(aim: Target, wanted: Sequence[Plan | Automatic], run_dir:
     folder = run_dir / FOLDER
     if all((folder / f"{one.name}.yaml").is_file() for one in mixes) or _record(aim, folder).is_file():
         return
-    from assay_pipeline.deploying.sensitivity_by_layer import free_bytes
+    from assay_pipeline.sensitivity.by_layer import free_bytes
     from assay_quantize.sensitivity.layered import whole_bytes  # imports transformers: not for what has no mix
 
     needed, free = whole_bytes(plans[0]), free_bytes()
@@ -217,8 +217,8 @@ def _measured_whole(
 ) -> Sensitivity | None:
     """The sensitivities with what the mix, and its control, lose with all parts quantized at once. None: nothing else is
     measured so; the texts are others now; or one layer at a time is held, which would run every part's stream once more."""
-    from assay_pipeline.deploying.sensitivity_asked import OtherTexts, as_measured
-    from assay_pipeline.deploying.sensitivity_by_layer import is_by_layer
+    from assay_pipeline.sensitivity.by_layer import is_by_layer
+    from assay_pipeline.sensitivity.request import OtherTexts, as_measured
     from assay_pipeline.targets import local_checkpoint
     from assay_quantize.checkpoint.checkpoint import open_checkpoint
     from assay_quantize.sensitivity.parts import find_parts
@@ -244,7 +244,7 @@ def _measured_whole(
 
 
 def _asked(aim: Target, record: Path, say: Say) -> Asked:
-    from assay_pipeline.deploying.sensitivity_asked import Asked
+    from assay_pipeline.sensitivity.request import Asked
 
     how, keep = aim.recipe.automatic, record.parent / "sensitivity"
     observer, method = _rounding(aim)
@@ -258,8 +258,8 @@ def _asked(aim: Target, record: Path, say: Say) -> Asked:
 
 
 def _find(asked: Asked) -> Sensitivity:
-    from assay_pipeline.deploying.sensitivity_asked import check_asked
-    from assay_pipeline.deploying.sensitivity_found import find_sensitivity
+    from assay_pipeline.sensitivity.measure import find_sensitivity
+    from assay_pipeline.sensitivity.request import check_asked
 
     check_asked(asked)
     with says_what_is_kept(lambda: f"what was measured is kept in {asked.keep}; the same command goes on from there"):

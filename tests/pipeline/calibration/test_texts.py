@@ -15,7 +15,7 @@ from assay.records.calibration import Calibration, LayerCoverage
 from assay.records.run import RunRecord
 from assay_evaluate.tasks.generated import arithmetic_items
 from assay_evaluate.tasks.items import LANGUAGES
-from assay_pipeline.calibrating.lines import coverage_lines
+from assay_pipeline.calibration.sentences import coverage_lines
 
 TRAINED = Path(__file__).resolve().parents[3] / "examples" / "tiny_glm" / "checkpoint"
 ASK = ("--tokens", 128, "--length", 32, "--min-tokens", 1)

@@ -17,7 +17,7 @@ from assay.recipes.profile import ProfileRecipe
 from assay.records.plan import Plan
 from assay.records.run import judged_bytes
 from assay.records.speed import OTHER_BYTES, SPEED_RECORD, SpeedRecord, SpeedRow
-from assay_pipeline.deploying.hardware_plan import experts_scheme, known_model, weights_of
+from assay_pipeline.hardware.plan import experts_scheme, known_model, weights_of
 from assay_pipeline.targets import resolve_target
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from assay.records.diagnosis.sensitivity import (
     Sensitivity,
     SensitivityPart,
 )
-from assay_pipeline.deploying.sensitivity_asked import (
+from assay_pipeline.sensitivity.request import (
     Asked,
     Figures,
     Pair,
@@ -53,7 +53,7 @@ IN_WORDS = {
 
 def find_sensitivity(asked: Asked) -> Sensitivity | None:
     """The record; None if only the cost was asked for."""
-    from assay_pipeline.deploying.sensitivity_by_layer import is_by_layer, run_by_layer
+    from assay_pipeline.sensitivity.by_layer import is_by_layer, run_by_layer
     from assay_pipeline.targets import local_checkpoint
     from assay_quantize.checkpoint.checkpoint import open_checkpoint
     from assay_quantize.checkpoint.source_reader import SourceReader

@@ -25,9 +25,9 @@ from assay.records.measurement import Measurement
 from assay.records.plan import Plan
 from assay.records.run import RunRecord, SourceData, SuiteIdentity
 from assay_evaluate.serving.hardware import choose_profile, find_gpus, fits
-from assay_pipeline.candidates.of_target import check_candidates
-from assay_pipeline.deploying.automatic import chosen_in
+from assay_pipeline.comparison.checkpoints import check_candidates
 from assay_pipeline.gate_choice import ChosenGates, choose_gates, suite_for
+from assay_pipeline.mixes.automatic import chosen_in
 from assay_pipeline.planning import plan_for, precisions_for, stand_in
 from assay_pipeline.run_folders import choose_run
 from assay_pipeline.targets import Target, open_released, open_source, resolve_target, source_label

@@ -13,8 +13,8 @@ from assay.records.calibration import Calibration, record_of
 from assay.records.manifest import load_manifest
 from assay.records.plan import Plan
 from assay.records.run import CALIBRATION_INSIDE
-from assay_pipeline.calibrating.lines import repeated_lines, text_lines
-from assay_pipeline.calibrating.texts import calibration_text
+from assay_pipeline.calibration.sentences import repeated_lines, text_lines
+from assay_pipeline.calibration.texts import calibration_text
 
 if TYPE_CHECKING:
     from assay_pipeline.quantize_options import QuantizeOptions

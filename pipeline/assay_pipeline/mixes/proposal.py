@@ -21,7 +21,7 @@ from assay.records.choice.mix import KEPT, Mix, PredictedMeasured
 from assay.records.diagnosis.sensitivity import Sensitivity
 from assay.records.measurement import Measurement
 from assay.records.plan import Plan
-from assay_pipeline.deploying.hardware_plan import Known, known_model
+from assay_pipeline.hardware.plan import Known, known_model
 from assay_pipeline.targets import Target
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from assay.errors import AssayError
 from assay.quantities import size
-from assay_pipeline.deploying.sensitivity_asked import Asked, Figures, mixes_of, scored, take_found, texts_for
+from assay_pipeline.sensitivity.request import Asked, Figures, mixes_of, scored, take_found, texts_for
 
 if TYPE_CHECKING:
     from assay_evaluate.divergence.documents import Document
@@ -107,7 +107,7 @@ def run_by_layer(
 def estimate_hours(asked: Asked) -> tuple[SensitivityEstimate, int | None]:
     """What it would take on `asked.hardware`, by headers or by the shapes that ship with assay; no weight is read. With it the
     bytes of the whole model in FP32; None: no model is run."""
-    from assay_pipeline.deploying.estimates import machine_for, with_shapes
+    from assay_pipeline.hardware.estimates import machine_for, with_shapes
     from assay_pipeline.targets import open_source
     from assay_quantize.estimate.sensitivity_time import estimate_sensitivity
     from assay_quantize.sensitivity.layered import needed_bytes, states_bytes, whole_bytes

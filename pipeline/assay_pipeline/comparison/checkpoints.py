@@ -21,7 +21,7 @@ from assay.records.manifest import MANIFEST, Manifest
 from assay.records.run import RunRecord, SourceData, source_of
 from assay.safe_files import read_json_object
 from assay.safetensors_index import tensor_names
-from assay_pipeline.deploying.automatic import chosen_in
+from assay_pipeline.mixes.automatic import chosen_in
 from assay_pipeline.planning import precisions_for
 from assay_pipeline.run_folders import choose_run, find_runs, folder_data, read_run
 from assay_pipeline.targets import Target, local_checkpoint, source_label
