@@ -47,32 +47,39 @@ def earlier_attempts(run_dir: Path, measurements: Sequence[Measurement]) -> dict
     The reference's own repeat is no attempt. A line that cannot be read is none.
     """
     known = list(_read(run_dir.parent / NAME))
-    found = {}
+    attempts_by_label = {}
     for candidate, reference in _candidates(measurements):
         same = {
-            one.key: one
-            for one in known
-            if (one.reference_sha256, one.candidate_sha256) == (reference.checkpoint_sha256, candidate.checkpoint_sha256)
-            and one.suite == candidate.suite
-            and one.key != (run_dir.name, candidate.label, candidate.started)
-            and one.started < candidate.started
+            attempt.key: attempt
+            for attempt in known
+            if (attempt.reference_sha256, attempt.candidate_sha256)
+            == (reference.checkpoint_sha256, candidate.checkpoint_sha256)
+            and attempt.suite == candidate.suite
+            and attempt.key != (run_dir.name, candidate.label, candidate.started)
+            and attempt.started < candidate.started
         }
-        found[candidate.label] = tuple(
-            Attempt(run=one.run, label=one.label, started=one.started, suite_sha256=one.suite_sha256, status=one.status)
-            for one in sorted(same.values(), key=lambda one: one.started)
+        attempts_by_label[candidate.label] = tuple(
+            Attempt(
+                run=attempt.run,
+                label=attempt.label,
+                started=attempt.started,
+                suite_sha256=attempt.suite_sha256,
+                status=attempt.status,
+            )
+            for attempt in sorted(same.values(), key=lambda attempt: attempt.started)
         )
-    return {label: attempts for label, attempts in found.items() if attempts}
+    return {label: attempts for label, attempts in attempts_by_label.items() if attempts}
 
 
 def note_attempts(run_dir: Path, measurements: Sequence[Measurement], judged: GateReport) -> None:
     """Append what is not there yet; a verdict that changed (other gates) is noted again, and the last one counts. OSError: a
     folder that takes no file keeps none."""
     path = run_dir.parent / NAME
-    known = {one.key: one for one in _read(path)}
-    new = [one for one in _attempts(run_dir, measurements, judged.overall) if known.get(one.key) != one]
+    known = {attempt.key: attempt for attempt in _read(path)}
+    new = [attempt for attempt in _attempts(run_dir, measurements, judged.overall) if known.get(attempt.key) != attempt]
     if not new:
         return
-    text = "".join(f"\n{one.model_dump_json()}\n" for one in new)  # a line that a kill cut short is left by itself
+    text = "".join(f"\n{attempt.model_dump_json()}\n" for attempt in new)  # a line that a kill cut short is left by itself
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     try:
         os.write(descriptor, text.encode())  # one write: lines of two runs do not mix
@@ -82,9 +89,15 @@ def note_attempts(run_dir: Path, measurements: Sequence[Measurement], judged: Ga
 
 def _candidates(measurements: Sequence[Measurement]) -> Iterator[tuple[Measurement, Measurement]]:
     """Each candidate with the reference."""
-    reference = next((one for one in measurements if one.is_reference and not one.is_noise_floor), None)
+    reference = next(
+        (measurement for measurement in measurements if measurement.is_reference and not measurement.is_noise_floor), None
+    )
     if reference is not None:
-        yield from ((one, reference) for one in measurements if one is not reference and not one.is_noise_floor)
+        yield from (
+            (measurement, reference)
+            for measurement in measurements
+            if measurement is not reference and not measurement.is_noise_floor
+        )
 
 
 def _attempts(

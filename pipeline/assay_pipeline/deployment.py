@@ -38,25 +38,30 @@ def deploy_candidates(
     gates = _verdicts_of(run_dir)
     chosen = _candidates(measurements, gates, labels, run_dir)
     where = profile_named(profile) if profile is not None else _deployment_profile(measurements[0].model)
-    folders = {one.label: _folder_of(one, run_dir) for one in chosen}
-    for one in chosen:
-        check_folder_served(folders[one.label], one.label, serving_of(one), where)
-    found: list[Deployment] = []
+    folders = {measurement.label: _folder_of(measurement, run_dir) for measurement in chosen}
+    for measurement in chosen:
+        check_folder_served(folders[measurement.label], measurement.label, serving_of(measurement), where)
+    deployments: list[Deployment] = []
     with locked_run(run_dir), says_what_is_kept(lambda: replies_kept(run_dir)):
         with Journal(run_dir / "journal.db") as journal:
-            for one in chosen:  # all of them before the first server is started
-                check_deployable(one, folders[one.label], where, journal)
+            for measurement in chosen:  # all of them before the first server is started
+                check_deployable(measurement, folders[measurement.label], where, journal)
         probed = load_probes(run_dir)
-        for one in chosen:
-            say(f"{one.label}: on {where.name}, beside {one.fingerprint.profile}")
-            found.append(
+        for measurement in chosen:
+            say(f"{measurement.label}: on {where.name}, beside {measurement.fingerprint.profile}")
+            deployments.append(
                 deploy(
-                    one, folders[one.label], gates, profile=where, run_dir=run_dir, probed=find_probes(probed, one),
+                    measurement,
+                    folders[measurement.label],
+                    gates,
+                    profile=where,
+                    run_dir=run_dir,
+                    probed=find_probes(probed, measurement),
                     on_progress=say,
                 )
-            )  # fmt: skip
+            )
     write_again(run_dir, say)
-    return found
+    return deployments
 
 
 def _verdicts_of(run_dir: Path) -> GateReport:
@@ -69,19 +74,23 @@ def _candidates(
     measurements: Sequence[Measurement], gates: GateReport, named: list[str] | None, run_dir: Path
 ) -> list[Measurement]:  # fmt: skip
     """Those that were named, else all that have passed. AssayError: there is no such candidate, or none has passed."""
-    there = {one.label: one for one in measurements if not one.is_reference and not one.is_noise_floor}
-    there = {label: one for label, one in there.items() if label in gates.overall}
+    measured = {
+        measurement.label: measurement
+        for measurement in measurements
+        if not measurement.is_reference and not measurement.is_noise_floor
+    }
+    measured = {label: measurement for label, measurement in measured.items() if label in gates.overall}
     for label in named or ():
-        if label not in there:
-            hint = did_you_mean(label, list(there))
-            raise AssayError(f"--precisions {shown(label)}: {hint}candidates of {run_dir}: {', '.join(there) or 'none'}")
-    wanted = named or [label for label in there if gates.overall[label] == "PASS"]
-    if not wanted:
-        verdicts = ", ".join(f"{label} {gates.overall[label]}" for label in there) or "there is none"
+        if label not in measured:
+            hint = did_you_mean(label, list(measured))
+            raise AssayError(f"--precisions {shown(label)}: {hint}candidates of {run_dir}: {', '.join(measured) or 'none'}")
+    requested = named or [label for label in measured if gates.overall[label] == "PASS"]
+    if not requested:
+        verdicts = ", ".join(f"{label} {gates.overall[label]}" for label in measured) or "there is none"
         raise AssayError(
             f"{run_dir}: no candidate has passed ({verdicts}); name with --precisions what is to be served all the same"
         )
-    return [there[label] for label in wanted]
+    return [measured[label] for label in requested]
 
 
 def _deployment_profile(model: str) -> ProfileRecipe:

@@ -53,7 +53,7 @@ class Judged:
 
 
 def evaluate_in_run(
-    aim: Target,
+    target: Target,
     compared: Comparison,
     suite: SuiteRecipe,
     profile: ProfileRecipe,
@@ -80,24 +80,24 @@ def evaluate_in_run(
         say(describe_gates(limits, suite))
         if not any((run_dir / "measurements").glob("*.json")) and (note := little_power(suite, limits)) is not None:
             say(note)
-        if (note := unused_draft_head(aim, compared.candidates[0])) is not None:
+        if (note := unused_draft_head(target, compared.candidates[0])) is not None:
             say(note)
         with says_what_is_kept(lambda: replies_kept(run_dir)):
             run_suite(
-                aim.recipe.name,
+                target.recipe.name,
                 compared.candidates,
                 suite=suite,
                 profile=profile,
-                serving=aim.recipe.serving,
+                serving=target.recipe.serving,
                 run_dir=run_dir,
                 gates=limits,
                 same_weights=same_weights,
-                own_texts=bool(aim.recipe.deployment_profiles) if own_texts is None else own_texts,
+                own_texts=bool(target.recipe.deployment_profiles) if own_texts is None else own_texts,
                 again=again,
                 on_progress=say,
             )
         measurements = load_measurements(run_dir)
-        return Judged(run_dir, measurements, judge_and_write(limits, run_dir, measurements, aim.recipe.published, say))
+        return Judged(run_dir, measurements, judge_and_write(limits, run_dir, measurements, target.recipe.published, say))
 
 
 @dataclass(frozen=True)
@@ -153,27 +153,27 @@ def prepare(
         raise AssayError("--same-weights: is for servers that run already; give their URLs, or leave it out")
     if own_texts and given:
         raise AssayError("--own-texts: is for servers that assay starts; leave it out")
-    aim = resolve_target(str(target)) if sides is None else model_of(sides, target)
-    chosen = profile_of(aim, profile, given=given, problem_on=None if sides else problem_before(aim, precisions, say))
-    aim = aim.on_profile(chosen)
-    chosen_suite, suite_note = suite_for(aim, suite, chosen, gates)
+    resolved = resolve_target(str(target)) if sides is None else model_of(sides, target)
+    chosen = profile_of(resolved, profile, given=given, problem_on=None if sides else problem_before(resolved, precisions, say))
+    resolved = resolved.on_profile(chosen)
+    chosen_suite, suite_note = suite_for(resolved, suite, chosen, gates)
     chosen_suite = with_swe_options(chosen_suite, slice_=swe.slice, filter_=swe.filter, num_repeats=swe.num_repeats)
     chosen_suite = with_selection(chosen_suite, tasks, limit)
-    limits = choose_gates(aim, chosen_suite, gates)
+    limits = choose_gates(resolved, chosen_suite, gates)
     if sides is None and not given:
-        check_released(aim, chosen)
+        check_released(resolved, chosen)
     if sides is None:
-        compared = of_target(aim, runs, name, precisions, endpoints, only_reference=only_reference, say=say)
+        compared = of_target(resolved, runs, name, precisions, endpoints, only_reference=only_reference, say=say)
     else:
-        compared = of_sides(aim, sides, runs)
+        compared = of_sides(resolved, sides, runs)
     if not given:
-        check_checkpoints_served(compared.candidates, aim, chosen)
+        check_checkpoints_served(compared.candidates, resolved, chosen)
     for candidate in compared.candidates:
         for note in candidate.notes:
             say(f"note: {candidate.label}: {note}")
     if suite_note is not None:
         say(suite_note)
-    return Evaluation(aim, compared, chosen_suite, suite_note, chosen, limits)
+    return Evaluation(resolved, compared, chosen_suite, suite_note, chosen, limits)
 
 
 def evaluate(
@@ -219,9 +219,9 @@ def little_power(suite: SuiteRecipe, gates: GateRecipe) -> str | None:
     from assay_evaluate.preflight import power_report
     from assay_evaluate.preflight.power import lossless_chances
 
-    if (found := lossless_chances(suite, gates)) is None:
+    if (chances := lossless_chances(suite, gates)) is None:
         return None
-    all_gates, required = found
+    all_gates, required = chances
     return power_report.little_power(suite.name, all_gates.passes, None if required is None else required.passes)
 
 

@@ -35,22 +35,24 @@ GPU_SUITE, CPU_SUITE = "full", "quick"
 
 # ------------------------------------------------------------------------------------------------ suite and gates
 def suite_for(
-    aim: Target, wanted: str | None, profile: ProfileRecipe, gates: str | None = None
+    target: Target, requested: str | None, profile: ProfileRecipe, gates: str | None = None
 ) -> tuple[SuiteRecipe, str | None]:  # fmt: skip
     """The suite that was named, else the model's; on a CPU `quick` instead of `full`, and the line that says so.
 
     gates: the ones that the user named, for that line.
     """
-    chosen = with_files_hashed(as_model_asks(load_recipe(SuiteRecipe, wanted or aim.recipe.suite), aim.recipe.sampling))
-    if wanted is not None or aim.recipe.suite != GPU_SUITE or profile.hardware.device != "cpu":
+    chosen = with_files_hashed(
+        as_model_asks(load_recipe(SuiteRecipe, requested or target.recipe.suite), target.recipe.sampling)
+    )
+    if requested is not None or target.recipe.suite != GPU_SUITE or profile.hardware.device != "cpu":
         return chosen, None
     instead = load_recipe(SuiteRecipe, CPU_SUITE)
     most = max(task.max_tokens for task in chosen.tasks)
-    why = (
-        f"suite {instead.name}, judged by gates {gates_named(aim, instead, gates)}, instead of {chosen.name}: profile "
+    note = (
+        f"suite {instead.name}, judged by gates {gates_named(target, instead, gates)}, instead of {chosen.name}: profile "
         f"{profile.name} is a CPU, and {chosen.name} lets a reply have up to {most:,} tokens; --suite {chosen.name} insists"
     )
-    return instead, why
+    return instead, note
 
 
 @dataclass(frozen=True)
@@ -62,16 +64,16 @@ class ChosenGates:
     insisted: bool = False
 
 
-def choose_gates(aim: Target, suite: SuiteRecipe, wanted: str | None) -> ChosenGates:
+def choose_gates(target: Target, suite: SuiteRecipe, requested: str | None) -> ChosenGates:
     """RecipeError if they do not go with the suite."""
-    named = gates_named(aim, suite, wanted)
-    return ChosenGates(load_gates(named, suite), named, wanted is not None)
+    named = gates_named(target, suite, requested)
+    return ChosenGates(load_gates(named, suite), named, requested is not None)
 
 
-def gates_named(aim: Target, suite: SuiteRecipe, wanted: str | None = None) -> str:
+def gates_named(target: Target, suite: SuiteRecipe, requested: str | None = None) -> str:
     """Name or file of the gates: the ones asked for, the model's with its own suite, or those of the suite."""
-    own = aim.recipe.gates if suite.name == Path(aim.recipe.suite).stem else None
-    return wanted or own or gates_of_suite(suite)
+    own = target.recipe.gates if suite.name == Path(target.recipe.suite).stem else None
+    return requested or own or gates_of_suite(suite)
 
 
 def gates_of_suite(suite: SuiteRecipe) -> str:
@@ -121,15 +123,15 @@ def register_gates(chosen: ChosenGates, run_dir: Path, say: Say = say_nothing) -
         RegisteredGates(named=chosen.named, recipe=recipe, sha256=sha256_of(recipe)).save(run_dir / REGISTERED_GATES)
     if not is_measured or note is None:
         return chosen.recipe
-    there, named = GateRecipe.model_validate(note.recipe), chosen.named
-    if there != chosen.recipe and chosen.insisted:
+    registered, named = GateRecipe.model_validate(note.recipe), chosen.named
+    if registered != chosen.recipe and chosen.insisted:
         raise AssayError(
-            f"--gates {named}: {run_dir} was measured under gates {there.name}, registered before; `assay gate "
+            f"--gates {named}: {run_dir} was measured under gates {registered.name}, registered before; `assay gate "
             f"{run_dir} --gates {named}` judges by the others, and says that they were chosen after the run"
         )
-    if there != chosen.recipe:
+    if registered != chosen.recipe:
         say(f"gates {named} are not those registered before {run_dir} was measured; the registered ones are used")
-    return there
+    return registered
 
 
 def registered_gates(run_dir: Path) -> RegisteredGates | None:
@@ -149,7 +151,7 @@ def registered_gates(run_dir: Path) -> RegisteredGates | None:
 
 
 def gates_of_run(
-    run_dir: Path, measurements: list[Measurement], wanted: str | None = None, say: Say = say_nothing
+    run_dir: Path, measurements: list[Measurement], requested: str | None = None, say: Say = say_nothing
 ) -> GateRecipe:
     """The limits to judge a run by: those asked for, else the registered ones, else those of its suite.
 
@@ -157,17 +159,17 @@ def gates_of_run(
     """
     note = registered_gates(run_dir)
     suite = _suite_of(find_reference(measurements))
-    if wanted is not None:
-        return load_gates(wanted, suite)
+    if requested is not None:
+        return load_gates(requested, suite)
     if note is None:
         return load_gates(gates_of_suite(suite), suite)
-    there = GateRecipe.model_validate(note.recipe)
+    registered = GateRecipe.model_validate(note.recipe)
     try:
-        if load_gates(note.named, suite) != there:
+        if load_gates(note.named, suite) != registered:
             say(f"gates {note.named} have changed since they were registered; the registered limits are used")
     except RecipeError:
         say(f"gates {note.named} cannot be read any more; the registered limits are used")
-    return there
+    return registered
 
 
 def _suite_of(measurement: Measurement) -> SuiteRecipe:

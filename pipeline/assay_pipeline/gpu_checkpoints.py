@@ -34,7 +34,7 @@ def plan_all(source: Path, formats: Sequence[str]) -> dict[str, Plan]:
 
     checkpoint = open_checkpoint(source)
     recipes = [load_recipe(PrecisionRecipe, name) for name in formats]
-    return {one.name: make_plan(checkpoint, one, model="gpu-check", family="glm4_moe") for one in recipes}
+    return {recipe.name: make_plan(checkpoint, recipe, model="gpu-check", family="glm4_moe") for recipe in recipes}
 
 
 def widen_tiny_glm(folder: Path, *, for_kernels: bool) -> Path:

@@ -44,10 +44,10 @@ def report(run_dir: Path) -> Path:
 
 
 def load_measurements(run_dir: Path) -> list[Measurement]:
-    found = [Measurement.load(path) for path in sorted((run_dir / "measurements").glob("*.json"))]
-    if not found:
+    measurements = [Measurement.load(path) for path in sorted((run_dir / "measurements").glob("*.json"))]
+    if not measurements:
         raise AssayError(f"{run_dir}: nothing was measured yet; run `assay evaluate` first")
-    return found
+    return measurements
 
 
 def judge_and_write(
@@ -94,7 +94,7 @@ def write_again(run_dir: Path, say: Say = say_nothing) -> None:
 
 def _published_before(run_dir: Path, model: str) -> Mapping[str, PublishedScore]:
     if (before := GateReport.load_if_there(run_dir / "gates.json")) is not None:
-        return {one.task: PublishedScore.model_validate(one.given) for one in before.published}
+        return {score.task: PublishedScore.model_validate(score.given) for score in before.published}
     return load_recipe(ModelRecipe, model).published if model in recipe_names("models") else {}
 
 

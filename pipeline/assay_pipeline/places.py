@@ -52,12 +52,12 @@ def run_holding(checkpoint: Path) -> Path | None:
     return checkpoint.parent.parent if checkpoint.name == "checkpoint" and len(checkpoint.parts) > 2 else whole.parent.parent
 
 
-def belongs_to(aim: Target, checkpoint: Path, runs: Path) -> tuple[Path | None, str]:
+def belongs_to(target: Target, checkpoint: Path, runs: Path) -> tuple[Path | None, str]:
     """(run, label): of RUN/PRECISION/checkpoint those; of a source the run that was made from it, if there is one."""
     from assay_evaluate.serving.vllm_command import read_config
 
     if (run := run_holding(checkpoint)) is not None:
         return run, checkpoint.resolve().parent.name
-    if (run := run_of(checkpoint, aim.recipe.name, runs)) is not None:
+    if (run := run_of(checkpoint, target.recipe.name, runs)) is not None:
         return run, source_label(read_config(checkpoint))
     return None, folder_name(checkpoint)

@@ -44,7 +44,7 @@ def _report(run: PlannedRun, checks: Iterable[Check], seconds: float) -> Preflig
         source=run.source.location,
         profile=run.profile.name,
         suite=run.suite.name,
-        precisions=tuple(one.label for one in run.checkpoints if one.location is None),
+        precisions=tuple(checkpoint.label for checkpoint in run.checkpoints if checkpoint.location is None),
         checks=tuple(checks),
         seconds=seconds,
     )
@@ -67,11 +67,11 @@ def check_hardware(run: PlannedRun, on_progress: Callable[[str], None]) -> Itera
         yield _of_servers_that_run(run.profile)
         return
     here = describe_hardware()
-    there = f"this machine has {here.get('gpus', 'no GPU')}, {here['cores']} cores, {here['memory']}"
+    machine_text = f"this machine has {here.get('gpus', 'no GPU')}, {here['cores']} cores, {here['memory']}"
     if fits(run.profile.hardware, find_gpus()):
-        yield Check(check="hardware", subject=run.profile.name, outcome="PASS", detail=there)
+        yield Check(check="hardware", subject=run.profile.name, outcome="PASS", detail=machine_text)
         return
-    detail = f"profile {needs(run.profile)}; {there}"
+    detail = f"profile {needs(run.profile)}; {machine_text}"
     if run.named and not run.here:
         detail += "; disk and environment are those of this machine, the rest is for the machine that the profile names"
         remedy = f"run it again on {run.profile.name} before `make quantize eval`"
@@ -98,24 +98,25 @@ def _of_servers_that_run(profile: ProfileRecipe) -> Check:
 
 def check_plans(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterator[Check]:
     """Whether every precision can be made of the source."""
-    for one in run.checkpoints:
-        if one.plan is not None:
-            made = f"{len(one.plan.tensors):,} tensors, {size(one.plan.bytes_in)} -> {size(one.plan.bytes_out)}"
-            if one.automatic is not None and not one.is_chosen:
-                made = f"schemes are chosen in the run within {one.automatic.budget.text}; looked at as its base, {made}"
-            yield Check(check="plan", subject=one.label, outcome="PASS", detail=made)
-        elif one.problem is not None:
-            what, _, remedy = one.problem.rpartition("; ")
+    for checkpoint in run.checkpoints:
+        if checkpoint.plan is not None:
+            plan = checkpoint.plan
+            made = f"{len(plan.tensors):,} tensors, {size(plan.bytes_in)} -> {size(plan.bytes_out)}"
+            if checkpoint.automatic is not None and not checkpoint.is_chosen:
+                made = f"schemes are chosen in the run within {checkpoint.automatic.budget.text}; looked at as its base, {made}"
+            yield Check(check="plan", subject=checkpoint.label, outcome="PASS", detail=made)
+        elif checkpoint.problem is not None:
+            what, _, remedy = checkpoint.problem.rpartition("; ")
             other = "leave it out (--precisions), or take another precision"
             detail, remedy = (one_line(what), one_line(remedy)) if what else (one_line(remedy), other)
-            yield Check(check="plan", subject=one.label, outcome="FAIL", detail=detail, remedy=remedy)
+            yield Check(check="plan", subject=checkpoint.label, outcome="FAIL", detail=detail, remedy=remedy)
 
 
 def check_environment(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterable[Check]:
     """Driver, compilers and packages of the servers."""
     from assay_evaluate.preflight.environment import check_environment as look
 
-    configs = {one.label: one.config for one in run.checkpoints if one.config is not None}
+    configs = {checkpoint.label: checkpoint.config for checkpoint in run.checkpoints if checkpoint.config is not None}
     return look(run.profile, configs) if run.is_served_here else ()
 
 
@@ -195,15 +196,15 @@ def served_weights_of(run: PlannedRun) -> dict[str, ServedWeights | None]:
     from assay_evaluate.roofline.weights import served_weights
 
     return {
-        one.label: None
-        if one.stored is None
+        checkpoint.label: None
+        if checkpoint.stored is None
         else served_weights(
-            one.stored.family,
-            one.stored.config,
-            ((weight.name, weight.shape, weight.num_bytes) for weight in one.stored.weights),
+            checkpoint.stored.family,
+            checkpoint.stored.config,
+            ((weight.name, weight.shape, weight.num_bytes) for weight in checkpoint.stored.weights),
             bytes_each=held_by(run.profile),
         )
-        for one in run.checkpoints
+        for checkpoint in run.checkpoints
     }
 
 
@@ -239,9 +240,9 @@ def check_memory(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterato
     recipe = run.aim.recipe
     others = [load_recipe(ProfileRecipe, name) for name in recipe.profiles]
     for label, model in run.stored():
-        found = look(label, model, run.profile, recipe.serving, [one for one in others if one.name != run.profile.name])
-        if found is not None:
-            yield found
+        check = look(label, model, run.profile, recipe.serving, [other for other in others if other.name != run.profile.name])
+        if check is not None:
+            yield check
 
 
 def _memory_of_cpu(run: PlannedRun) -> Iterator[Check]:
@@ -251,9 +252,9 @@ def _memory_of_cpu(run: PlannedRun) -> Iterator[Check]:
     from assay_quantize.preflight.cpu_memory import check_cpu_memory as look
 
     space = server_environment(run.profile).get("VLLM_CPU_KVCACHE_SPACE")
-    held, there = held_by(run.profile), hardware.usable_memory_bytes()
+    held, usable_bytes = held_by(run.profile), hardware.usable_memory_bytes()
     for label, model in run.stored():
-        yield look(label, model, run.profile, run.aim.recipe.serving, bytes_each=held, space=space, memory_bytes=there)
+        yield look(label, model, run.profile, run.aim.recipe.serving, bytes_each=held, space=space, memory_bytes=usable_bytes)
 
 
 def check_split(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterator[Check]:
@@ -276,17 +277,17 @@ def _to_replay(run: PlannedRun) -> Iterator[Candidate]:
     from assay_evaluate.serving.replay import Candidate, Unwritten, planned
 
     serving = run.aim.recipe.serving
-    for one in run.checkpoints:
-        if one.plan is not None:
-            assert one.config is not None
-            yield Candidate(one.label, planned(one.plan, one.config), run.profile, serving)
-        elif one.headers is not None and one.headers.folder is not None:
-            yield Candidate(one.label, one.headers.folder, run.profile, serving)
-        elif one.headers is not None:
+    for checkpoint in run.checkpoints:
+        if checkpoint.plan is not None:
+            assert checkpoint.config is not None
+            yield Candidate(checkpoint.label, planned(checkpoint.plan, checkpoint.config), run.profile, serving)
+        elif checkpoint.headers is not None and checkpoint.headers.folder is not None:
+            yield Candidate(checkpoint.label, checkpoint.headers.folder, run.profile, serving)
+        elif checkpoint.headers is not None:
             shards: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = defaultdict(dict)
-            for name, header in one.headers.tensors.items():
+            for name, header in checkpoint.headers.tensors.items():
                 shards[header.shard][name] = (header.dtype, header.shape)
-            yield Candidate(one.label, Unwritten(one.headers.config, shards), run.profile, serving)
+            yield Candidate(checkpoint.label, Unwritten(checkpoint.headers.config, shards), run.profile, serving)
 
 
 JOURNAL_BYTES = {"cpu": 1 * 10**9, "cuda": 10 * 10**9}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def profile_for(
-    aim: Target, wanted: str | None, problem_on: Callable[[ProfileRecipe], str | None] | None = None
+    target: Target, requested: str | None, problem_on: Callable[[ProfileRecipe], str | None] | None = None
 ) -> ProfileRecipe:
     """The profile that was named, if this machine has what it needs; else the first of the recipe's that fits.
 
@@ -27,12 +27,12 @@ def profile_for(
     """
     from assay_evaluate.serving.hardware import choose_profile
 
-    return choose_profile(aim.recipe, problem_on) if wanted is None else profile_named(wanted)
+    return choose_profile(target.recipe, problem_on) if requested is None else profile_named(requested)
 
 
-def profile_named(wanted: str) -> ProfileRecipe:
+def profile_named(requested: str) -> ProfileRecipe:
     """The profile of that name. AssayError: this machine has not what it needs, or it names servers that run already."""
-    profile = load_recipe(ProfileRecipe, wanted)
+    profile = load_recipe(ProfileRecipe, requested)
     if profile.endpoints:
         raise AssayError(
             f"profile {profile.name}: its `endpoints` run already and are for `assay evaluate`; give the server's URL itself, "
@@ -54,20 +54,20 @@ def require_hardware(profile: ProfileRecipe) -> None:
         )
 
 
-def check_plans_served(plans: Iterable[Plan], aim: Target, profile: ProfileRecipe) -> None:
+def check_plans_served(plans: Iterable[Plan], target: Target, profile: ProfileRecipe) -> None:
     """PlanError for the first planned checkpoint that the profile's GPUs cannot share or hold."""
     from assay_quantize.plan.fits import check_served
     from assay_quantize.plan.stored import stored_by
 
     for plan in plans:
-        check_served(stored_by(plan), profile, aim.recipe.serving)
+        check_served(stored_by(plan), profile, target.recipe.serving)
 
 
-def check_checkpoints_served(candidates: Iterable[Candidate], aim: Target, profile: ProfileRecipe) -> None:
+def check_checkpoints_served(candidates: Iterable[Candidate], target: Target, profile: ProfileRecipe) -> None:
     """The same for folders, by their headers."""
-    for one in candidates:
-        assert one.checkpoint is not None, "what is served here is a folder"
-        check_folder_served(one.checkpoint, one.label, aim.recipe.serving, profile)
+    for candidate in candidates:
+        assert candidate.checkpoint is not None, "what is served here is a folder"
+        check_folder_served(candidate.checkpoint, candidate.label, target.recipe.serving, profile)
 
 
 def check_folder_served(folder: Path, label: str, serving: Serving, profile: ProfileRecipe) -> None:

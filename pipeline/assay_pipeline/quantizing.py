@@ -68,28 +68,28 @@ def quantize(
     its GPUs, and an error if they cannot serve them. Every plan is made before the first byte is written. AssayError: what
     does not fit, a source that is not there, no room.
     """
-    aim = target if isinstance(target, Target) else resolve_target(target)
+    resolved = target if isinstance(target, Target) else resolve_target(target)
     chosen = None if profile is None else load_recipe(ProfileRecipe, profile)
     if chosen is not None:
-        aim = aim.on_profile(chosen)
+        resolved = resolved.on_profile(chosen)
     with_reference = out is None and precision is None
-    recipes = precisions_for(aim, precision, precisions, with_reference=with_reference, say=options.say)
+    recipes = precisions_for(resolved, precision, precisions, with_reference=with_reference, say=options.say)
     if out is not None and len(recipes) != 1:
         raise PlanError("--out takes one checkpoint: say --precision P as well")
-    checkpoint = source_for(aim, options.say)
-    wanted = with_files(aim, plans_for(aim, checkpoint, recipes.values()), options)
+    checkpoint = source_for(resolved, options.say)
+    planned = with_files(resolved, plans_for(resolved, checkpoint, recipes.values()), options)
     if chosen is not None:
-        check_plans_served([plan for plan in wanted if isinstance(plan, Plan)], aim, chosen)
+        check_plans_served([plan for plan in planned if isinstance(plan, Plan)], resolved, chosen)
     if out is None:
-        return quantize_in_run(aim, checkpoint, wanted, options, runs, name, chosen, on_made)
-    plan, how = alone(aim, wanted[0], options)
-    return [quantize_one(aim, plan, out, how, in_run=False, on_made=on_made)]
+        return quantize_in_run(resolved, checkpoint, planned, options, runs, name, chosen, on_made)
+    plan, how = alone(resolved, planned[0], options)
+    return [quantize_one(resolved, plan, out, how, in_run=False, on_made=on_made)]
 
 
 def quantize_in_run(
-    aim: Target,
+    target: Target,
     checkpoint: Checkpoint,
-    wanted: Sequence[Plan | Automatic],
+    planned: Sequence[Plan | Automatic],
     options: QuantizeOptions,
     runs: Path,
     name: str | None,
@@ -101,27 +101,33 @@ def quantize_in_run(
     What a precision needs is made before it, and kept in the run: a calibration file, the recipe of `auto-BUDGET`. checkpoint:
     the source, by its headers. profile: whose GPUs must be able to serve what is chosen.
     """
-    made_of = [one.name if isinstance(one, Automatic) else one.precision for one in wanted]
-    choices = choices_of(aim, made_of, all_of_recipe=set(aim.recipe.precisions) <= set(made_of))
+    made_of = [plan_or_mix.name if isinstance(plan_or_mix, Automatic) else plan_or_mix.precision for plan_or_mix in planned]
+    choices = choices_of(target, made_of, all_of_recipe=set(target.recipe.precisions) <= set(made_of))
     checkpoints: list[MadeCheckpoint] = []
     source = SourceData(location=checkpoint.location, revision=checkpoint.revision, files=dict(checkpoint.data))
-    about = RunRecord(model=aim.recipe.name, source=source, choices=choices)
-    check_texts_of_mix(aim, wanted, choose_run(runs, about, name)[0])
+    about = RunRecord(model=target.recipe.name, source=source, choices=choices)
+    check_texts_of_mix(target, planned, choose_run(runs, about, name)[0])
     with open_run(runs, about, name=name, say=options.say) as run_dir:
-        for one in wanted:
-            plan = _chosen(aim, checkpoint, one, run_dir, profile, options.say) if isinstance(one, Automatic) else one
-            plan, file = file_in_run(aim, plan, run_dir, options)
+        for plan_or_mix in planned:
+            plan = (
+                _chosen(target, checkpoint, plan_or_mix, run_dir, profile, options.say)
+                if isinstance(plan_or_mix, Automatic)
+                else plan_or_mix
+            )
+            plan, file = file_in_run(target, plan, run_dir, options)
             folder = run_dir / plan.precision / "checkpoint"
-            checkpoints.append(quantize_one(aim, plan, folder, replace(options, importance=file), in_run=True, on_made=on_made))
+            checkpoints.append(
+                quantize_one(target, plan, folder, replace(options, importance=file), in_run=True, on_made=on_made)
+            )
     return checkpoints
 
 
 def _chosen(
-    aim: Target, checkpoint: Checkpoint, wanted: Automatic, run_dir: Path, profile: ProfileRecipe | None, say: Say
+    target: Target, checkpoint: Checkpoint, automatic: Automatic, run_dir: Path, profile: ProfileRecipe | None, say: Say
 ) -> Plan:
-    plan = plan_for(aim, checkpoint, choose(aim, wanted, run_dir, say))
+    plan = plan_for(target, checkpoint, choose(target, automatic, run_dir, say))
     if profile is not None:
-        check_plans_served([plan], aim, profile)
+        check_plans_served([plan], target, profile)
     return plan
 
 
@@ -156,7 +162,7 @@ def quantize_options(
 
 
 def quantize_one(
-    aim: Target, made: Plan, folder: Path, options: QuantizeOptions, *, in_run: bool, on_made: OnMade | None = None
+    target: Target, made: Plan, folder: Path, options: QuantizeOptions, *, in_run: bool, on_made: OnMade | None = None
 ) -> MadeCheckpoint:
     """Make one checkpoint and verify it. Plan and verification go beside it in a run, else into its own folder.
 
@@ -169,7 +175,7 @@ def quantize_one(
 
     plan_path = folder.parent / "plan.json" if in_run else folder / PLAN_INSIDE
     record_path = folder.parent / "verify.json" if in_run else folder / VERIFICATION_INSIDE
-    made = calibrated_before(aim, made, folder, options)
+    made = calibrated_before(target, made, folder, options)
     if not (complete := is_complete(made, folder)):
         check_folder(made, folder)  # before anything of the source is downloaded
     if complete and plan_path.is_file() and record_path.is_file():
@@ -181,9 +187,9 @@ def quantize_one(
     with ExitStack() as opened:
         with (
             says_what_is_kept(lambda: _kept(made, folder)),
-            _source_of(aim, made, folder, options) as (source, runner),
+            _source_of(target, made, folder, options) as (source, runner),
         ):
-            made, calibrated = calibrated_layers(aim, made, source, folder, options)
+            made, calibrated = calibrated_layers(target, made, source, folder, options)
             read_bytes = sum(tensor.num_bytes for tensor in made.tensors if tensor.shard_out is not None and tensor.outputs)
             with options.track(made.precision, read_bytes) as progress:
                 finished = opened.enter_context(_checking_meanwhile(made, folder, source, options))
@@ -206,10 +212,10 @@ def quantize_one(
             shutil.rmtree(calibrated)
         made.save(plan_path)
         keep_calibration(made, options.importance, folder.parent if in_run else None, folder)
-        for name, count in (found for shard in manifest.shards for found in shard.not_finite.items()):
+        for name, count in (count_by_tensor for shard in manifest.shards for count_by_tensor in shard.not_finite.items()):
             options.say(f"note: {name}: {count} values are NaN or infinite, copied as they are")
-        there = None if options.stream_from else source
-        result = verify(folder, there, options.track, importance=options.importance, finished=finished)
+        source_beside = None if options.stream_from else source
+        result = verify(folder, source_beside, options.track, importance=options.importance, finished=finished)
     result.save(record_path)
     checkpoint = _told(MadeCheckpoint(made, folder, manifest, result), on_made)
     write_first_card(folder)
@@ -253,10 +259,10 @@ def _kept(made: Plan, folder: Path) -> str:
 
 
 @contextmanager
-def _source_of(aim: Target, made: Plan, folder: Path, options: QuantizeOptions) -> Iterator[tuple[Path, Runner]]:
+def _source_of(target: Target, made: Plan, folder: Path, options: QuantizeOptions) -> Iterator[tuple[Path, Runner]]:
     """The folder the engine reads, and who makes the shards."""
     if options.stream_from is None:
-        yield local_checkpoint(aim.location, source_of(made), options.say), _runner(options.runner)
+        yield local_checkpoint(target.location, source_of(made), options.say), _runner(options.runner)
         return
     from assay_quantize.remote.hub_stream import HubStream
 

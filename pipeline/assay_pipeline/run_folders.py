@@ -44,13 +44,13 @@ def open_run(
     AssayError: a run about something else has that name; another evaluation; a damaged run.json.
     """
     for _ in range(5):  # another process may take the folder between the choice and the claim
-        folder, why = choose_run(runs, about, name)
+        folder, difference_text = choose_run(runs, about, name)
         with locked_run(folder) if lock else nullcontext():
             was_free = read_run(folder) is None
             if not _claim(folder, about if keep_suite else about.model_copy(update={"suite": None})):
                 continue
-            if why is not None:
-                say(f"{why}; this goes to {folder}")
+            if difference_text is not None:
+                say(f"{difference_text}; this goes to {folder}")
             with _freed_if_nothing_came(folder) if was_free else nullcontext():
                 yield folder
             return
@@ -78,21 +78,23 @@ def choose_run(runs: Path, about: RunRecord, name: str | None = None) -> tuple[P
     """(folder, what holds RUNS/MODEL if that is another one). Writes nothing."""
     if name is not None:
         _check_name(name)
-        found = read_run(runs / name)
-        if found is not None and not found.takes(about):
-            raise AssayError(f"--name {name}: {runs / name} {difference(found, about)}; give another name, or leave --name out")
+        record = read_run(runs / name)
+        if record is not None and not record.takes(about):
+            raise AssayError(
+                f"--name {name}: {runs / name} {difference(record, about)}; give another name, or leave --name out"
+            )
         return runs / name, None
     first = runs / safe_name(about.model)
-    found = read_run(first)
-    if found is None or found.takes(about):
+    record = read_run(first)
+    if record is None or record.takes(about):
         return first, None
-    why = f"{first} {difference(found, about)}"
+    difference_text = f"{first} {difference(record, about)}"
     same_data = find_runs(runs, about)
     for folder in same_data:
-        there = read_run(folder)
-        if there is not None and there.takes(about):
-            return folder, why
-    return _new_folder(first, about, same_data), why
+        other_record = read_run(folder)
+        if other_record is not None and other_record.takes(about):
+            return folder, difference_text
+    return _new_folder(first, about, same_data), difference_text
 
 
 def _check_name(name: str) -> None:
@@ -107,7 +109,7 @@ def find_runs(runs: Path, about: RunRecord) -> list[Path]:
     """Runs about the same model and data, whatever their suite: RUNS/MODEL first, then those that hold checkpoints."""
     first = runs / safe_name(about.model)
     folders = [first, *sorted(runs.glob(f"{first.name}-*"))]
-    same = [folder for folder in folders if (there := read_run(folder)) is not None and there.is_about(about)]
+    same = [folder for folder in folders if (record := read_run(folder)) is not None and record.is_about(about)]
     return sorted(same, key=lambda folder: (folder != first, not any(folder.glob(f"*/checkpoint/{MANIFEST}"))))
 
 
@@ -138,16 +140,16 @@ def find_run(run: str, runs: Path) -> Path:
             return named
     else:
         known = [folder for folder in (named, *sorted(runs.glob(f"{named.name}-*"))) if holds_records(folder)]
-        found = [folder for folder in known if _is_of(run, read_run(folder))]
-        if found and (found[0] == named or len(found) == 1):
-            return found[0]
-        if found:
-            raise AssayError(f"{run}: has several runs: {', '.join(map(str, found))}; name one of them")
+        matches = [folder for folder in known if _is_of(run, read_run(folder))]
+        if matches and (matches[0] == named or len(matches) == 1):
+            return matches[0]
+        if matches:
+            raise AssayError(f"{run}: has several runs: {', '.join(map(str, matches))}; name one of them")
         if known:
             raise AssayError(f"{run}: {named.name} is the name of other runs: {', '.join(map(str, known))}; name one of them")
-    there = sorted(path.name for path in runs.glob("*") if path.is_dir()) if runs.is_dir() else []
+    names = sorted(path.name for path in runs.glob("*") if path.is_dir()) if runs.is_dir() else []
     raise AssayError(
-        f"{run}: no run of that name; runs in {runs}: {', '.join(there) or 'none'}; `make quantize eval` makes one"
+        f"{run}: no run of that name; runs in {runs}: {', '.join(names) or 'none'}; `make quantize eval` makes one"
     )
 
 
@@ -160,17 +162,17 @@ def run_of(checkpoint: Path, model: str, runs: Path) -> Path | None:
     return None
 
 
-def _is_of(target: str, there: RunRecord | None) -> bool:
+def _is_of(target: str, record: RunRecord | None) -> bool:
     """Whether a run was made from, or compares with, a checkpoint folder as it is now, or a model on the hub."""
     folder = Path(target).expanduser()
-    if there is None:
+    if record is None:
         return False
-    if there.reference is not None:
-        reference = Path(there.reference.location)
+    if record.reference is not None:
+        reference = Path(record.reference.location)
         return reference.exists() and folder.exists() and reference.samefile(folder)
-    if there.source is None:
+    if record.source is None:
         return False
-    return there.source.is_same(folder_data(folder)) if folder.is_dir() else there.source.location == target
+    return record.source.is_same(folder_data(folder)) if folder.is_dir() else record.source.location == target
 
 
 def folder_data(folder: Path) -> SourceData:
@@ -192,8 +194,8 @@ def holds_records(folder: Path) -> bool:
 
 def read_run(folder: Path) -> RunRecord | None:
     """What a run is about, from run.json or, of an older run, from its records. None: the folder is free."""
-    if (found := RunRecord.load_if_there(folder / RUN_RECORD)) is not None:
-        return found
+    if (record := RunRecord.load_if_there(folder / RUN_RECORD)) is not None:
+        return record
     if not any((folder / "measurements").glob("*.json")) and not any(folder.glob("*/plan.json")):
         return None
     try:
@@ -216,7 +218,7 @@ def _from_records(folder: Path) -> RunRecord:
     suites = {m.suite_sha256: SuiteIdentity(name=m.suite, sha256=m.suite_sha256) for m in measured}
     models = {record.model for record in (*plans, *measured)}
     unknown = RunRecord(model=min(models))
-    if len(models) > 1 or len(suites) > 1 or any(not sources[0].is_same(one) for one in sources):
+    if len(models) > 1 or len(suites) > 1 or any(not sources[0].is_same(source) for source in sources):
         return unknown
     if not sources and len(references) != 1:
         return unknown
@@ -231,10 +233,10 @@ def _from_records(folder: Path) -> RunRecord:
 
 def _claim(folder: Path, about: RunRecord) -> bool:
     """Write run.json, or fill in what it does not say yet. False: meanwhile it is about something else."""
-    path, found = folder / RUN_RECORD, read_run(folder)
-    if found is not None and not found.takes(about):
+    path, before = folder / RUN_RECORD, read_run(folder)
+    if before is not None and not before.takes(about):
         return False
-    record = about if found is None else found.filled_in(about)
+    record = about if before is None else before.filled_in(about)
     if not path.is_file():
         try:
             record.save(path, only_new=True)
@@ -242,32 +244,32 @@ def _claim(folder: Path, about: RunRecord) -> bool:
             if not path.is_file():
                 raise
             return False
-    elif record != found:
+    elif record != before:
         record.save(path)
     else:
         remove_leftovers(path)
     return True
 
 
-def difference(there: RunRecord, about: RunRecord) -> str:
+def difference(record: RunRecord, about: RunRecord) -> str:
     """`holds ...`: what the run that is there is about, where `about` differs."""
     from assay.file_data import other_data
 
-    if there.source is None and there.reference is None:
+    if record.source is None and record.reference is None:
         return "holds an older run whose records do not say what it was made from"
-    if there.model != about.model:
-        return f"holds model {there.model}"
-    if there.is_about(about):
-        assert there.suite is not None and about.suite is not None
-        same_name = there.suite.name == about.suite.name
-        return f"holds measurements of suite {there.suite.name}" + (" as it was before it was changed" if same_name else "")
-    if there.reference is not None:
-        return f"holds comparisons with {there.reference.location} (checkpoint {there.reference.checkpoint_sha256[:12]})"
-    assert there.source is not None
-    what = f"holds checkpoints made from {there.source.location}"
-    if about.source is None or there.source.location != about.source.location:
+    if record.model != about.model:
+        return f"holds model {record.model}"
+    if record.is_about(about):
+        assert record.suite is not None and about.suite is not None
+        same_name = record.suite.name == about.suite.name
+        return f"holds measurements of suite {record.suite.name}" + (" as it was before it was changed" if same_name else "")
+    if record.reference is not None:
+        return f"holds comparisons with {record.reference.location} (checkpoint {record.reference.checkpoint_sha256[:12]})"
+    assert record.source is not None
+    what = f"holds checkpoints made from {record.source.location}"
+    if about.source is None or record.source.location != about.source.location:
         return what
-    if there.source.revision != about.source.revision:
-        return f"{what} at commit {str(there.source.revision)[:12]}"
-    how = other_data(there.source.files or {}, about.source.files or {})
+    if record.source.revision != about.source.revision:
+        return f"{what} at commit {str(record.source.revision)[:12]}"
+    how = other_data(record.source.files or {}, about.source.files or {})
     return f"{what} before its data changed ({how})"

@@ -79,21 +79,21 @@ def run(
     for checkpoint in planned.checkpoints:
         if checkpoint.problem is not None:
             raise PlanError(checkpoint.problem)
-    aim, wanted = planned.aim, with_files(planned.aim, planned.wanted, options)
-    check_plans_served(planned.plans, aim, planned.profile)
+    resolved, planned_here = planned.aim, with_files(planned.aim, planned.wanted, options)
+    check_plans_served(planned.plans, resolved, planned.profile)
     for note in planned.source.notes:
         say(f"note: {note}")
     if planned.why_suite is not None:
         say(planned.why_suite)
-    made = quantize_in_run(aim, planned.source, wanted, options, runs, name, planned.profile, on_made)
+    made = quantize_in_run(resolved, planned.source, planned_here, options, runs, name, planned.profile, on_made)
     if not all(checkpoint.verification.passed for checkpoint in made):
         return RunResult(report, made, None)
     compared = of_target(  # why precisions were chosen was said above
-        replace(aim, choices=()), runs, name, precisions, planned.profile.endpoints, say=say
+        replace(resolved, choices=()), runs, name, precisions, planned.profile.endpoints, say=say
     )
-    judged = evaluate_in_run(aim, compared, planned.suite, planned.profile, planned.limits, runs, name, say=say)
+    judged = evaluate_in_run(resolved, compared, planned.suite, planned.profile, planned.limits, runs, name, say=say)
     if not with_speed:
         return RunResult(report, made, judged)
-    speed = measure_judged(judged.run_dir, judged.measurements, aim, profile, say)
+    speed = measure_judged(judged.run_dir, judged.measurements, resolved, profile, say)
     write_again(judged.run_dir, say)
     return RunResult(report, made, judged, speed)

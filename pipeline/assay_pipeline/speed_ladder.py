@@ -55,8 +55,8 @@ class Place:
     @property
     def reference(self) -> str:
         """Label of the checkpoint that others are compared with."""
-        found = next((one.label for one in self.measurements if one.is_reference), None)
-        return found or self.aim.recipe.reference.precision or "reference"
+        measured = next((measurement.label for measurement in self.measurements if measurement.is_reference), None)
+        return measured or self.aim.recipe.reference.precision or "reference"
 
 
 def place_of(target: str, runs: Path) -> Place:
@@ -64,22 +64,22 @@ def place_of(target: str, runs: Path) -> Place:
     try:
         run_dir = find_run(target, runs)
     except AssayError:
-        aim = resolve_target(target)
-        about = RunRecord(model=aim.recipe.name, source=source_now(aim))
-        return Place(choose_run(runs, about)[0], aim, (), about)
+        resolved = resolve_target(target)
+        about = RunRecord(model=resolved.recipe.name, source=source_now(resolved))
+        return Place(choose_run(runs, about)[0], resolved, (), about)
     measured = tuple(Measurement.load(path) for path in sorted((run_dir / "measurements").glob("*.json")))
     return Place(run_dir, _aim_of(run_dir, target), measured)
 
 
 def _aim_of(run_dir: Path, target: str) -> Target:
     """The model of a run: its recipe, or the checkpoint that it was made from."""
-    there = read_run(run_dir)
-    if there is None:
+    record = read_run(run_dir)
+    if record is None:
         return resolve_target(target)
-    if there.model in recipe_names("models"):
-        return resolve_target(there.model)
-    location = there.source.location if there.source is not None else None
-    location = there.reference.location if location is None and there.reference is not None else location
+    if record.model in recipe_names("models"):
+        return resolve_target(record.model)
+    location = record.source.location if record.source is not None else None
+    location = record.reference.location if location is None and record.reference is not None else location
     if location is None:
         raise AssayError(
             f"{run_dir}: its run.json does not say what it was made from; give the model or its checkpoint instead"
@@ -89,32 +89,36 @@ def _aim_of(run_dir: Path, target: str) -> Target:
 
 def folders_of(place: Place) -> dict[str, Path]:
     """Label -> checkpoint folder on this machine, of everything in the run: the reference first, then the source."""
-    found: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
     source = place.aim.location.path
     if source is not None and (Path(source) / "config.json").is_file():
         config = read_json_object(Path(source), "config.json")
-        found[source_label(config)] = Path(source)
+        folders[source_label(config)] = Path(source)
     for path in sorted(place.run_dir.glob(f"*/checkpoint/{MANIFEST}")):
-        found[path.parent.parent.name] = path.parent
-    for one in place.measurements:
-        if not one.is_noise_floor and one.label not in found and (Path(one.checkpoint) / "config.json").is_file():
-            found[one.label] = Path(one.checkpoint)
-    return dict(sorted(found.items(), key=lambda pair: pair[0] != place.reference))
+        folders[path.parent.parent.name] = path.parent
+    for measurement in place.measurements:
+        if (
+            not measurement.is_noise_floor
+            and measurement.label not in folders
+            and (Path(measurement.checkpoint) / "config.json").is_file()
+        ):
+            folders[measurement.label] = Path(measurement.checkpoint)
+    return dict(sorted(folders.items(), key=lambda pair: pair[0] != place.reference))
 
 
-def chosen_folders(place: Place, wanted: Sequence[str] | None) -> dict[str, Path]:
+def chosen_folders(place: Place, requested: Sequence[str] | None) -> dict[str, Path]:
     """Those that were named, else all. AssayError: there is none, or no such one."""
-    there = folders_of(place)
-    for label in wanted or ():
-        if label not in there:
-            hint = did_you_mean(label, list(there))
+    folders = folders_of(place)
+    for label in requested or ():
+        if label not in folders:
+            hint = did_you_mean(label, list(folders))
             raise AssayError(
-                f"--checkpoints {shown(label)}: {hint}{place.run_dir} has {', '.join(there) or 'none on this machine'}; name "
+                f"--checkpoints {shown(label)}: {hint}{place.run_dir} has {', '.join(folders) or 'none on this machine'}; name "
                 "one of them, or make it first with `assay quantize`"
             )
-    if not there:
+    if not folders:
         raise AssayError(f"{place.run_dir}: has no checkpoint on this machine; `assay quantize` makes one")
-    return {label: folder for label, folder in there.items() if wanted is None or label in wanted}
+    return {label: folder for label, folder in folders.items() if requested is None or label in requested}
 
 
 def scheme_of(label: str, folder: Path) -> str | None:
@@ -131,8 +135,8 @@ def scheme_of_precision(label: str) -> str | None:
     if label not in recipe_names("precisions"):
         return None
     recipe = load_recipe(PrecisionRecipe, label)
-    found = recipe.quantize.get("routed_expert") if isinstance(recipe.quantize, dict) else recipe.scheme
-    return None if found is None else found.split("_")[0]
+    of_experts = recipe.quantize.get("routed_expert") if isinstance(recipe.quantize, dict) else recipe.scheme
+    return None if of_experts is None else of_experts.split("_")[0]
 
 
 @dataclass(frozen=True)
@@ -156,9 +160,9 @@ class PlannedLadder:
         with self.place.at_work():
             with Journal(run_dir / "journal.db") as journal:
                 asked: dict[str, list[str]] = {}
-                for one in self.place.measurements:
-                    if one.is_reference and one.suite == self.suite.name:
-                        asked = asked_in(journal, identity_of(one))
+                for measurement in self.place.measurements:
+                    if measurement.is_reference and measurement.suite == self.suite.name:
+                        asked = asked_in(journal, identity_of(measurement))
                 prompts = Prompts(self.suite, ladder.seed, ladder.prompt_tokens, asked)
                 prompts.check(ladder.prompts)
                 subjects = [
@@ -223,10 +227,10 @@ def predict_in_run(
     ladder = default_ladder(recipe, where, options)
     reference = [] if recipe.reference.precision is None else [recipe.reference.precision]
     before = SpeedRecord.load_if_there(place.run_dir / SPEED_RECORD)
-    there = {row.checkpoint: row.scheme for row in (() if before is None else before.rows)}
-    own = [one for one in recipe.precisions if not is_automatic(one)]  # a mix has no kernel of its own to predict
-    wanted = labels or list(there) or list(dict.fromkeys((*reference, *own)))
-    schemes = {label: there.get(label) or scheme_of_precision(label) for label in wanted}
+    schemes_before = {row.checkpoint: row.scheme for row in (() if before is None else before.rows)}
+    own = [name for name in recipe.precisions if not is_automatic(name)]  # a mix has no kernel of its own to predict
+    labels_asked = labels or list(schemes_before) or list(dict.fromkeys((*reference, *own)))
+    schemes = {label: schemes_before.get(label) or scheme_of_precision(label) for label in labels_asked}
     acceptance = acceptance_of(before, acceptance_length, ladder.speculation)
     model = place.aim.location.path or place.aim.location.hub
     assert model is not None, "a source is a folder or on the hub"
@@ -245,10 +249,10 @@ def _suite_of(place: Place, profile: ProfileRecipe) -> SuiteRecipe:
 
 
 def measure_judged(
-    run_dir: Path, measurements: Sequence[Measurement], aim: Target, profile: str | None, say: Say
+    run_dir: Path, measurements: Sequence[Measurement], target: Target, profile: str | None, say: Say
 ) -> tuple[SpeedRecord, str]:
     """The default ladder as a phase of a run that was judged, and the label of its reference."""
-    place = Place(run_dir, aim, tuple(measurements))
+    place = Place(run_dir, target, tuple(measurements))
     with says_what_is_kept(lambda: kept_in(place)):
         return plan_ladder(place, None, profile, {}).measure(say), place.reference
 

@@ -120,14 +120,14 @@ def status_of(run: str, runs: Path) -> RunStatus:
 
 def status_of_all(runs: Path) -> list[RunStatus]:
     """Of every folder in `runs` that holds a run; of one with a damaged record what is wrong."""
-    found = []
+    statuses = []
     for folder in sorted(path for path in runs.glob("*") if path.is_dir()) if runs.is_dir() else ():
         try:
             if read_run(folder) is not None:
-                found.append(read_status(folder))
+                statuses.append(read_status(folder))
         except AssayError as error:
-            found.append(_damaged(folder, str(error)))
-    return found
+            statuses.append(_damaged(folder, str(error)))
+    return statuses
 
 
 def _damaged(folder: Path, problem: str) -> RunStatus:
@@ -146,7 +146,10 @@ def read_status(folder: Path) -> RunStatus:
     made = [path.parent.name for path in sorted(folder.glob("*/checkpoint")) if path.is_dir()]
     labels = dict.fromkeys([*_expected(about), *made, *measured])
     deployments, _ = load_deployments(folder, measured.values(), gates)
-    deployed = {label: {one.profile: one.outcome for one in deployments if one.label == label} for label in labels}
+    deployed = {
+        label: {deployment.profile: deployment.outcome for deployment in deployments if deployment.label == label}
+        for label in labels
+    }
     checkpoints = [_checkpoint(folder, label, measured.get(label), gates, replies, deployed[label]) for label in labels]
     return RunStatus(
         run=str(folder),
@@ -154,7 +157,7 @@ def read_status(folder: Path) -> RunStatus:
         source=None if about.source is None else about.source.location,
         reference=None if about.reference is None else about.reference.location,
         suite=None if about.suite is None else about.suite.name,
-        checkpoints=tuple(sorted(checkpoints, key=lambda one: not one.is_reference)),
+        checkpoints=tuple(sorted(checkpoints, key=lambda deployment: not deployment.is_reference)),
         at_work=tuple(_at_work(folder, made)),
         speed=_speed(folder),
         choice=_choice(folder, about.model, gates),
@@ -167,26 +170,26 @@ def _expected(about: RunRecord) -> list[str]:
         return []
     recipe = load_recipe(ModelRecipe, about.model)
     first = [recipe.reference.precision] if recipe.reference.precision is not None else []
-    return [*first, *(one if is_automatic(one) else Path(one).stem for one in recipe.precisions)]
+    return [*first, *(name if is_automatic(name) else Path(name).stem for name in recipe.precisions)]
 
 
 def _speed(folder: Path) -> SpeedStatus | None:
     if (record := SpeedRecord.load_if_there(folder / SPEED_RECORD)) is None:
         return None
-    ours, other = record.of_bytes(judged_bytes(folder))
+    of_these_bytes, other = record.of_bytes(judged_bytes(folder))
     return SpeedStatus(
-        points=dict(Counter(row.origin for row in ours.rows)),
-        checkpoints=tuple(dict.fromkeys(row.checkpoint for row in ours.rows if row.origin == "measured")),
+        points=dict(Counter(row.origin for row in of_these_bytes.rows)),
+        checkpoints=tuple(dict.fromkeys(row.checkpoint for row in of_these_bytes.rows if row.origin == "measured")),
         other_bytes=other,
-        not_measured={one.checkpoint: one.reason for one in ours.not_measured if one.concurrency is None},
+        not_measured={point.checkpoint: point.reason for point in of_these_bytes.not_measured if point.concurrency is None},
     )
 
 
 def _choice(folder: Path, model: str, gates: GateReport | None) -> ChoiceStatus | None:
     if (record := Choice.load_if_there(folder / CHOICE_RECORD)) is None:
         return None
-    why = record.why_outdated(model, judged_bytes(folder), None if gates is None else gates.overall)
-    return ChoiceStatus(recommendation=record.recommendation, outdated=why)
+    reason = record.why_outdated(model, judged_bytes(folder), None if gates is None else gates.overall)
+    return ChoiceStatus(recommendation=record.recommendation, outdated=reason)
 
 
 def _replies(folder: Path) -> dict[str, int]:
@@ -229,7 +232,9 @@ def _checkpoint(
 
 
 def _without_verdict(gates: GateReport, measured: Measurement) -> tuple[str, ...]:
-    open_gates = {one.gate for one in gates.verdicts if (one.candidate, one.status) == (measured.label, "NOT MEASURED")}
+    open_gates = {
+        verdict.gate for verdict in gates.verdicts if (verdict.candidate, verdict.status) == (measured.label, "NOT MEASURED")
+    }
     return tuple(task.task for task in measured.tasks if task.accuracy is not None and f"score {task.task}" in open_gates)
 
 
@@ -276,14 +281,14 @@ def _verified(folder: Path) -> Literal["passed", "failed", "changed since"] | No
 def _at_work(folder: Path, made: Iterable[str]) -> list[WorkStatus]:
     from assay_quantize.checkpoint.file_names import JOURNAL
 
-    found = []
+    works = []
     if is_held(folder / LOCK):
         words = (folder / LOCK).read_text(errors="replace").split()
-        found.append(WorkStatus(what="evaluate", label=None, pid=int(words[0]) if words and words[0].isdecimal() else None))
+        works.append(WorkStatus(what="evaluate", label=None, pid=int(words[0]) if words and words[0].isdecimal() else None))
     for label in made:
         if not (folder / label / "checkpoint" / MANIFEST).exists() and is_held(folder / label / "checkpoint" / JOURNAL):
-            found.append(WorkStatus(what="quantize", label=label, pid=None))
-    return found
+            works.append(WorkStatus(what="quantize", label=label, pid=None))
+    return works
 
 
 def is_held(path: Path) -> bool:

@@ -100,12 +100,12 @@ def no_such_folder(text: str, folder: Path) -> str:
             f"{shown(text)}: no such folder, and no model recipe of that name; {did_you_mean(text, models)}"
             f"known recipes: {', '.join(models)}; or give a Hugging Face id such as zai-org/GLM-4.5-Air"
         )
-    there = next(parent for parent in folder.parents if parent.exists())
-    missing = folder.relative_to(there).parts[0]
-    beside = [path.name for path in there.iterdir() if path.is_dir()] if there.is_dir() else []
-    line = f"{shown(text)}: no such folder: {there.resolve() if there == Path() else there} has no {shown(missing)}"
+    existing = next(parent for parent in folder.parents if parent.exists())
+    missing = folder.relative_to(existing).parts[0]
+    beside = [path.name for path in existing.iterdir() if path.is_dir()] if existing.is_dir() else []
+    line = f"{shown(text)}: no such folder: {existing.resolve() if existing == Path() else existing} has no {shown(missing)}"
     if (near := nearest(missing, beside)) is not None:
-        line += f"; did you mean {shown(there / near)}?"
+        line += f"; did you mean {shown(existing / near)}?"
     else:
         line += "; give a checkpoint's folder (with config.json and *.safetensors)"
     if _HUB_ID.fullmatch(text):
@@ -140,8 +140,8 @@ def _hub_target(hub_id: str) -> Target:
         if recipe.source.hub == hub_id:
             return Target(recipe, recipe.source)
     location = Location(hub=hub_id)
-    found = open_hub_checkpoint(hub_id)
-    return _fitted(Target(_recipe_for(hub_id.split("/")[1], location, found.config, found.tensors, None), location), found)
+    opened = open_hub_checkpoint(hub_id)
+    return _fitted(Target(_recipe_for(hub_id.split("/")[1], location, opened.config, opened.tensors, None), location), opened)
 
 
 def _from_repository(location: Location) -> Location:
@@ -186,7 +186,7 @@ def _recipe_for(
     )  # fmt: skip
 
 
-def _fitted(aim: Target, checkpoint: Checkpoint | None = None) -> Target:
+def _fitted(target: Target, checkpoint: Checkpoint | None = None) -> Target:
     """The target with precisions that fit the shapes of the checkpoint; which and why is in its recipe's description too.
 
     checkpoint: None: the folder's. What cannot be opened is left to whoever opens it, with an error of its own.
@@ -194,21 +194,21 @@ def _fitted(aim: Target, checkpoint: Checkpoint | None = None) -> Target:
     from assay_quantize.checkpoint.checkpoint import open_checkpoint
     from assay_quantize.plan.fitting import choose_fitting
 
-    recipe = aim.recipe
+    recipe = target.recipe
     try:
         opened = checkpoint or open_checkpoint(Path(str(recipe.source.path)))
-        aim = replace(aim, opened=opened)
+        target = replace(target, opened=opened)
         chosen = choose_fitting(opened, recipe.precisions)
     except AssayError:
-        return aim
-    choices = tuple((one.precision, one.sentence) for one in chosen if one.sentence is not None)
-    fits = {one.wanted: one.precision for one in chosen}
+        return target
+    choices = tuple((choice.precision, choice.sentence) for choice in chosen if choice.sentence is not None)
+    fits = {choice.wanted: choice.precision for choice in chosen}
     changed = {
-        "precisions": tuple(one.precision for one in chosen if one.precision is not None),
+        "precisions": tuple(choice.precision for choice in chosen if choice.precision is not None),
         "reference": Reference(precision=fits.get(str(recipe.reference.precision)) or recipe.reference.precision),
-        "description": " ".join([recipe.description, *(f"{why}." for _, why in choices)]),
+        "description": " ".join([recipe.description, *(f"{reason}." for _, reason in choices)]),
     }
-    return replace(aim, recipe=recipe.model_copy(update=changed), choices=choices) if choices else aim
+    return replace(target, recipe=recipe.model_copy(update=changed), choices=choices) if choices else target
 
 
 def _thinks(folder: Path) -> bool:
@@ -224,18 +224,18 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
 
 
-def open_source(aim: Target) -> Checkpoint:
+def open_source(target: Target) -> Checkpoint:
     """The source by its headers, which are read once for a target that has kept them (`Target.opened`)."""
     from assay_quantize.checkpoint.checkpoint import open_checkpoint
 
-    if aim.opened is not None:
-        return aim.opened
-    if aim.location.path is not None:
-        return open_checkpoint(Path(aim.location.path))
+    if target.opened is not None:
+        return target.opened
+    if target.location.path is not None:
+        return open_checkpoint(Path(target.location.path))
     from assay_quantize.checkpoint.hub import open_hub_checkpoint
 
-    assert aim.location.hub is not None
-    return open_hub_checkpoint(aim.location.hub, aim.location.revision)
+    assert target.location.hub is not None
+    return open_hub_checkpoint(target.location.hub, target.location.revision)
 
 
 def open_released(release: Location) -> Checkpoint:

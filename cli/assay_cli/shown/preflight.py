@@ -37,5 +37,5 @@ def skipped(how: str) -> str:
 def summary(report: PreflightReport) -> str:
     """`preflight of glm-5 on 8xh200, suite full: 2 FAIL, 1 UNKNOWN, 14 PASS in 34 s`."""
     counts = Counter(check.outcome for check in report.checks)
-    found = ", ".join(f"{counts[one]} {one}" for one in ("FAIL", "UNKNOWN", "PASS") if counts[one])
-    return f"preflight of {report.model} on {report.profile}, suite {report.suite}: {found} in {report.seconds:.0f} s"
+    counts_text = ", ".join(f"{counts[each]} {each}" for each in ("FAIL", "UNKNOWN", "PASS") if counts[each])
+    return f"preflight of {report.model} on {report.profile}, suite {report.suite}: {counts_text} in {report.seconds:.0f} s"

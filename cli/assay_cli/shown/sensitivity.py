@@ -24,36 +24,38 @@ MARKS = "·░▒▓█"
 Place = tuple[int | None, Role]
 
 
-def show(found: Sensitivity, out: Console, scheme: str | None = None) -> None:
+def show(record: Sensitivity, out: Console, scheme: str | None = None) -> None:
     """scheme: of the map; None: the first that was measured."""
-    schemes = list(dict.fromkeys(part.scheme for part in found.parts if part.scheme != "bf16"))
+    schemes = list(dict.fromkeys(part.scheme for part in record.parts if part.scheme != "bf16"))
     mapped = scheme or schemes[0]
-    out.print(escape(_headline(found)))
-    _map(found, mapped, out)
-    out.print("worst parts" if found.in_nats else "largest relative errors")
-    print_rows(("layer", "role", "scheme", _unit(found), "served", "bytes", "worst tensor", "worst router"), _worst(found), out)
+    out.print(escape(_headline(record)))
+    _map(record, mapped, out)
+    out.print("worst parts" if record.in_nats else "largest relative errors")
+    print_rows(
+        ("layer", "role", "scheme", _unit(record), "served", "bytes", "worst tensor", "worst router"), _worst(record), out
+    )
     out.print("share of each role in the sum over its parts")
-    _shares(found, schemes, out)
-    for line in _lines(found):
+    _shares(record, schemes, out)
+    for line in _lines(record):
         out.print(escape(line))
 
 
-def _headline(found: Sensitivity) -> str:
-    texts = f"{found.num_texts:,} texts, {found.num_tokens:,} tokens ({found.texts})" if found.num_texts else "no text"
-    return f"{found.model}: {found.method} over {texts}; {found.cpu_seconds:,.0f} s of CPU time"
+def _headline(record: Sensitivity) -> str:
+    texts = f"{record.num_texts:,} texts, {record.num_tokens:,} tokens ({record.texts})" if record.num_texts else "no text"
+    return f"{record.model}: {record.method} over {texts}; {record.cpu_seconds:,.0f} s of CPU time"
 
 
-def _unit(found: Sensitivity) -> str:
-    return "KL, nats a token" if found.in_nats else "relative squared error"
+def _unit(record: Sensitivity) -> str:
+    return "KL, nats a token" if record.in_nats else "relative squared error"
 
 
 # ------------------------------------------------------------------------------------------------ the map
-def _map(found: Sensitivity, scheme: str, out: Console) -> None:
+def _map(record: Sensitivity, scheme: str, out: Console) -> None:
     """Rows: layers; columns: roles. Shades are even steps of the logarithm between the smallest and the largest figure."""
-    values = {(p.layer, p.role): p.damage_nats for p in found.parts if p.scheme == scheme and p.damage_nats is not None}
+    values = {(p.layer, p.role): p.damage_nats for p in record.parts if p.scheme == scheme and p.damage_nats is not None}
     roles = list(dict.fromkeys(role for _, role in values))
     layers = sorted({layer for layer, _ in values if layer is not None})
-    out.print(escape(f"{scheme}: {_unit(found)}, one part quantized at a time"))
+    out.print(escape(f"{scheme}: {_unit(record)}, one part quantized at a time"))
     rows = []
     for layer in layers:
         rows.append([str(layer), *(_cell(values.get((layer, role)), values, out) for role in roles)])
@@ -73,7 +75,7 @@ def _cell(value: float | None, values: Mapping[Place, float], out: Console) -> s
 
 def shade_of(value: float, values: Sequence[float]) -> int:
     """0 to 4: where the value lies between the smallest and the largest, by the logarithm."""
-    positive = [one for one in values if one > 0]
+    positive = [other for other in values if other > 0]
     if value <= 0 or not positive or max(positive) == min(positive):
         return 0
     low, high = math.log(min(positive)), math.log(max(positive))
@@ -81,15 +83,15 @@ def shade_of(value: float, values: Sequence[float]) -> int:
 
 
 # ------------------------------------------------------------------------------------------------ tables
-def worst_parts(found: Sensitivity, count: int = WORST) -> list[SensitivityPart]:
+def worst_parts(record: Sensitivity, count: int = WORST) -> list[SensitivityPart]:
     """The parts that cost most in any scheme, the largest first."""
-    measured = [part for part in found.parts if part.damage_nats]
+    measured = [part for part in record.parts if part.damage_nats]
     return sorted(measured, key=lambda part: -(part.damage_nats or 0))[:count]
 
 
-def _worst(found: Sensitivity) -> list[tuple[str, ...]]:
+def _worst(record: Sensitivity) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
-    for part in worst_parts(found):
+    for part in worst_parts(record):
         tensor = f"{part.worst[0].name} ({part.worst[0].share:.0%})" if part.worst else ""
         figure = _figure(part.interval) if part.interval else f"{part.damage_nats:.3g}"
         served = _figure(part.served_nats) if part.served_nats else ""
@@ -99,24 +101,24 @@ def _worst(found: Sensitivity) -> list[tuple[str, ...]]:
     return rows
 
 
-def _figure(one: Interval) -> str:
-    return f"{one.value:.3g} [{one.low:.2g}, {one.high:.2g}]"
+def _figure(interval: Interval) -> str:
+    return f"{interval.value:.3g} [{interval.low:.2g}, {interval.high:.2g}]"
 
 
-def shares_by_role(found: Sensitivity, scheme: str) -> dict[str, float]:
+def shares_by_role(record: Sensitivity, scheme: str) -> dict[str, float]:
     """Role -> its share of the sum of all parts' figures in a scheme."""
     sums: dict[str, float] = {}
-    for part in found.parts:
+    for part in record.parts:
         if part.scheme == scheme and part.damage_nats is not None:
             sums[part.role] = sums.get(part.role, 0.0) + part.damage_nats
     total = sum(sums.values())
     return {role: value / total for role, value in sums.items()} if total else sums
 
 
-def _shares(found: Sensitivity, schemes: Sequence[str], out: Console) -> None:
-    shares = {scheme: shares_by_role(found, scheme) for scheme in schemes}
+def _shares(record: Sensitivity, schemes: Sequence[str], out: Console) -> None:
+    shares = {scheme: shares_by_role(record, scheme) for scheme in schemes}
     roles = list(dict.fromkeys(role for one in shares.values() for role in one))
-    whole = {one.scheme: one for one in found.uniform}
+    whole = {one.scheme: one for one in record.uniform}
     rows = []
     for scheme in schemes:
         uniform = whole.get(scheme)
@@ -127,42 +129,42 @@ def _shares(found: Sensitivity, schemes: Sequence[str], out: Console) -> None:
     print_rows(("scheme", *roles, "all at once, nats"), rows, out)
 
 
-def _lines(found: Sensitivity) -> list[str]:
+def _lines(record: Sensitivity) -> list[str]:
     lines = []
-    if found.num_texts_of_wholes is not None:
+    if record.num_texts_of_wholes is not None:
         lines.append(
-            f"parts are measured on {found.num_texts - found.num_texts_of_wholes} texts, all at once on "
-            f"{found.num_texts_of_wholes} others: a mix is not measured on what it is chosen on"
+            f"parts are measured on {record.num_texts - record.num_texts_of_wholes} texts, all at once on "
+            f"{record.num_texts_of_wholes} others: a mix is not measured on what it is chosen on"
         )
-    for one in found.correlations:
-        if one.spearman is None:
-            lines.append(f"rank correlation of {one.of} with {one.beside}: NOT MEASURED: {one.why_not}")
+    for correlation in record.correlations:
+        if correlation.spearman is None:
+            lines.append(f"rank correlation of {correlation.of} with {correlation.beside}: NOT MEASURED: {correlation.why_not}")
         else:
-            rho = one.spearman
+            rho = correlation.spearman
             lines.append(
-                f"rank correlation of {one.of} with {one.beside}: {rho.value:.2f} [{rho.low:.2f}, {rho.high:.2f}] over {rho.n} "
-                "parts"
+                f"rank correlation of {correlation.of} with {correlation.beside}: {rho.value:.2f} "
+                f"[{rho.low:.2f}, {rho.high:.2f}] over {rho.n} parts"
             )
-    if not any(one.beside == "served" for one in found.correlations):
+    if not any(correlation.beside == "served" for correlation in record.correlations):
         lines.append("rank correlation with what is served: NOT MEASURED; --served N serves N parts")
-    for whole in found.uniform:
+    for whole in record.uniform:
         if whole.routing:
             most = max(whole.routing, key=lambda routing: routing.other_experts)
             each = ", ".join(f"{routing.layer}: {routing.other_experts:.1%}" for routing in whole.routing[:12])
             more = f"; most in layer {most.layer}: {most.other_experts:.1%}" if len(whole.routing) > 12 else ""
             lines.append(f"routers, {whole.scheme} everywhere: tokens with other experts by layer: {each}{more}")
-    lines += [f"as a whole: {whole_said(whole)}" for whole in found.wholes]
-    for drafts in found.mtp_acceptance:
+    lines += [f"as a whole: {whole_said(whole)}" for whole in record.wholes]
+    for drafts in record.mtp_acceptance:
         lines.append(
             f"MTP block in {drafts.scheme} ({drafts.label}): {drafts.accepted_share:.1%} of {drafts.num_drafted:,} drafted "
             "tokens accepted"
         )
-    lines += _kinds(found)
-    for left in found.left_out[:5]:
+    lines += _kinds(record)
+    for left in record.left_out[:5]:
         lines.append(
             f"left out: {left.role}{'' if left.layer is None else f' of layer {left.layer}'} in {left.scheme}: {left.why}"
         )
-    lines += [f"NOT MEASURED: {what}: {why}" for what, why in found.not_measured.items()]
+    lines += [f"NOT MEASURED: {what}: {reason}" for what, reason in record.not_measured.items()]
     return lines
 
 
@@ -174,11 +176,11 @@ def whole_said(whole: WholeDamage) -> str:
     return f"{parts}: {figure} nats a token; the parts sum to {whole.sum_of_parts_nats:.3g}"
 
 
-def _kinds(found: Sensitivity) -> list[str]:
+def _kinds(record: Sensitivity) -> list[str]:
     """Mean over parts of each kind's damage beside that of all positions, by scheme: where it shows more, and where less."""
     sums: dict[tuple[str, str, str], float] = {}
     whole: dict[str, float] = {}
-    for part in found.parts:
+    for part in record.parts:
         if part.by_kind:
             whole[part.scheme] = whole.get(part.scheme, 0.0) + (part.damage_nats or 0.0)
         for kind in part.by_kind:
@@ -186,8 +188,8 @@ def _kinds(found: Sensitivity) -> list[str]:
             sums[key] = sums.get(key, 0.0) + kind.damage_nats
     lines = []
     for scheme, total in whole.items():
-        mine = [(kind, name, value / total) for (at, kind, name), value in sums.items() if at == scheme and total]
-        if mine:
-            told = ", ".join(f"{kind} {name} x{times:.2g}" for kind, name, times in mine)
-            lines.append(f"{scheme}, sum over parts beside all positions: {told}")
+        of_part = [(kind, name, value / total) for (at, kind, name), value in sums.items() if at == scheme and total]
+        if of_part:
+            kinds_text = ", ".join(f"{kind} {name} x{times:.2g}" for kind, name, times in of_part)
+            lines.append(f"{scheme}, sum over parts beside all positions: {kinds_text}")
     return lines

@@ -73,84 +73,91 @@ def uses_file(made: Plan) -> bool:
     return needs_calibration(made) or observer_of(made) != "minmax"
 
 
-def given_file(aim: Target, options: QuantizeOptions) -> Path | None:
+def given_file(target: Target, options: QuantizeOptions) -> Path | None:
     """The file that the command line or the model's recipe names."""
     if options.importance is not None:
         return options.importance
-    data = aim.recipe.calibration
+    data = target.recipe.calibration
     return None if data is None or data.file is None else Path(data.file)
 
 
-def with_files(aim: Target, wanted: Sequence[Plan | Automatic], options: QuantizeOptions) -> list[Plan | Automatic]:
+def with_files(target: Target, planned: Sequence[Plan | Automatic], options: QuantizeOptions) -> list[Plan | Automatic]:
     """What is to be made, plans that take the calibration file that is there with its identity.
 
     AssayError, before the first byte is written: nothing takes --importance or --text; a file or a text is not there.
     """
     from assay_quantize.checkpoint.importance import load_importance
 
-    plans, file = [one for one in wanted if isinstance(one, Plan)], given_file(aim, options)
-    check_texts(aim, plans, options)
+    plans, file = [plan_or_mix for plan_or_mix in planned if isinstance(plan_or_mix, Plan)], given_file(target, options)
+    check_texts(target, plans, options)
     if file is None:
         for made in plans:
-            if options.stream_from is not None and _makes_file(aim, made):
+            if options.stream_from is not None and _makes_file(target, made):
                 raise PlanError(
                     f"precision {made.precision}: is calibrated on this machine, with a source that is there whole; leave out "
                     "--stream-from, or give --importance FILE"
                 )
-        if options.stream_from is not None and len(plans) < len(wanted):
+        if options.stream_from is not None and len(plans) < len(planned):
             raise PlanError("auto-BUDGET is chosen on this machine, with a source that is there whole; leave out --stream-from")
-        return list(wanted)
+        return list(planned)
     if options.importance is not None and not any(map(uses_file, plans)):
-        if len(wanted) == len(plans) == 1:
+        if len(planned) == len(plans) == 1:
             with_importance(plans[0], file, options.say)  # says why
-        if len(plans) == len(wanted) or not _mix_searches(aim):
-            names = ", ".join(one.precision if isinstance(one, Plan) else one.name for one in wanted)
+        if len(plans) == len(planned) or not _mix_searches(target):
+            names = ", ".join(
+                plan_or_mix.precision if isinstance(plan_or_mix, Plan) else plan_or_mix.name for plan_or_mix in planned
+            )
             raise PlanError(
                 f"--importance: none of {names} searches scales (`observer: mse`) or has static ones, so nothing uses channel "
                 "weights; name a precision that does, or leave the option out"
             )
         load_importance(file)  # for the mix, later: what is wrong with it is said now
-    return [with_importance(one, file, options.say) if isinstance(one, Plan) and uses_file(one) else one for one in wanted]
+    return [
+        with_importance(plan_or_mix, file, options.say)
+        if isinstance(plan_or_mix, Plan) and uses_file(plan_or_mix)
+        else plan_or_mix
+        for plan_or_mix in planned
+    ]
 
 
-def _mix_searches(aim: Target) -> bool:
-    base = aim.recipe.automatic.base
+def _mix_searches(target: Target) -> bool:
+    base = target.recipe.automatic.base
     return base is not None and load_recipe(PrecisionRecipe, base).observer != "minmax"
 
 
-def alone(aim: Target, wanted: Plan | Automatic, options: QuantizeOptions) -> tuple[Plan, QuantizeOptions]:
+def alone(target: Target, planned: Plan | Automatic, options: QuantizeOptions) -> tuple[Plan, QuantizeOptions]:
     """The plan of a checkpoint outside runs, and what it is made with. PlanError: only a run can make it."""
-    if isinstance(wanted, Automatic):
+    if isinstance(planned, Automatic):
         raise PlanError(
-            f"--out: {wanted.name} is chosen in the folder of a run; leave --out out, or choose it by `assay sensitivity` and "
+            f"--out: {planned.name} is chosen in the folder of a run; leave --out out, or choose it by `assay sensitivity` and "
             "`assay recipe --out FILE.yaml`"
         )
-    if wanted.importance_sha256 is None:
-        return with_importance(wanted, None, options.say), replace(options, importance=None)
-    return wanted, replace(options, importance=given_file(aim, options))
+    if planned.importance_sha256 is None:
+        return with_importance(planned, None, options.say), replace(options, importance=None)
+    return planned, replace(options, importance=given_file(target, options))
 
 
-def _makes_file(aim: Target, made: Plan) -> bool:
+def _makes_file(target: Target, made: Plan) -> bool:
     """Whether a run makes a file for it: it cannot do without, or the model's recipe says what to calibrate with."""
     from assay_quantize.plan.static_scales import needs_calibration
 
-    return needs_calibration(made) or (aim.recipe.calibration is not None and uses_file(made))
+    return needs_calibration(made) or (target.recipe.calibration is not None and uses_file(made))
 
 
-def file_in_run(aim: Target, made: Plan, run_dir: Path, options: QuantizeOptions) -> tuple[Plan, Path | None]:
+def file_in_run(target: Target, made: Plan, run_dir: Path, options: QuantizeOptions) -> tuple[Plan, Path | None]:
     """The plan as it is made in a run, and the calibration file it takes; the file is made first if it is not there."""
     if made.importance_sha256 is not None:
-        return made, given_file(aim, options)
-    if not _makes_file(aim, made):
+        return made, given_file(target, options)
+    if not _makes_file(target, made):
         return made, None
-    file = _made(aim, made, run_dir / FOLDER, options)
+    file = _made(target, made, run_dir / FOLDER, options)
     return with_importance(made, file, options.say), file
 
 
-def _made(aim: Target, plan: Plan, folder: Path, options: QuantizeOptions) -> Path:
+def _made(target: Target, plan: Plan, folder: Path, options: QuantizeOptions) -> Path:
     """AssayError: the model cannot be calibrated here."""
-    data = aim.recipe.calibration or CalibrationData()
-    text, withheld = text_asked(aim, (), data.seed, options)
+    data = target.recipe.calibration or CalibrationData()
+    text, withheld = text_asked(target, (), data.seed, options)
     how = data.model_dump(include={"tokens", "tokens_per_expert", "length", "min_tokens"})
     asked = sha256_of({"text": text.identity(), "source": source_of(plan).files, **how})
     file, keep = folder / f"{asked[:12]}.safetensors", folder / asked[:12]
@@ -162,10 +169,10 @@ def _made(aim: Target, plan: Plan, folder: Path, options: QuantizeOptions) -> Pa
 
     options.say(f"{plan.precision}: is calibrated first, for all precisions of the run that need it: {file}")
     made = calibrate(
-        local_checkpoint(aim.location, source_of(plan), options.say),
+        local_checkpoint(target.location, source_of(plan), options.say),
         file,
         text,
-        model_name=aim.recipe.name,
+        model_name=target.recipe.name,
         num_tokens=data.tokens,
         length=data.length,
         min_tokens=data.min_tokens,

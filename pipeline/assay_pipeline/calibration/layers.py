@@ -32,16 +32,16 @@ def keep_calibration(made: Plan, file: Path | None, beside: Path | None, folder:
 
 
 def text_asked(
-    aim: Target, named: Sequence[str], seed: int, options: QuantizeOptions
+    target: Target, named: Sequence[str], seed: int, options: QuantizeOptions
 ) -> tuple[Text, Callable[[], Withheld]]:  # fmt: skip
     """What the command line says, else a precision (`named`), else the model's recipe; the model's own text where none does."""
-    data = aim.recipe.calibration or CalibrationData()
+    data = target.recipe.calibration or CalibrationData()
     words = options.text
     withhold = data.withhold if words.withhold is None else words.withhold
-    return calibration_text(words.sources or named or data.text, withhold, words.runs, aim.recipe.name, seed)
+    return calibration_text(words.sources or named or data.text, withhold, words.runs, target.recipe.name, seed)
 
 
-def calibrated_before(aim: Target, made: Plan, folder: Path, options: QuantizeOptions) -> Plan:
+def calibrated_before(target: Target, made: Plan, folder: Path, options: QuantizeOptions) -> Plan:
     """The plan with the calibrated layers of a finished checkpoint that was asked for in the same words."""
     from assay_quantize.plan.calibrated import is_asked
 
@@ -62,12 +62,12 @@ def calibrated_before(aim: Target, made: Plan, folder: Path, options: QuantizeOp
     manifest = load_manifest(folder)
     if manifest is None or manifest.calibrated is None:
         return made
-    same = manifest.calibrated.asked_sha256 == asked_sha256(made, _text(aim, made, options)[0])
+    same = manifest.calibrated.asked_sha256 == asked_sha256(made, _text(target, made, options)[0])
     return made.model_copy(update={"calibrated": manifest.calibrated}) if same else made
 
 
 def calibrated_layers(
-    aim: Target, made: Plan, source: Path, folder: Path, options: QuantizeOptions
+    target: Target, made: Plan, source: Path, folder: Path, options: QuantizeOptions
 ) -> tuple[Plan, Path | None]:  # fmt: skip
     """The plan with its calibrated layers, and their folder, beside the checkpoint's; None: there are none to take from."""
     from assay_quantize.plan.calibrated import is_asked
@@ -77,8 +77,8 @@ def calibrated_layers(
     from assay_quantize.calibration.layerwise import calibrate_layers
 
     work = folder.with_name(f".{folder.name}.calibration")
-    text, withheld = _text(aim, made, options)
-    found = calibrate_layers(
+    text, withheld = _text(target, made, options)
+    record = calibrate_layers(
         made,
         source,
         work,
@@ -89,15 +89,17 @@ def calibrated_layers(
         withheld=withheld,
         report=options.say,
     )
-    for line in (*text_lines(found.sources, found.withheld), *repeated_lines(found)):
+    for line in (*text_lines(record.sources, record.withheld), *repeated_lines(record)):
         options.say(line)
-    if found.fell_back:
-        why = "no step of AutoRound had a finite loss" if found.method == "autoround" else "give more text"
-        options.say(f"note: {len(found.fell_back)} weights are rounded to the nearest, such as {found.fell_back[0]}: {why}")
-    return made.model_copy(update={"calibrated": found}), work
+    if record.fell_back:
+        reason = "no step of AutoRound had a finite loss" if record.method == "autoround" else "give more text"
+        options.say(
+            f"note: {len(record.fell_back)} weights are rounded to the nearest, such as {record.fell_back[0]}: {reason}"
+        )
+    return made.model_copy(update={"calibrated": record}), work
 
 
-def check_texts(aim: Target, plans: Sequence[Plan], options: QuantizeOptions) -> None:
+def check_texts(target: Target, plans: Sequence[Plan], options: QuantizeOptions) -> None:
     """Before the first byte is written. AssayError: a source of text, a suite or a GPU that is not there, nothing is
     calibrated, or schemes that cannot be calibrated together."""
     from assay_quantize.kernels.devices import device_here
@@ -105,7 +107,7 @@ def check_texts(aim: Target, plans: Sequence[Plan], options: QuantizeOptions) ->
     from assay_quantize.plan.static_scales import needs_calibration
 
     asked = [made for made in plans if is_asked(made)]
-    in_run = options.importance is None and (aim.recipe.calibration is not None or any(map(needs_calibration, plans)))
+    in_run = options.importance is None and (target.recipe.calibration is not None or any(map(needs_calibration, plans)))
     words, is_cuda = options.text, options.device == "cuda"
     option = "--text" if words.sources else "--withhold" if words.withhold is not None else "--device cuda" if is_cuda else None
     if option is not None and not asked and not in_run:
@@ -116,10 +118,10 @@ def check_texts(aim: Target, plans: Sequence[Plan], options: QuantizeOptions) ->
         device_here(options.device)
     for made in asked:
         check_scaled(made)
-        _text(aim, made, options)[0].identity()
+        _text(target, made, options)[0].identity()
 
 
-def _text(aim: Target, made: Plan, options: QuantizeOptions) -> tuple[Text, Callable[[], Withheld]]:
+def _text(target: Target, made: Plan, options: QuantizeOptions) -> tuple[Text, Callable[[], Withheld]]:
     """What layers are calibrated with."""
     how = made.precision_recipe["calibration"]
-    return text_asked(aim, how.get("text", ()), int(how["seed"]), options)
+    return text_asked(target, how.get("text", ()), int(how["seed"]), options)

@@ -21,37 +21,40 @@ def lines(made: Calibration) -> Iterator[str]:
         if made.tokens_per_expert is not None:
             yield _ended(made, least)
     yield from coverage_lines(made)
-    found = made.nvfp4_inputs
+    inputs = made.nvfp4_inputs
     yield (
-        f"activations in the constant range of nvfp4: {found.num_cut_off / found.num_groups:.2%} of the groups are cut off "
-        f"(largest {found.largest:.4g} of 2688, {found.largest_at}), "
-        f"{found.num_coarse / found.num_groups:.2%} have a coarse scale, "
-        f"{found.num_zeroed / found.num_groups:.2%} become 0 (most: {found.most_zeroed:.2%}, {found.most_zeroed_at})"
+        f"activations in the constant range of nvfp4: {inputs.num_cut_off / inputs.num_groups:.2%} of the groups are cut off "
+        f"(largest {inputs.largest:.4g} of 2688, {inputs.largest_at}), "
+        f"{inputs.num_coarse / inputs.num_groups:.2%} have a coarse scale, "
+        f"{inputs.num_zeroed / inputs.num_groups:.2%} become 0 (most: {inputs.most_zeroed:.2%}, {inputs.most_zeroed_at})"
     )
     if made.starved:
-        names = ", ".join(f"{name} ({seen})" for name, seen in list(made.starved.items())[:SHOWN])
+        names = ", ".join(f"{name} ({count})" for name, count in list(made.starved.items())[:SHOWN])
         more = f" and {len(made.starved) - SHOWN:,} more" if len(made.starved) > SHOWN else ""
         yield f"left out, fewer than {made.min_tokens} tokens: {names}{more}; raise --tokens to have them in"
 
 
 def text_lines(sources: Sequence[TextSource], withheld: Sequence[WithheldItems]) -> Iterator[str]:
     """What the text was made of, and what it was held against."""
-    total = sum(one.num_tokens for one in sources) or 1
-    for one in sources:
-        kind = f" ({one.kind})" if one.kind else ""
-        dropped = f", {one.num_dropped} left out for items of an evaluation in them" if one.num_dropped else ""
-        lost = f", thinking of {one.num_without_thinking} not shown by the chat template" if one.num_without_thinking else ""
-        ended = ", all there is" if one.is_exhausted else ""
-        asked = f" for {one.weight:.0%}" if sources[1:] else ""
-        share = f"{one.num_tokens / total:.0%}{asked}: " if sources[1:] else ""
-        yield f"text {one.source}{kind}: {share}{one.num_texts:,} texts, {one.num_tokens:,} tokens{ended}{dropped}{lost}"
-    known = [one for one in withheld if one.num_items is not None]
-    unknown = [one for one in withheld if one.num_items is None]
+    total = sum(source.num_tokens for source in sources) or 1
+    for source in sources:
+        kind = f" ({source.kind})" if source.kind else ""
+        dropped = f", {source.num_dropped} left out for items of an evaluation in them" if source.num_dropped else ""
+        lost = (
+            f", thinking of {source.num_without_thinking} not shown by the chat template" if source.num_without_thinking else ""
+        )
+        ended = ", all there is" if source.is_exhausted else ""
+        asked = f" for {source.weight:.0%}" if sources[1:] else ""
+        share = f"{source.num_tokens / total:.0%}{asked}: " if sources[1:] else ""
+        amount = f"{source.num_texts:,} texts, {source.num_tokens:,} tokens"
+        yield f"text {source.source}{kind}: {share}{amount}{ended}{dropped}{lost}"
+    known = [items for items in withheld if items.num_items is not None]
+    unknown = [items for items in withheld if items.num_items is None]
     if known:
-        items, with_one = sum(one.num_items or 0 for one in known), sum(one.dropped for one in known)
+        items, with_one = sum(items.num_items or 0 for items in known), sum(items.dropped for items in known)
         yield f"held against {items:,} items of {len(known)} tasks: {with_one} texts have one in them and were left out"
     if unknown:
-        names = ", ".join(f"{one.suite}/{one.task} ({one.why})" for one in unknown[:SHOWN])
+        names = ", ".join(f"{items.suite}/{items.task} ({items.why})" for items in unknown[:SHOWN])
         yield f"not held against {names}{f' and {len(unknown) - SHOWN} more tasks' if len(unknown) > SHOWN else ''}"
 
 
@@ -68,8 +71,8 @@ def repeated_lines(made: Calibration | CalibratedLayers) -> Iterator[str]:
 def _ended(made: Calibration, least: int) -> str:
     if made.ended == "every expert":
         return f"every expert saw at least {made.tokens_per_expert:,} tokens"
-    why = "the text is at its end" if made.ended == "text" else "that were all tokens asked for; raise --tokens"
-    return f"not every expert saw {made.tokens_per_expert:,} tokens (least: {least:,}): {why}"
+    reason = "the text is at its end" if made.ended == "text" else "that were all tokens asked for; raise --tokens"
+    return f"not every expert saw {made.tokens_per_expert:,} tokens (least: {least:,}): {reason}"
 
 
 def coverage_lines(made: Calibration) -> Iterator[str]:

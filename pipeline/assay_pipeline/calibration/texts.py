@@ -34,8 +34,8 @@ def calibration_text(
         if not Path(name).is_dir():
             recipe_file(SuiteRecipe, name)
     words = None if withhold is None else tuple(withhold)
-    found = Text(seed=seed, mix=text_sources(named), withhold=words)
-    return found, lambda: withheld_items(words, runs, model, named)
+    mixed = Text(seed=seed, mix=text_sources(named), withhold=words)
+    return mixed, lambda: withheld_items(words, runs, model, named)
 
 
 def text_sources(named: Sequence[str]) -> tuple[Weighted, ...]:
@@ -56,7 +56,14 @@ def replies_of_run(folder: Path) -> Source:
             "files: plain text, .jsonl, .parquet, or a mix in .yaml"
         )
     measured = [Measurement.load(path) for path in sorted((folder / "measurements").glob("*.json"))]
-    sha256 = next((one.checkpoint_sha256 for one in measured if one.is_reference and not one.is_noise_floor), None)
+    sha256 = next(
+        (
+            measurement.checkpoint_sha256
+            for measurement in measured
+            if measurement.is_reference and not measurement.is_noise_floor
+        ),
+        None,
+    )
     if sha256 is None:
         raise AssayError(f"--text {folder}: no reference was measured in this run; evaluate it first")
     checkpoint_sha256 = sha256
@@ -74,40 +81,40 @@ def withheld_items(named: Sequence[str] | None, runs: Path, model: str, sources:
     """
     from assay_quantize.calibration.withheld import Withheld
 
-    found = Withheld()
+    items = Withheld()
     if named is None:
         for suite in recipe_names("suites"):
-            _add_suite(found, suite, may_download=False)
+            _add_suite(items, suite, may_download=False)
         taken = {Path(source.rpartition("@")[0] or source).resolve() for source in sources}
         taken |= {Path(source).resolve() for source in sources}
         for record in sorted(runs.glob(f"*/{RUN_RECORD}")):
             has_journal = (record.parent / JOURNAL).is_file() and record.parent.resolve() not in taken
             if has_journal and RunRecord.load(record).model == model:
-                _add_run(found, record.parent)
-        return found
+                _add_run(items, record.parent)
+        return items
     for name in named:
         if Path(name).is_dir():
-            _add_run(found, Path(name))
+            _add_run(items, Path(name))
         else:
-            _add_suite(found, name, may_download=True)
-    return found
+            _add_suite(items, name, may_download=True)
+    return items
 
 
-def _add_suite(found: Withheld, name: str, *, may_download: bool) -> None:
+def _add_suite(withheld: Withheld, name: str, *, may_download: bool) -> None:
     from assay_evaluate.tasks.item_texts import item_texts
 
     suite = load_recipe(SuiteRecipe, name)
     for task in item_texts(suite, may_download=may_download):
         if task.texts is None:
-            found.leave_out(suite.name, task.task, task.why or "not known")
+            withheld.leave_out(suite.name, task.task, task.why or "not known")
         else:
-            found.add(suite.name, task.task, task.texts)
+            withheld.add(suite.name, task.task, task.texts)
 
 
-def _add_run(found: Withheld, folder: Path) -> None:
+def _add_run(withheld: Withheld, folder: Path) -> None:
     from assay_evaluate.client.conversations import asked_texts
 
     if not (folder / JOURNAL).is_file():
         raise AssayError(f"--withhold {folder}: no run that was evaluated, it has no {JOURNAL}; name a suite or a run")
     for task, texts in asked_texts(folder / JOURNAL).items():
-        found.add(f"run {folder}", task, texts)
+        withheld.add(f"run {folder}", task, texts)

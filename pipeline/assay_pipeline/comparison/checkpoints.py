@@ -42,7 +42,7 @@ class Comparison:
 
 # ------------------------------------------------------------------------------------------------ of a TARGET
 def of_target(
-    aim: Target,
+    target: Target,
     runs: Path,
     name: str | None,
     precisions: list[str] | None,
@@ -58,35 +58,38 @@ def of_target(
     than another of them.
     """
     if endpoints:
-        return _of_endpoints(aim, runs, name, precisions, endpoints, only_reference=only_reference, say=say)
+        return _of_endpoints(target, runs, name, precisions, endpoints, only_reference=only_reference, say=say)
     from assay_evaluate.run.candidate import Candidate
     from assay_quantize.checkpoint.checkpoint import open_checkpoint
 
-    recipe, source = aim.recipe, source_now(aim)
-    again = functools.partial(quantize_command, aim, runs=runs, name=name)
-    runs_of_it = _runs_of(aim, RunRecord(model=recipe.name, source=source), runs, name)
-    named = precisions_for(aim, None, precisions, with_reference=True, say=say)
-    asked = {text: _recipe_of(one, runs_of_it, again) for text, one in named.items()}
+    recipe, source = target.recipe, source_now(target)
+    again = functools.partial(quantize_command, target, runs=runs, name=name)
+    runs_of_it = _runs_of(target, RunRecord(model=recipe.name, source=source), runs, name)
+    named = precisions_for(target, None, precisions, with_reference=True, say=say)
+    asked = {text: _recipe_of(named_precision, runs_of_it, again) for text, named_precision in named.items()}
     check_candidates(recipe, asked)
     if only_reference:
         asked = dict(list(asked.items())[: recipe.reference.precision is not None])
-    found = [Candidate(wanted.name, _made(aim, named, wanted, runs_of_it, runs, again)) for named, wanted in asked.items()]
+    candidates = [
+        Candidate(precision_recipe.name, _made(target, named, precision_recipe, runs_of_it, runs, again))
+        for named, precision_recipe in asked.items()
+    ]
     if recipe.reference.precision is not None:
-        found[0] = replace(found[0], is_reference=True)
+        candidates[0] = replace(candidates[0], is_reference=True)
     else:
         assert recipe.reference.release is not None
-        found.insert(0, Candidate("reference", local_checkpoint(recipe.reference.release, say=say), is_reference=True))
-    source = _one_source(source, found, again, {wanted.name: named for named, wanted in asked.items()})
+        candidates.insert(0, Candidate("reference", local_checkpoint(recipe.reference.release, say=say), is_reference=True))
+    source = _one_source(source, candidates, again, {precision_recipe.name: named for named, precision_recipe in asked.items()})
     if only_reference:
-        return Comparison(found, RunRecord(model=recipe.name, source=source))
+        return Comparison(candidates, RunRecord(model=recipe.name, source=source))
     if recipe.include_source:
-        folder = local_checkpoint(aim.location, source, say)  # what the candidates were made from, whatever was pushed since
-        found.insert(1, Candidate(source_label(open_checkpoint(folder).config), folder))
-    return Comparison(found, RunRecord(model=recipe.name, source=source))
+        folder = local_checkpoint(target.location, source, say)  # what the candidates were made from, whatever was pushed since
+        candidates.insert(1, Candidate(source_label(open_checkpoint(folder).config), folder))
+    return Comparison(candidates, RunRecord(model=recipe.name, source=source))
 
 
 def _of_endpoints(
-    aim: Target,
+    target: Target,
     runs: Path,
     name: str | None,
     precisions: list[str] | None,
@@ -98,14 +101,14 @@ def _of_endpoints(
     """The reference and every other label that has a server; each with the folder that is named, or was made here, if any."""
     from assay_evaluate.run.candidate import Candidate
 
-    source, own = source_now(aim), _source_folder(aim)
-    again = functools.partial(quantize_command, aim, runs=runs, name=name)
-    folders = _runs_of(aim, RunRecord(model=aim.recipe.name, source=source), runs, name)
-    named = {} if precisions is None else precisions_for(aim, None, precisions, with_reference=True, say=say)
-    asked = {text: _recipe_of(one, folders, again) for text, one in named.items()}
-    recipes = {wanted.name: (named, wanted) for named, wanted in asked.items()}
-    reference = aim.recipe.reference.precision or "reference"
-    others = [] if only_reference else [*(one for one in own if one in endpoints), *(recipes or endpoints)]
+    source, own = source_now(target), _source_folder(target)
+    again = functools.partial(quantize_command, target, runs=runs, name=name)
+    folders = _runs_of(target, RunRecord(model=target.recipe.name, source=source), runs, name)
+    named = {} if precisions is None else precisions_for(target, None, precisions, with_reference=True, say=say)
+    asked = {text: _recipe_of(precision, folders, again) for text, precision in named.items()}
+    recipes = {precision_recipe.name: (named, precision_recipe) for named, precision_recipe in asked.items()}
+    reference = target.recipe.reference.precision or "reference"
+    others = [] if only_reference else [*(label for label in own if label in endpoints), *(recipes or endpoints)]
     labels = list(dict.fromkeys([reference, *others]))
     if missing := [label for label in labels if label not in endpoints]:
         raise AssayError(
@@ -119,50 +122,54 @@ def _of_endpoints(
         if named is not None or label in own:
             return Path(named or own[label])
         if label in recipes:  # what was asked for by its precision is the checkpoint made here
-            return _made(aim, *recipes[label], folders, runs, again)
+            return _made(target, *recipes[label], folders, runs, again)
         if is_automatic(label):
             chosen = chosen_in(folders, automatic_of(label))
-            return None if chosen is None else _find_made(aim, label, chosen, folders, runs, again)
+            return None if chosen is None else _find_made(target, label, chosen, folders, runs, again)
         if label not in recipe_names("precisions"):
             return None
-        return _find_made(aim, label, load_recipe(PrecisionRecipe, label), folders, runs, again)
+        return _find_made(target, label, load_recipe(PrecisionRecipe, label), folders, runs, again)
 
-    found = [Candidate(label, folder_of(label), label == reference, endpoint=endpoints[label]) for label in labels]
-    if len(found) == 1 and not only_reference:
-        raise CheckpointError(f"{aim.recipe.name}: the profile's `endpoints` have only the reference; add a candidate's server")
-    source = _one_source(source, found, again, {label: named for label, (named, _) in recipes.items()})
-    return Comparison(found, RunRecord(model=aim.recipe.name, source=source))
+    candidates = [Candidate(label, folder_of(label), label == reference, endpoint=endpoints[label]) for label in labels]
+    if len(candidates) == 1 and not only_reference:
+        raise CheckpointError(
+            f"{target.recipe.name}: the profile's `endpoints` have only the reference; add a candidate's server"
+        )
+    source = _one_source(source, candidates, again, {label: named for label, (named, _) in recipes.items()})
+    return Comparison(candidates, RunRecord(model=target.recipe.name, source=source))
 
 
-def _recipe_of(wanted: PrecisionRecipe | Automatic, folders: list[Path], again: Callable[[str], str]) -> PrecisionRecipe:
+def _recipe_of(precision: PrecisionRecipe | Automatic, folders: list[Path], again: Callable[[str], str]) -> PrecisionRecipe:
     """The recipe; of `auto-BUDGET` the one that a run has chosen. CheckpointError: none has."""
-    if not isinstance(wanted, Automatic):
-        return wanted
-    if (chosen := chosen_in(folders, wanted)) is None:
-        raise CheckpointError(f"{wanted.name}: no run of this model has chosen its schemes yet; make it: {again(wanted.name)}")
+    if not isinstance(precision, Automatic):
+        return precision
+    if (chosen := chosen_in(folders, precision)) is None:
+        raise CheckpointError(
+            f"{precision.name}: no run of this model has chosen its schemes yet; make it: {again(precision.name)}"
+        )
     return chosen
 
 
-def _source_folder(aim: Target) -> dict[str, Path]:
+def _source_folder(target: Target) -> dict[str, Path]:
     """The source under its label, if it is measured too and lies in a folder."""
-    if not aim.recipe.include_source or aim.location.path is None:
+    if not target.recipe.include_source or target.location.path is None:
         return {}
-    folder = Path(aim.location.path)
+    folder = Path(target.location.path)
     return {source_label(read_json_object(folder, "config.json")): folder}
 
 
-def unused_draft_head(aim: Target, reference: Candidate) -> str | None:
+def unused_draft_head(target: Target, reference: Candidate) -> str | None:
     """A note, if the reference can draft and the model's recipe does not ask for it; None: it cannot, or will."""
     folder = reference.checkpoint
     if folder is None or reference.endpoint is not None or not (folder / "config.json").is_file():
         return None
-    if aim.recipe.serving.num_speculative_tokens is not None:
+    if target.recipe.serving.num_speculative_tokens is not None:
         return None
     if not mtp_block(read_json_object(folder, "config.json"), tensor_names(folder)).num_layers:
         return None
     return (
         f"note: {reference.label} has an MTP head that is not used, so acceptance is not measured: the recipe of "
-        f"{aim.recipe.name} sets no `serving: {{num_speculative_tokens: 1}}`"
+        f"{target.recipe.name} sets no `serving: {{num_speculative_tokens: 1}}`"
     )
 
 
@@ -173,45 +180,47 @@ def check_candidates(recipe: ModelRecipe, precisions: Collection[str]) -> None:
         raise CheckpointError(f"{recipe.name}: only the reference is there to measure; add a candidate with --precisions")
 
 
-def source_now(aim: Target) -> SourceData:
+def source_now(target: Target) -> SourceData:
     """The source as far as it can be told without asking the hub."""
-    if aim.location.path is not None:
-        return folder_data(Path(aim.location.path))
-    assert aim.location.hub is not None
-    return SourceData(location=aim.location.hub)
+    if target.location.path is not None:
+        return folder_data(Path(target.location.path))
+    assert target.location.hub is not None
+    return SourceData(location=target.location.hub)
 
 
-def _runs_of(aim: Target, about: RunRecord, runs: Path, name: str | None) -> list[Path]:
+def _runs_of(target: Target, about: RunRecord, runs: Path, name: str | None) -> list[Path]:
     """Where checkpoints of the target may lie: in the run that was named, then in those of the same model and data."""
-    found = find_runs(runs, about)
+    folders = find_runs(runs, about)
     if name is not None:
         named, _ = choose_run(runs, about, name)
-        return [named, *found] if read_run(named) is not None else found
-    commits = {there.source.revision: folder for folder in found if (there := read_run(folder)) is not None and there.source}
+        return [named, *folders] if read_run(named) is not None else folders
+    commits = {
+        record.source.revision: folder for folder in folders if (record := read_run(folder)) is not None and record.source
+    }
     if len(commits) > 1:
         raise CheckpointError(
             f"{', '.join(map(str, commits.values()))}: hold checkpoints of different commits of {about.model}; "
             "say which run with --name"
         )
-    return found
+    return folders
 
 
 def _made(
-    aim: Target, named: str, precision: PrecisionRecipe, folders: list[Path], runs: Path, again: Callable[[str], str]
+    target: Target, named: str, precision: PrecisionRecipe, folders: list[Path], runs: Path, again: Callable[[str], str]
 ) -> Path:
     """The finished checkpoint of a precision, made from this very recipe. named: as the user wrote it. again: what to type."""
-    if (found := _find_made(aim, named, precision, folders, runs, again)) is not None:
-        return found
-    folder = (folders[0] if folders else runs / safe_name(aim.recipe.name)) / precision.name / "checkpoint"
+    if (folder_made := _find_made(target, named, precision, folders, runs, again)) is not None:
+        return folder_made
+    folder = (folders[0] if folders else runs / safe_name(target.recipe.name)) / precision.name / "checkpoint"
     raise CheckpointError(f"{folder}: no finished checkpoint there; make it first: {again(named)}")
 
 
 def _find_made(
-    aim: Target, named: str, precision: PrecisionRecipe, folders: list[Path], runs: Path, again: Callable[[str], str]
+    target: Target, named: str, precision: PrecisionRecipe, folders: list[Path], runs: Path, again: Callable[[str], str]
 ) -> Path | None:
     """The same; None if none was made. CheckpointError: it was made from another recipe or other data."""
     name = precision.name
-    finished = [folder for one in folders if ((folder := one / name / "checkpoint") / MANIFEST).is_file()]
+    finished = [folder for run_dir in folders if ((folder := run_dir / name / "checkpoint") / MANIFEST).is_file()]
     for folder in finished:
         if Manifest.load(folder / MANIFEST).recipe_sha256 == precision.sha256:
             return folder
@@ -220,18 +229,20 @@ def _find_made(
             f"{finished[0]}: made from another recipe called {name} than {named} is now; "
             f"delete it and make it again: {again(named)}"
         )
-    usual = runs / safe_name(aim.recipe.name) / name / "checkpoint"
-    there = read_run(runs / safe_name(aim.recipe.name))
-    if (usual / MANIFEST).is_file() and there is not None and there.source is not None:
-        how = _how_other(Manifest.load(usual / MANIFEST), source_now(aim))
+    usual = runs / safe_name(target.recipe.name) / name / "checkpoint"
+    record = read_run(runs / safe_name(target.recipe.name))
+    if (usual / MANIFEST).is_file() and record is not None and record.source is not None:
+        how = _how_other(Manifest.load(usual / MANIFEST), source_now(target))
         if how is not None:
-            raise CheckpointError(f"{usual}: made from other data than {aim.typed} has ({how}); make it again: {again(named)}")
+            raise CheckpointError(
+                f"{usual}: made from other data than {target.typed} has ({how}); make it again: {again(named)}"
+            )
     return None
 
 
-def quantize_command(aim: Target, precision: str, *, runs: Path, name: str | None) -> str:
+def quantize_command(target: Target, precision: str, *, runs: Path, name: str | None) -> str:
     """What to type so that the checkpoint lies where it was looked for."""
-    words = ["assay", "quantize", aim.typed or aim.recipe.name, "--precision", precision]
+    words = ["assay", "quantize", target.typed or target.recipe.name, "--precision", precision]
     words += [] if runs == Path("runs") else ["--runs", str(runs)]
     return shlex.join(words if name is None else [*words, "--name", name])
 
@@ -244,17 +255,17 @@ def _one_source(
     named: label -> the precision as the user called it.
     """
     first: tuple[Path, SourceData] | None = None
-    for one in candidates:
-        if one.checkpoint is None or not (one.checkpoint / MANIFEST).is_file():
+    for candidate in candidates:
+        if candidate.checkpoint is None or not (candidate.checkpoint / MANIFEST).is_file():
             continue
-        manifest = Manifest.load(one.checkpoint / MANIFEST)
-        remedy = f"delete it and make it again: {again(named.get(one.label, one.label))}"
+        manifest = Manifest.load(candidate.checkpoint / MANIFEST)
+        remedy = f"delete it and make it again: {again(named.get(candidate.label, candidate.label))}"
         if now.files is not None and (how := _how_other(manifest, now)) is not None:
-            raise CheckpointError(f"{one.checkpoint}: made from other data than {now.location} has ({how}); {remedy}")
+            raise CheckpointError(f"{candidate.checkpoint}: made from other data than {now.location} has ({how}); {remedy}")
         if first is None:
-            first = one.checkpoint, source_of(manifest)
+            first = candidate.checkpoint, source_of(manifest)
         elif (how := _how_other(manifest, first[1])) is not None:
-            raise CheckpointError(f"{one.checkpoint}: made from other data than {first[0]} ({how}); {remedy}")
+            raise CheckpointError(f"{candidate.checkpoint}: made from other data than {first[0]} ({how}); {remedy}")
     return now if first is None else first[1].model_copy(update={"location": now.location})
 
 
@@ -273,10 +284,11 @@ def _how_other(manifest: Manifest, source: SourceData) -> str | None:
 def other_source(reference: Path, candidate: Path, label: str) -> str | None:
     """A sentence, if both checkpoints say what they were made from and it is not the same."""
     try:
-        ours, theirs = (Manifest.load(folder / MANIFEST) for folder in (reference, candidate))
+        reference_manifest, candidate_manifest = (Manifest.load(folder / MANIFEST) for folder in (reference, candidate))
     except AssayError:
         return None
-    how = _how_other(theirs, source_of(ours))
-    return (
-        None if how is None else f"made from other data than the reference {label}: {theirs.source}, not {ours.source} ({how})"
-    )
+    how = _how_other(candidate_manifest, source_of(reference_manifest))
+    if how is None:
+        return None
+    sources = f"{candidate_manifest.source}, not {reference_manifest.source}"
+    return f"made from other data than the reference {label}: {sources} ({how})"

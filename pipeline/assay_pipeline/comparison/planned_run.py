@@ -76,13 +76,13 @@ class PlannedCheckpoint:
         except PlanError:
             return None
 
-    def problem_on(self, profile: ProfileRecipe, aim: Target) -> str | None:
+    def problem_on(self, profile: ProfileRecipe, target: Target) -> str | None:
         """Why the GPUs of a profile cannot share or hold it; None: they can, or it is not known."""
         from assay_quantize.plan.fits import check_served
 
         try:
             if self.stored is not None:
-                check_served(self.stored, profile, aim.recipe.serving)
+                check_served(self.stored, profile, target.recipe.serving)
         except PlanError as problem:
             return str(problem)
         return None
@@ -122,16 +122,16 @@ class PlannedRun:
     @property
     def plans(self) -> tuple[Plan, ...]:
         """Of every checkpoint that is made here and can be."""
-        return tuple(one.plan for one in self.checkpoints if one.plan is not None)
+        return tuple(checkpoint.plan for checkpoint in self.checkpoints if checkpoint.plan is not None)
 
     @property
     def wanted(self) -> tuple[Plan | Automatic, ...]:
         """What is to be made here: plans, and what the run chooses."""
-        return tuple(one.automatic or one.plan for one in self.checkpoints if one.plan is not None)
+        return tuple(checkpoint.automatic or checkpoint.plan for checkpoint in self.checkpoints if checkpoint.plan is not None)
 
     def stored(self) -> Iterator[tuple[str, StoredModel]]:
         """(label, weights as they are stored) of every checkpoint of which they are known."""
-        yield from ((one.label, one.stored) for one in self.checkpoints if one.stored is not None)
+        yield from ((checkpoint.label, checkpoint.stored) for checkpoint in self.checkpoints if checkpoint.stored is not None)
 
     @functools.cached_property
     def run_dir(self) -> Path:
@@ -148,8 +148,11 @@ class PlannedRun:
         """Whether every checkpoint is made and measured on this suite already."""
         about = self._about.model_copy(update={"suite": SuiteIdentity(name=self.suite.name, sha256=self.suite.sha256)})
         measurements = choose_run(self.runs, about, self.name)[0] / "measurements"
-        found = {one.label: Measurement.load_if_there(measurements / f"{one.label}.json") for one in self.checkpoints}
-        if any(one is None or one.suite_sha256 != self.suite.sha256 for one in found.values()):
+        measured = {
+            checkpoint.label: Measurement.load_if_there(measurements / f"{checkpoint.label}.json")
+            for checkpoint in self.checkpoints
+        }
+        if any(measurement is None or measurement.suite_sha256 != self.suite.sha256 for measurement in measured.values()):
             return False
         folders = {plan.precision: self.run_dir / plan.precision / "checkpoint" for plan in self.plans}
         return all(is_made(plan, folders[plan.precision]) for plan in self.plans)
@@ -170,39 +173,39 @@ class Planning:
 
     def __init__(
         self,
-        aim: Target,
+        target: Target,
         precisions: list[str] | None,
         runs: Path | None = None,
         name: str | None = None,
         say: Say = say_nothing,
     ) -> None:
         """runs, name: where a run may have chosen schemes. None: it is not looked for."""
-        self.aim, self.source = aim, open_source(aim)
+        self.aim, self.source = target, open_source(target)
         self._precisions, self._runs, self._name, self._say = precisions, runs, name, say
         self._known: dict[str, PlannedCheckpoint] = {}
         self._recipes: dict[tuple[str, ...], dict[str, PrecisionRecipe | Automatic]] = {}
 
-    def checkpoints(self, aim: Target) -> tuple[PlannedCheckpoint, ...]:
+    def checkpoints(self, target: Target) -> tuple[PlannedCheckpoint, ...]:
         """All that would be served, as `of_target` compares them. aim: on a profile, which may change its precisions."""
-        if aim.recipe.precisions not in self._recipes:  # why they were chosen is said once
-            self._recipes[aim.recipe.precisions] = precisions_for(
-                aim, None, self._precisions, with_reference=True, say=self._say
+        if target.recipe.precisions not in self._recipes:  # why they were chosen is said once
+            self._recipes[target.recipe.precisions] = precisions_for(
+                target, None, self._precisions, with_reference=True, say=self._say
             )
-        recipes = self._recipes[aim.recipe.precisions]
-        check_candidates(aim.recipe, recipes)
+        recipes = self._recipes[target.recipe.precisions]
+        check_candidates(target.recipe, recipes)
         made = [self._of(recipe) for recipe in recipes.values()]
-        first = self._released() if aim.recipe.reference.release is not None else made.pop(0)
-        if not aim.recipe.include_source:
+        first = self._released() if target.recipe.reference.release is not None else made.pop(0)
+        if not target.recipe.include_source:
             return (first, *made)
-        source = PlannedCheckpoint(source_label(self.source.config), headers=self.source, location=aim.location)
+        source = PlannedCheckpoint(source_label(self.source.config), headers=self.source, location=target.location)
         return (first, source, *made)
 
     def problem_on(self, profile: ProfileRecipe) -> str | None:
         """Why the GPUs of a profile cannot share or hold one of the checkpoints; None: they can, or it is not known."""
         if not is_on_gpus(profile):
             return None
-        aim = self.aim.on_profile(profile)
-        problems = (one.problem_on(profile, aim) for one in self.checkpoints(aim))
+        target = self.aim.on_profile(profile)
+        problems = (checkpoint.problem_on(profile, target) for checkpoint in self.checkpoints(target))
         return next((problem for problem in problems if problem is not None), None)
 
     def _of(self, recipe: PrecisionRecipe | Automatic) -> PlannedCheckpoint:
@@ -216,25 +219,25 @@ class Planning:
             self._known[recipe.sha256] = made
         return self._known[recipe.sha256]
 
-    def _of_automatic(self, wanted: Automatic) -> PlannedCheckpoint:
-        if wanted.name not in self._known:
-            self._known[wanted.name] = self._chosen(wanted)
-        return self._known[wanted.name]
+    def _of_automatic(self, automatic: Automatic) -> PlannedCheckpoint:
+        if automatic.name not in self._known:
+            self._known[automatic.name] = self._chosen(automatic)
+        return self._known[automatic.name]
 
-    def _chosen(self, wanted: Automatic) -> PlannedCheckpoint:
+    def _chosen(self, requested: Automatic) -> PlannedCheckpoint:
         recipe = None
         if self._runs is not None:
             data = SourceData(location=self.source.location, revision=self.source.revision, files=dict(self.source.data))
             recipe = chosen_in(
-                [choose_run(self._runs, RunRecord(model=self.aim.recipe.name, source=data), self._name)[0]], wanted
+                [choose_run(self._runs, RunRecord(model=self.aim.recipe.name, source=data), self._name)[0]], requested
             )
         try:
             if recipe is None:
-                return PlannedCheckpoint(wanted.name, stand_in(self.aim, self.source, wanted), automatic=wanted)
+                return PlannedCheckpoint(requested.name, stand_in(self.aim, self.source, requested), automatic=requested)
             plan = plan_for(self.aim, self.source, recipe)
         except PlanError as problem:
-            return PlannedCheckpoint(wanted.name, problem=str(problem))
-        return PlannedCheckpoint(wanted.name, plan, automatic=wanted, is_chosen=True)
+            return PlannedCheckpoint(requested.name, problem=str(problem))
+        return PlannedCheckpoint(requested.name, plan, automatic=requested, is_chosen=True)
 
     def _released(self) -> PlannedCheckpoint:
         release = self.aim.recipe.reference.release
@@ -259,7 +262,9 @@ def released(release: Location) -> PlannedCheckpoint:
     return PlannedCheckpoint("reference", headers=open_released(release), location=release)
 
 
-def problem_before(aim: Target, precisions: list[str] | None, say: Say = say_nothing) -> Callable[[ProfileRecipe], str | None]:
+def problem_before(
+    target: Target, precisions: list[str] | None, say: Say = say_nothing
+) -> Callable[[ProfileRecipe], str | None]:
     """Why a profile cannot serve what a target compares, asked before anything is downloaded; None: it can, or is not known.
 
     Headers are read when the first profile with GPUs is asked about. Where they cannot be (a hub that is out of reach), what
@@ -268,7 +273,7 @@ def problem_before(aim: Target, precisions: list[str] | None, say: Say = say_not
 
     @functools.cache
     def planning() -> Planning:
-        return Planning(aim, precisions, say=say)
+        return Planning(target, precisions, say=say)
 
     def problem_on(profile: ProfileRecipe) -> str | None:
         try:
@@ -279,12 +284,12 @@ def problem_before(aim: Target, precisions: list[str] | None, say: Say = say_not
     return problem_on
 
 
-def check_released(aim: Target, profile: ProfileRecipe) -> None:
+def check_released(target: Target, profile: ProfileRecipe) -> None:
     """PlanError: a published reference that is on the hub cannot be served on a profile. Reads its headers only."""
-    release = aim.recipe.reference.release
+    release = target.recipe.reference.release
     if release is None or release.hub is None or not is_on_gpus(profile):
         return
-    if (problem := released(release).problem_on(profile, aim)) is not None:
+    if (problem := released(release).problem_on(profile, target)) is not None:
         raise PlanError(problem)
 
 
@@ -312,24 +317,24 @@ def planned_run(
     release cannot be read; there is nothing to compare. A precision that cannot be made is no error
     (`PlannedCheckpoint.problem`), nor is a profile that was named and whose hardware is not here.
     """
-    aim = resolve_target(target)
-    planning = Planning(aim, precisions, runs, name, say)
+    resolved = resolve_target(target)
+    planning = Planning(resolved, precisions, runs, name, say)
     if profile is not None:
         chosen = load_recipe(ProfileRecipe, profile)
     else:
-        chosen = choose_profile(aim.recipe, planning.problem_on) if here else _best_profile(aim, planning)
-    aim = aim.on_profile(chosen)
-    asked, why_suite = suite_for(aim, suite, chosen, gates)
-    limits = choose_gates(aim, asked, gates)
+        chosen = choose_profile(resolved.recipe, planning.problem_on) if here else _best_profile(resolved, planning)
+    resolved = resolved.on_profile(chosen)
+    asked, why_suite = suite_for(resolved, suite, chosen, gates)
+    limits = choose_gates(resolved, asked, gates)
     return PlannedRun(
-        aim, chosen, profile is not None, asked, why_suite, limits, planning.source, planning.checkpoints(aim), runs, name,
-        stream_from, here,
+        resolved, chosen, profile is not None, asked, why_suite, limits, planning.source, planning.checkpoints(resolved), runs,
+        name, stream_from, here,
     )  # fmt: skip
 
 
-def _best_profile(aim: Target, planning: Planning) -> ProfileRecipe:
+def _best_profile(target: Target, planning: Planning) -> ProfileRecipe:
     """Of the recipe's profiles the first whose GPUs are here and which holds everything, else the nearest to that."""
     gpus = find_gpus()
-    profiles = [load_recipe(ProfileRecipe, name) for name in aim.recipe.profiles]
-    here = [one for one in profiles if fits(one.hardware, gpus)] or profiles
-    return next((one for one in here if planning.problem_on(one) is None), here[0])
+    profiles = [load_recipe(ProfileRecipe, name) for name in target.recipe.profiles]
+    here = [profile for profile in profiles if fits(profile.hardware, gpus)] or profiles
+    return next((profile for profile in here if planning.problem_on(profile) is None), here[0])

@@ -52,29 +52,29 @@ def split_values(text: str) -> list[str]:
     """Values separated by commas; a folder that follows a URL belongs to it. A path that exists is one value, commas or not."""
     if text and Path(text).exists():
         return [text]
-    found: list[str] = []
+    values: list[str] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
-        before = found[-1] if found else ""
+        before = values[-1] if values else ""
         is_folder = _LABELLED.fullmatch(part) is None and _url_of(part) is None
         if is_folder and "," not in before and _url_of(before) is not None:
-            found[-1] = f"{before},{part}"
+            values[-1] = f"{before},{part}"
         else:
-            found.append(part)
-    return found
+            values.append(part)
+    return values
 
 
 def _url_of(text: str) -> str | None:
     """The URL in [LABEL=]URL; None: it is a folder, or a label of the profile."""
-    found = _LABELLED.fullmatch(text)
-    return url_in(found[2] if found else text)
+    labelled = _LABELLED.fullmatch(text)
+    return url_in(labelled[2] if labelled else text)
 
 
 def parse_side(option: str, text: str, endpoints: Mapping[str, GivenServer], api_key_env: str | None) -> Side:
     """What a value of `option` means; AssayError: it means nothing."""
     if text in endpoints and not Path(text).is_dir():
         return _of_profile(text, endpoints[text])
-    found = None if Path(text).exists() else _LABELLED.fullmatch(text)
-    label, what = (found[1], found[2]) if found else (None, text)
+    labelled = None if Path(text).exists() else _LABELLED.fullmatch(text)
+    label, what = (labelled[1], labelled[2]) if labelled else (None, text)
     address, _, folder = what.partition(",")
     if (url := url_in(address)) is None and "://" in address and not Path(what).exists():
         url = address  # of another scheme: the next check says so without repeating what may be a password
@@ -133,12 +133,12 @@ def given_endpoints(profile: str | None) -> dict[str, GivenServer]:
 
 
 def profile_of(
-    aim: Target, wanted: str | None, *, given: bool, problem_on: Callable[[ProfileRecipe], str | None] | None = None
+    target: Target, requested: str | None, *, given: bool, problem_on: Callable[[ProfileRecipe], str | None] | None = None
 ) -> ProfileRecipe:
     """How the checkpoints are served; of servers that run already (given), how they are asked. problem_on: as `profile_for`."""
     if not given:
-        return profile_for(aim, wanted, problem_on)
-    return GIVEN if wanted is None else load_recipe(ProfileRecipe, wanted)
+        return profile_for(target, requested, problem_on)
+    return GIVEN if requested is None else load_recipe(ProfileRecipe, requested)
 
 
 # ------------------------------------------------------------------------------------------------ what is compared
@@ -149,28 +149,31 @@ def model_of(sides: list[Side], target: str | None) -> Target:
     """
     from assay_evaluate.run.answering.weights import require_separate
 
-    found = _unasked(sides)
-    require_separate(found)
+    unasked = _unasked(sides)
+    require_separate(unasked)
     if target is not None:
         return resolve_target(target)
     folder = sides[0].folder
-    return _known_by(_join(found[0])) if folder is None else resolve_target(str(folder))
+    return _known_by(_join(unasked[0])) if folder is None else resolve_target(str(folder))
 
 
-def of_sides(aim: Target, sides: list[Side], runs: Path) -> Comparison:
+def of_sides(target: Target, sides: list[Side], runs: Path) -> Comparison:
     """The reference and the candidates. Other data than the reference's is allowed; it is a note of the measurement."""
     for side in sides:
         if side.folder is not None and not (side.folder / "config.json").is_file():
             raise CheckpointError(f"{side.folder}: no checkpoint there (no config.json)")
-    found = _unasked(sides)
-    servers = [_join(one) for one in found]
+    unasked = _unasked(sides)
+    servers = [_join(candidate) for candidate in unasked]
     labels = [_label(side, server) for side, server in zip(sides, servers, strict=True)]
     if len(set(labels)) != len(labels) and all(side.label is None for side in sides):
         labels = [f"{label}-{number}" for number, label in enumerate(labels)]
-    identity = _identity(sides[0], servers[0], aim.recipe.name, runs)
-    first = replace(found[0], label=labels[0], is_reference=True, sha256=identity.checkpoint_sha256)
-    others = [replace(one, label=label, notes=_notes(first, one)) for label, one in zip(labels[1:], found[1:], strict=True)]
-    return Comparison([first, *others], RunRecord(model=aim.recipe.name, reference=identity))
+    identity = _identity(sides[0], servers[0], target.recipe.name, runs)
+    first = replace(unasked[0], label=labels[0], is_reference=True, sha256=identity.checkpoint_sha256)
+    others = [
+        replace(candidate, label=label, notes=_notes(first, candidate))
+        for label, candidate in zip(labels[1:], unasked[1:], strict=True)
+    ]
+    return Comparison([first, *others], RunRecord(model=target.recipe.name, reference=identity))
 
 
 def _unasked(sides: list[Side]) -> list[Candidate]:
@@ -187,12 +190,12 @@ def _provisional(side: Side, number: int) -> str:
     return "reference" if number == 0 else f"candidate {number}"
 
 
-def _join(one: Candidate) -> Server | None:
+def _join(candidate: Candidate) -> Server | None:
     from assay_evaluate.serving.given import join
 
-    if one.endpoint is None:
+    if candidate.endpoint is None:
         return None
-    return join(one.endpoint, label=one.label, checkpoint=one.checkpoint, profile=GIVEN.name)
+    return join(candidate.endpoint, label=candidate.label, checkpoint=candidate.checkpoint, profile=GIVEN.name)
 
 
 def _label(side: Side, server: Server | None) -> str:
@@ -241,7 +244,7 @@ def _identity(reference: Side, server: Server | None, model: str, runs: Path) ->
     """The reference; of unchanged files, or of a server with the same weights, as an earlier run recorded it."""
     first = runs / safe_name(model)
     records = [read_run(folder) for folder in (first, *sorted(runs.glob(f"{first.name}-*")))]
-    earlier = [there.reference for there in records if there is not None and there.reference is not None]
+    earlier = [record.reference for record in records if record is not None and record.reference is not None]
     if reference.folder is not None:
         return _identity_of_folder(reference.folder, earlier)
     assert server is not None, "a side is a folder or a server"
@@ -253,9 +256,9 @@ def _identity_of_folder(folder: Path, earlier: list[ReferenceCheckpoint]) -> Ref
     from assay_evaluate.run.identity import checkpoint_sha256, hashed_files
 
     files = data_of_files(folder, [path.name for path in hashed_files(folder)])
-    for one in earlier:
-        if one.files == files:
-            return one.model_copy(update={"location": str(folder)})
+    for reference in earlier:
+        if reference.files == files:
+            return reference.model_copy(update={"location": str(folder)})
     return ReferenceCheckpoint(location=str(folder), checkpoint_sha256=checkpoint_sha256(folder, sha256_of_file), files=files)
 
 
@@ -263,8 +266,8 @@ def _identity_of_server(server: Server, earlier: list[ReferenceCheckpoint]) -> R
     from assay_evaluate.run.answering.weights import sign_given, unnamed_sha256
 
     signature = sign_given("reference", server)
-    for one in earlier:
-        if one.signature is not None and one.signature.agrees_with(signature):
-            return one.model_copy(update={"location": server.base_url})
+    for reference in earlier:
+        if reference.signature is not None and reference.signature.agrees_with(signature):
+            return reference.model_copy(update={"location": server.base_url})
     sha256 = unnamed_sha256(server, signature)
     return ReferenceCheckpoint(location=server.base_url, checkpoint_sha256=sha256, signature=signature)

@@ -52,7 +52,7 @@ def speed_rows(run_dir: Path | None, files: Sequence[Path]) -> tuple[list[SpeedR
     from assay_evaluate.speed.measure import NOT_PREDICTED
 
     rows: list[SpeedRow] = []
-    why: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     record = None if run_dir is None else SpeedRecord.load_if_there(run_dir / SPEED_RECORD)
     records = [] if record is None else [record]
     for path in files:
@@ -69,13 +69,13 @@ def speed_rows(run_dir: Path | None, files: Sequence[Path]) -> tuple[list[SpeedR
                 raise AssayError(f"{what}; write a table (docs/speed.md, `A table`), or say it to {stated}") from None
     known = {} if run_dir is None else judged_bytes(run_dir)
     for read in records:
-        one, other = read.of_bytes(known)
-        rows += one.rows
-        why |= dict.fromkeys(other, OTHER_BYTES)
-        for left in one.not_measured:
+        of_these_bytes, other = read.of_bytes(known)
+        rows += of_these_bytes.rows
+        reasons |= dict.fromkeys(other, OTHER_BYTES)
+        for left in of_these_bytes.not_measured:
             if left.concurrency is None and not left.reason.startswith(NOT_PREDICTED):
-                why[left.checkpoint] = left.reason
-    return rows, why
+                reasons[left.checkpoint] = left.reason
+    return rows, reasons
 
 
 def _is_record(path: Path) -> bool:
@@ -97,7 +97,7 @@ class Planned:
 
 def plans_of(run_dir: Path | None, model: str | None, rows: Sequence[SpeedRow], say: Say = say_nothing) -> dict[str, Planned]:
     """Checkpoint -> its plan: of the run, or, with --model, of the precision that the row's scheme or checkpoint is called."""
-    found: dict[str, Planned] = {}
+    planned: dict[str, Planned] = {}
     if run_dir is not None:
         from assay_quantize.plan.stored import stored_by
 
@@ -105,26 +105,28 @@ def plans_of(run_dir: Path | None, model: str | None, rows: Sequence[SpeedRow], 
             plan = Plan.load(path)
             stored = stored_by(plan)
             try:
-                found[path.parent.name] = Planned(stored, experts_scheme(plan), weights_of(stored))
+                planned[path.parent.name] = Planned(stored, experts_scheme(plan), weights_of(stored))
             except PlanError as problem:
                 say(f"note: {path.parent.name} has no floor: {one_line(str(problem))}")
     if model is None:
-        return found
+        return planned
     from assay_pipeline.planning import plan_for
 
-    aim = resolve_target(model)
-    known = known_model(aim, say)
+    target = resolve_target(model)
+    known = known_model(target, say)
     for row in rows:
-        name = next((one for one in (row.checkpoint, row.scheme) if one in recipe_names("precisions")), None)
-        if row.checkpoint in found or name is None:
+        name = next(
+            (name_in_row for name_in_row in (row.checkpoint, row.scheme) if name_in_row in recipe_names("precisions")), None
+        )
+        if row.checkpoint in planned or name is None:
             continue
         try:
-            plan = plan_for(aim, known.checkpoint, load_recipe(PrecisionRecipe, name))
+            plan = plan_for(target, known.checkpoint, load_recipe(PrecisionRecipe, name))
         except PlanError:
             continue  # no floor of it; the row stands
         stored = known.stored(plan)
-        found[row.checkpoint] = Planned(stored, experts_scheme(plan), weights_of(stored))
-    return found
+        planned[row.checkpoint] = Planned(stored, experts_scheme(plan), weights_of(stored))
+    return planned
 
 
 def on_known_gpus(rows: Sequence[SpeedRow]) -> bool:
@@ -147,25 +149,25 @@ def infeasible(plans: Mapping[str, Planned], profile: ProfileRecipe | None, user
     """Checkpoint -> why it cannot be served there, of those that have a plan."""
     from assay_quantize.plan.parallel import misfits, ranks_of, sentence
 
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     if profile is None:
-        return found
-    for label, one in plans.items():
-        if wrong := misfits(one.stored.served(True), ranks_of(profile)):
-            found[label] = sentence(wrong)
+        return reasons
+    for label, planned in plans.items():
+        if wrong := misfits(planned.stored.served(True), ranks_of(profile)):
+            reasons[label] = sentence(wrong)
             continue
-        held = _users(one, profile, context)
+        held = _users(planned, profile, context)
         if held < users:
-            found[label] = f"does not fit {profile.name} with {users} streams at {context:,} tokens: {held} fit"
-    return found
+            reasons[label] = f"does not fit {profile.name} with {users} streams at {context:,} tokens: {held} fit"
+    return reasons
 
 
-def _users(one: Planned, profile: ProfileRecipe, context: int) -> int:
+def _users(planned: Planned, profile: ProfileRecipe, context: int) -> int:
     """Sequences whose KV cache fits beside the weights."""
     from assay.recipes.model import Serving
     from assay_quantize.plan.fits import fit_on
 
-    fit = fit_on(one.stored, profile, Serving(num_speculative_tokens=1 if one.weights.draft is not None else None))
+    fit = fit_on(planned.stored, profile, Serving(num_speculative_tokens=1 if planned.weights.draft is not None else None))
     return max(0, fit.free_bytes) // max(1, fit.kv_bytes(context))
 
 
@@ -190,17 +192,17 @@ def predictions(
     if profile is None or device is None:
         return []
     rows: list[SpeedRow] = []
-    for label, one in plans.items():
+    for label, planned in plans.items():
         serving = Serving(num_speculative_tokens=drafted or None)
-        served = one.stored.served(bool(drafted))
+        served = planned.stored.served(bool(drafted))
         gpus = profile.hardware.num_gpus
-        read = kv_read_bytes(served, fit_on(one.stored, profile, serving), context) * gpus
-        fitting = [users for users in concurrency if users <= _users(one, profile, context)]
+        read = kv_read_bytes(served, fit_on(planned.stored, profile, serving), context) * gpus
+        fitting = [users for users in concurrency if users <= _users(planned, profile, context)]
         rows += predicted_rows(
-            label, one.scheme, one.weights,
+            label, planned.scheme, planned.weights,
             hardware=f"{gpus}x{profile.hardware.gpu}", device=device, num_gpus=gpus,
             tensor_parallel=ranks_of(profile).tensor_parallel,
-            speculation=(0, drafted) if drafted and one.weights.draft is not None else (0,),
+            speculation=(0, drafted) if drafted and planned.weights.draft is not None else (0,),
             concurrency=fitting, context=context, kv_bytes_each=read,
         )  # fmt: skip
     return rows

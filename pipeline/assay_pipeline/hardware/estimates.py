@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from assay_quantize.estimate.hardware_time import CoreRates, Estimate, Machine
 
 
-def with_shapes(aim: Target, say: Say = say_nothing) -> Target:
+def with_shapes(target: Target, say: Say = say_nothing) -> Target:
     """The target with the headers of its hub, or, where that cannot be asked, with the shapes that ship with assay."""
     from assay_quantize.plan.shipped import has_shapes, shipped_model
 
-    name = aim.recipe.name
-    if aim.opened is not None or aim.location.hub is None or not has_shapes(name):
-        return aim
+    name = target.recipe.name
+    if target.opened is not None or target.location.hub is None or not has_shapes(name):
+        return target
     try:
-        return replace(aim, opened=open_source(aim))
+        return replace(target, opened=open_source(target))
     except CheckpointError as problem:
         shipped = shipped_model(name, every_expert=True)
-        if shipped.source != aim.location.hub:
+        if shipped.source != target.location.hub:
             raise
         say(f"note: {one_line(str(problem))}; planned from the shapes that ship with assay")
-        return replace(aim, opened=shipped.checkpoint)
+        return replace(target, opened=shipped.checkpoint)
 
 
 def machine_for(made: Plan, hardware: str, *, with_torch: bool) -> tuple[Machine, CoreRates, TorchRates]:

@@ -34,8 +34,8 @@ MAX_TOKENS = 100_000_000
 
 def tokens_of(option: str, text: str) -> int:
     """`32k` -> 32,768, `1m` -> 1,048,576, `200000`. AssayError names the option."""
-    found = _TOKENS.fullmatch(text.strip())
-    count = 0 if found is None else int(found[1]) * {"": 1, "k": 1024, "m": 1024**2}[found[2].lower()]
+    written = _TOKENS.fullmatch(text.strip())
+    count = 0 if written is None else int(written[1]) * {"": 1, "k": 1024, "m": 1024**2}[written[2].lower()]
     if not 1 <= count <= MAX_TOKENS:
         raise AssayError(f"{option} {shown(text)}: is no number of tokens; write 32768, or 32k for it")
     return count
@@ -67,16 +67,16 @@ class Known:
         return stored if self.shipped is None else self.shipped.whole(stored)
 
 
-def known_model(aim: Target, say: Say = say_nothing) -> Known:
+def known_model(target: Target, say: Say = say_nothing) -> Known:
     """Shapes that ship with assay where the recipe has them: no network, no file of the model."""
     from assay_quantize.plan.shipped import has_shapes, shipped_model
 
-    name = aim.recipe.name
-    if aim.location.hub is not None and has_shapes(name):
+    name = target.recipe.name
+    if target.location.hub is not None and has_shapes(name):
         shipped = shipped_model(name)
-        if shipped.source == aim.location.hub:
+        if shipped.source == target.location.hub:
             return Known(name, shipped.checkpoint.location, shipped.checkpoint, shipped)
-    checkpoint = open_source(aim)
+    checkpoint = open_source(target)
     for note in checkpoint.notes:
         say(f"note: {note}")
     return Known(name, checkpoint.location, checkpoint, None)
@@ -88,22 +88,22 @@ def weights_of(stored: StoredModel) -> StepWeights:
     from assay_quantize.plan.stored import is_draft
 
     target = stored.served(False).weights
-    draft = (one for one in stored.served(True).weights if is_draft(stored, one.name))
-    sizes = (((one.name, one.shape, one.num_bytes) for one in part) for part in (target, draft))
+    draft = (weight for weight in stored.served(True).weights if is_draft(stored, weight.name))
+    sizes = (((weight.name, weight.shape, weight.num_bytes) for weight in part) for part in (target, draft))
     return step_weights(stored.family, stored.config, *sizes)
 
 
 def experts_scheme(plan: Plan) -> str | None:
     """Scheme of most of the routed experts, of any quantized weight where there are no experts; None: unquantized."""
-    ours = [one for one in plan.tensors if one.role != "mtp" and one.outputs and len(one.shape) > 1]
-    experts = [one.scheme for one in ours if one.role == "routed_expert"]
-    schemes = experts or [one.scheme for one in ours if one.scheme is not None]
+    matrices = [tensor for tensor in plan.tensors if tensor.role != "mtp" and tensor.outputs and len(tensor.shape) > 1]
+    experts = [tensor.scheme for tensor in matrices if tensor.role == "routed_expert"]
+    schemes = experts or [tensor.scheme for tensor in matrices if tensor.scheme is not None]
     return Counter(schemes).most_common(1)[0][0] if schemes else None
 
 
 # ------------------------------------------------------------------------------------------------ the table
 def plan_for_hardware(
-    aim: Target,
+    target: Target,
     profile: ProfileRecipe,
     precisions: Sequence[str] | None,
     *,
@@ -120,10 +120,10 @@ def plan_for_hardware(
             f"--profile {profile.name}: says of no GPU what it is, how much memory it has, or how many there are; take a "
             "profile such as 4xh200 (`assay recipes` lists them)"
         )
-    known = known_model(aim, say)
-    serving = aim.recipe.serving
-    rows = list(_rows(known, aim, profile, precisions, users, context))
-    some = fit_on(known.source_itself, profile, serving)
+    known = known_model(target, say)
+    serving = target.recipe.serving
+    rows = list(_rows(known, target, profile, precisions, users, context))
+    fit = fit_on(known.source_itself, profile, serving)
     assumptions = [
         "weights, KV cache and kernels by names, shapes and tables; nothing was measured",
         "every token is routed on its own and to every expert alike",
@@ -139,7 +139,7 @@ def plan_for_hardware(
         num_gpus=hardware.num_gpus,
         usable_bytes=profile.usable_bytes,
         workspace_bytes=WORKSPACE_BYTES,
-        kv_dtype=some.kv_dtype,
+        kv_dtype=fit.kv_dtype,
         users=users,
         context=context,
         rows=tuple(sorted(rows, key=lambda row: -(row.weight_bytes or 0))),
@@ -152,27 +152,27 @@ _ACCEPTED = 0.52
 
 
 def _rows(
-    known: Known, aim: Target, profile: ProfileRecipe, precisions: Sequence[str] | None, users: int, context: int
+    known: Known, target: Target, profile: ProfileRecipe, precisions: Sequence[str] | None, users: int, context: int
 ) -> Iterator[PrecisionOnHardware]:
     from assay_pipeline.planning import plan_for
 
     if precisions is None:
         label = source_label(known.checkpoint.config)
-        yield _row(label, None, known.source_itself, profile, aim.recipe.serving, users, context)
-        precisions = list(dict.fromkeys([*aim.recipe.on_profile(profile.name).precisions, *USUAL]))
+        yield _row(label, None, known.source_itself, profile, target.recipe.serving, users, context)
+        precisions = list(dict.fromkeys([*target.recipe.on_profile(profile.name).precisions, *USUAL]))
     for text in precisions:
         if is_automatic(text):
-            said = "its schemes are chosen in a run; `assay recipe --hardware` chooses them for a machine"
-            yield PrecisionOnHardware(precision=text, experts=None, problem=said)
+            problem_text = "its schemes are chosen in a run; `assay recipe --hardware` chooses them for a machine"
+            yield PrecisionOnHardware(precision=text, experts=None, problem=problem_text)
             continue
         recipe = load_recipe(PrecisionRecipe, text)
         try:
-            plan = plan_for(aim, known.checkpoint, recipe)
+            plan = plan_for(target, known.checkpoint, recipe)
         except PlanError as problem:
             yield PrecisionOnHardware(precision=recipe.name, experts=None, problem=one_line(str(problem)))
             continue
         scheme = experts_scheme(plan)
-        yield _row(recipe.name, scheme, known.stored(plan), profile, aim.recipe.serving, users, context)
+        yield _row(recipe.name, scheme, known.stored(plan), profile, target.recipe.serving, users, context)
 
 
 def _row(

@@ -58,8 +58,8 @@ def check_adds_up(sensitivity: Sensitivity, path: Path) -> None:
                 f"{where}: loses {part.damage_nats:g} nats a token in {part.scheme}, which no divergence does; run "
                 "`assay sensitivity` again"
             )
-    wholes = [(f"uniform {shown(one.scheme)}", one.damage_nats) for one in sensitivity.uniform]
-    for name, nats in (*wholes, *(("a mix", one.damage_nats) for one in sensitivity.wholes)):
+    wholes = [(f"uniform {shown(damage.scheme)}", damage.damage_nats) for damage in sensitivity.uniform]
+    for name, nats in (*wholes, *(("a mix", damage.damage_nats) for damage in sensitivity.wholes)):
         if not 0 <= nats <= MOST_NATS:
             raise AssayError(
                 f"{path}: {name} loses {nats:g} nats a token as a whole, which no divergence does; run "
@@ -79,8 +79,8 @@ def base_for(named: str | None, sensitivity: Sensitivity) -> PrecisionRecipe:
             f"--base {base.name}: has scales that come from a file of `assay calibrate`, with which nothing was measured; take "
             f"{usual or 'one'} or another base without"
         )
-    theirs = "none" if base.calibration == "none" else base.calibration.method
-    for key, of_base, measured in (("observer", base.observer, sensitivity.observer), ("calibration", theirs, method)):
+    of_base_method = "none" if base.calibration == "none" else base.calibration.method
+    for key, of_base, measured in (("observer", base.observer, sensitivity.observer), ("calibration", of_base_method, method)):
         if of_base != measured:
             raise AssayError(
                 f"--base {base.name}: has `{key}: {of_base}`, the sensitivities were measured with {measured}; take "
@@ -103,7 +103,7 @@ def schemes_for(named: Sequence[str] | None, sensitivity: Sensitivity) -> list[s
 
 
 def machine_for(
-    aim: Target, hardware: str | None, schemes: Sequence[str], users: int, context: int, say: Say = say_nothing
+    target: Target, hardware: str | None, schemes: Sequence[str], users: int, context: int, say: Say = say_nothing
 ) -> Machine | None:
     """The profile, and which schemes do not run there as what they are. AssayError: it names no GPU."""
     from assay_evaluate.roofline.devices import device_named
@@ -128,7 +128,7 @@ def machine_for(
             refused[scheme, experts] = f"vLLM's compiled kernels refuse {profile.hardware.gpu}"
         elif runs is not None and not runs.native:
             refused[scheme, experts] = f"{profile.hardware.gpu} computes it as {runs.computes}, which was not what was measured"
-    return Machine(profile, aim.recipe.serving, users, context, refused)
+    return Machine(profile, target.recipe.serving, users, context, refused)
 
 
 def check_same_source(known: Known, choices: Choices, sensitivity: Sensitivity, path: Path, say: Say) -> None:
@@ -176,33 +176,33 @@ def measured_in(run: Path | None, base: PrecisionRecipe, choices: Choices, say: 
     """Identity of a choice -> what a run measured of a checkpoint that was made so, where all its damages are known."""
     from assay_quantize.mixing.measured import meaning_of
 
-    found: dict[str, PredictedMeasured] = {}
+    measured_by_identity: dict[str, PredictedMeasured] = {}
     if run is None:
-        return found
+        return measured_by_identity
     measurements = [Measurement.load(path) for path in sorted((run / "measurements").glob("*.json"))]
-    reference = next((one.label for one in measurements if one.is_reference), "its reference")
+    reference = next((each.label for each in measurements if each.is_reference), "its reference")
     for measurement in measurements:
         plan = Plan.load_if_there(run / measurement.label / "plan.json")
         if measurement.divergence is None or plan is None or measurement.divergence.gap_of_unsampled is not None:
             continue
         schemes = _schemes_of(plan, choices)
         picks = choices.picks_of(schemes)
-        theirs = [plan.precision_recipe.get(key) for key in ("observer", "mtp", "calibration")]
-        alike = theirs == [base.model_dump(mode="json")[key] for key in ("observer", "mtp", "calibration")]
-        if picks is None or not alike:
-            why = "its damages are not all known, or it was made in another way"
-            say(f"note: {measurement.label} of {run} is not compared: {why}")
+        options_of_plan = [plan.precision_recipe.get(key) for key in ("observer", "mtp", "calibration")]
+        has_same_options = options_of_plan == [base.model_dump(mode="json")[key] for key in ("observer", "mtp", "calibration")]
+        if picks is None or not has_same_options:
+            reason = "its damages are not all known, or it was made in another way"
+            say(f"note: {measurement.label} of {run} is not compared: {reason}")
             continue
         damages = [options[pick].measured or 0.0 for options, pick in zip(choices.options, picks, strict=True)]
         kl = measurement.divergence.kl_corrected_mean
-        found[meaning_of(base, schemes)] = PredictedMeasured(
+        measured_by_identity[meaning_of(base, schemes)] = PredictedMeasured(
             name=measurement.label,
             source=f"{run}, against {reference}",
             predicted_nats=sum(damages),
             measured_nats=kl.value,
             interval=kl if hasattr(kl, "low") else None,  # type: ignore[arg-type]
         )
-    return found
+    return measured_by_identity
 
 
 def _schemes_of(plan: Plan, choices: Choices) -> dict[tuple[int, str], str]:
@@ -216,7 +216,7 @@ def _schemes_of(plan: Plan, choices: Choices) -> dict[tuple[int, str], str]:
 
 # ------------------------------------------------------------------------------------------------ the proposal
 def propose_for(
-    aim: Target,
+    target: Target,
     sensitivity: Sensitivity,
     record: Path,
     *,
@@ -240,28 +240,28 @@ def propose_for(
     from assay_quantize.plan.fits import check_served
 
     check_adds_up(sensitivity, record)
-    taken, wanted = base_for(base, sensitivity), schemes_for(schemes, sensitivity)
-    machine = machine_for(aim, hardware, wanted, users, context, say)
-    known = known_model(aim, say)
+    taken, scheme_names = base_for(base, sensitivity), schemes_for(schemes, sensitivity)
+    machine = machine_for(target, hardware, scheme_names, users, context, say)
+    known = known_model(target, say)
     whole = (lambda model: model) if known.shipped is None else known.shipped.whole
-    stored = stored_parts(known.checkpoint, taken, wanted, whole=whole, machine=machine)
-    choices = choices_of(stored, sensitivity, wanted)
+    stored = stored_parts(known.checkpoint, taken, scheme_names, whole=whole, machine=machine)
+    choices = choices_of(stored, sensitivity, scheme_names)
     check_same_source(known, choices, sensitivity, record, say)
     limit = None if budget is None else budget.num_bytes or choices.bytes_at(budget.bits or 0.0)
     label = name or safe_name(f"{known.name}-{(budget.text if budget else hardware or '').replace(' ', '')}")
     asked = Asked(known.name, known.source, label, budget.text if budget else "", limit, machine, slack, always_mix)
-    shipped = [load_recipe(PrecisionRecipe, one) for one in recipe_names("precisions")]
-    made = propose(asked, taken, choices, sensitivity, shipped, wanted, measured_in(run, taken, choices, say))
-    plan = plan_for(aim, known.checkpoint, made.recipe)
+    shipped = [load_recipe(PrecisionRecipe, name) for name in recipe_names("precisions")]
+    made = propose(asked, taken, choices, sensitivity, shipped, scheme_names, measured_in(run, taken, choices, say))
+    plan = plan_for(target, known.checkpoint, made.recipe)
     served = known.stored(plan)
-    total = sum(one.num_bytes for one in served.weights)
+    total = sum(weight.num_bytes for weight in served.weights)
     assert total == made.mix.point.bytes, (total, made.mix.point.bytes)
     if machine is not None:
-        check_served(served, machine.profile, aim.recipe.serving)
+        check_served(served, machine.profile, target.recipe.serving)
     return made, known
 
 
-def replayed(aim: Target, known: Known, made: Proposal, hardware: str | None, say: Say = say_nothing) -> tuple[str, bool]:
+def replayed(target: Target, known: Known, made: Proposal, hardware: str | None, say: Say = say_nothing) -> tuple[str, bool]:
     """(what vLLM's own loaders say, whether nothing stands against it).
 
     hardware: None: one GPU of `ANYWHERE` is asked for, whose kernels compute every scheme and whose memory does not count.
@@ -277,12 +277,12 @@ def replayed(aim: Target, known: Known, made: Proposal, hardware: str | None, sa
             True,
         )
     profile = load_recipe(ProfileRecipe, hardware) if hardware is not None else _one_gpu(load_recipe(ProfileRecipe, ANYWHERE))
-    plan = plan_for(aim, known.checkpoint, made.recipe)
-    candidate = Candidate(made.mix.name, planned(plan, config_json(plan)), profile, aim.recipe.serving)
+    plan = plan_for(target, known.checkpoint, made.recipe)
+    candidate = Candidate(made.mix.name, planned(plan, config_json(plan)), profile, target.recipe.serving)
     checks = list(check_loading([candidate], profile, say))
-    said = "; ".join(f"{one.outcome}: {one.detail}" for one in checks)
-    said = said if hardware is not None else f"{said} (asked for one {profile.hardware.gpu}, as no --hardware is said)"
-    return one_line(said), not any(one.outcome == "FAIL" for one in checks)
+    answer = "; ".join(f"{check.outcome}: {check.detail}" for check in checks)
+    answer = answer if hardware is not None else f"{answer} (asked for one {profile.hardware.gpu}, as no --hardware is said)"
+    return one_line(answer), not any(check.outcome == "FAIL" for check in checks)
 
 
 def _one_gpu(profile: ProfileRecipe) -> ProfileRecipe:
@@ -311,12 +311,12 @@ def check_free(out: Path | None, made: Proposal) -> None:
     """AssayError: something else than this proposal lies where its files go. What a killed command wrote of it may."""
     for path, text in () if out is None else _files(out, made).items():
         try:
-            there = path.read_text(encoding="utf-8")
+            existing = path.read_text(encoding="utf-8")
         except FileNotFoundError:
             continue
         except (OSError, UnicodeDecodeError):
-            there = ""
-        if there != text and not (path.suffix == ".json" and _is_but_for_replay(path, made)):
+            existing = ""
+        if existing != text and not (path.suffix == ".json" and _is_but_for_replay(path, made)):
             raise AssayError(f"--out {shown(str(out))}: {path} exists already; give another name, or delete it")
 
 

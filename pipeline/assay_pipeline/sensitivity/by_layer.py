@@ -26,15 +26,15 @@ def is_by_layer(asked: Asked, layout: Layout) -> bool:
     if asked.proxy == "hidden" or asked.by_layer:
         return True
     needed = whole_bytes(next(iter(layout.plans.values())))
-    memory, said = _memory(asked)
+    memory, limit_text = _memory(asked)
     if needed <= memory or asked.by_layer is False:
         return False
     if asked.proxy == "kl":
-        asked.say(f"{said}: the model takes {size(needed)} in FP32, {size(memory)} are left: one layer at a time is held")
+        asked.say(f"{limit_text}: the model takes {size(needed)} in FP32, {size(memory)} are left: one layer at a time is held")
         return True
     raise AssayError(
-        f"{said}: --proxy {asked.proxy} holds the model whole, {size(needed)} in FP32, {size(memory)} are left; --proxy kl and "
-        "hidden hold one layer at a time, --proxy weights one weight"
+        f"{limit_text}: --proxy {asked.proxy} holds the model whole, {size(needed)} in FP32, {size(memory)} are left; "
+        "--proxy kl and hidden hold one layer at a time, --proxy weights one weight"
     )
 
 
@@ -69,13 +69,13 @@ def run_by_layer(
             "one layer at a time: the model is not in memory and cannot write replies; give --text FILE, or --run RUN for "
             "those of its reference (in a model's recipe: `automatic: {texts: [FILE]}`)"
         )
-    documents, told = texts_for(asked, None, folder)
+    documents, texts_description = texts_for(asked, None, folder)
     texts, to_the_end = scored(documents), asked.proxy == "kl"
-    plan, longest = next(iter(layout.plans.values())), max(len(one.ids) for one in texts)
-    memory, said = _memory(asked)
-    check_memory(plan, longest, memory, said)
-    tokens = sum(len(one.ids) for one in texts)
-    asked.say(f"{len(texts)} texts, {tokens:,} tokens: {told}")
+    plan, longest = next(iter(layout.plans.values())), max(len(text.ids) for text in texts)
+    memory, limit_text = _memory(asked)
+    check_memory(plan, longest, memory, limit_text)
+    tokens = sum(len(text.ids) for text in texts)
+    asked.say(f"{len(texts)} texts, {tokens:,} tokens: {texts_description}")
     disk = states_bytes(layout, tokens, longest, to_the_end=to_the_end)
     asked.say(
         f"estimate: each layer is filled once, {size(needed_bytes(plan, longest))} of memory beside the process, up to "
@@ -91,9 +91,9 @@ def run_by_layer(
         if isinstance(structural, str):
             figures.not_measured["structural tokens"] = structural
         positions = positions_of(documents, None if isinstance(structural, str) else structural)
-        found = list(layered.found())
-        whole = {scheme: one for key, scheme, one in found if key is None}
-        take_found(whole, ((key, s, one) for key, s, one in found if key is not None), layout, positions, figures)
+        results = list(layered.found())
+        whole = {scheme: damage for key, scheme, damage in results if key is None}
+        take_found(whole, ((key, s, damage) for key, s, damage in results if key is not None), layout, positions, figures)
         if not any(kind == "context" for kind, _ in positions.masks):
             figures.not_measured["long context"] = f"no text is longer than {positions.longest} tokens"
         figures.not_measured["proxy fisher"] = "it holds the model whole"
@@ -101,7 +101,7 @@ def run_by_layer(
         figures.not_measured["divergence"] = "proxy hidden goes no further than a part's own layer"
     figures.damage["proxy:weights"] = {pair: error for pair, (error, _) in layered.weights.items()}
     figures.worst |= {pair: worst for pair, (_, worst) in layered.weights.items()}
-    return documents, told
+    return documents, texts_description
 
 
 def estimate_hours(asked: Asked) -> tuple[SensitivityEstimate, int | None]:
@@ -116,8 +116,8 @@ def estimate_hours(asked: Asked) -> tuple[SensitivityEstimate, int | None]:
     assert asked.hardware is not None
     if asked.proxy == "fisher":
         raise AssayError("--hardware: of proxies kl, hidden and weights; fisher holds the model whole: see `--estimate` alone")
-    aim = with_shapes(asked.aim, asked.say)
-    layout = find_parts(open_source(aim), asked.schemes, model=aim.recipe.name, observer=asked.observer)
+    target = with_shapes(asked.aim, asked.say)
+    layout = find_parts(open_source(target), asked.schemes, model=target.recipe.name, observer=asked.observer)
     layout = replace(layout, mixes=mixes_of(asked, layout))
     plan = next(iter(layout.plans.values()))
     machine, cores, of_torch = machine_for(plan, asked.hardware, with_torch=True)

@@ -75,7 +75,7 @@ def find_sensitivity(asked: Asked) -> Sensitivity | None:
         )
     figures = Figures()
     documents: Sequence[Document] = ()
-    told = ""
+    texts_description = ""
     with SourceReader(checkpoint) as reader, _calibrated(asked, layout, folder) as calibrated:
         rounder = Rounder(layout, reader, calibrated)
         if asked.proxy == "weights":
@@ -88,21 +88,21 @@ def find_sensitivity(asked: Asked) -> Sensitivity | None:
             by_layer = run_by_layer(asked, layout, rounder, reader, figures)
             if by_layer is None:
                 return None
-            documents, told = by_layer
+            documents, texts_description = by_layer
         else:
-            found = _in_transformers(asked, layout, rounder, folder, figures)
-            if found is None:
+            in_transformers = _in_transformers(asked, layout, rounder, folder, figures)
+            if in_transformers is None:
                 return None
-            documents, told = found
+            documents, texts_description = in_transformers
     if asked.served:
         _serve(asked, layout, folder, documents, figures)
-    for one in imported:
-        name = f"imported:{one.tool}"
-        figures.damage[name] = {**figures.damage.get(name, {}), **one.scores}
-        figures.not_measured |= {f"{name}, {i + 1}": note for i, note in enumerate(one.notes)}
+    for imported_scores in imported:
+        name = f"imported:{imported_scores.tool}"
+        figures.damage[name] = {**figures.damage.get(name, {}), **imported_scores.scores}
+        figures.not_measured |= {f"{name}, {i + 1}": note for i, note in enumerate(imported_scores.notes)}
     ended = os.times()
     spent = ended.user + ended.system - started.user - started.system + ended.children_user - started.children_user
-    return _record(asked, layout, figures, documents, told, round(spent, 1))
+    return _record(asked, layout, figures, documents, texts_description, round(spent, 1))
 
 
 @contextmanager
@@ -143,10 +143,10 @@ def _in_transformers(
     from assay_quantize.sensitivity.texts import batched
 
     model = load_model(layout.checkpoint, folder, "cpu")
-    documents, told = texts_for(asked, model, folder)
+    documents, texts_description = texts_for(asked, model, folder)
     check_texts(asked, documents)
     texts = scored(documents)
-    asked.say(f"{len(texts)} texts, {sum(one.num_scored for one in texts):,} scored tokens: {told}")
+    asked.say(f"{len(texts)} texts, {sum(text.num_scored for text in texts):,} scored tokens: {texts_description}")
     runner = Runner(model, batched(texts, BATCH_TOKENS))
     if asked.proxy == "kl":
         structural = structural_kinds(folder)
@@ -164,7 +164,7 @@ def _in_transformers(
         return None
     if asked.parts_of is None:  # else nothing is asked for but mixes as a whole
         _by_fisher(layout, rounder, runner, texts, figures, asked.say)
-    return documents, told
+    return documents, texts_description
 
 
 def _say_cost(direct: Direct, layout: Layout, asked: Asked) -> bool:
@@ -187,12 +187,12 @@ def _by_fisher(layout: Layout, rounder: Rounder, runner: Any, texts: Any, figure
     from assay_quantize.sensitivity import fisher, weights
     from assay_quantize.sensitivity.texts import batched
 
-    found = fisher.curvatures(runner.model, runner.addresses, batched(texts, 1), say)
-    num_scored = sum(one.num_scored for one in texts)
+    by_weight = fisher.curvatures(runner.model, runner.addresses, batched(texts, 1), say)
+    num_scored = sum(text.num_scored for text in texts)
     figures.damage |= {"proxy:fisher": {}, "proxy:weights": {}}
     for pair in layout.pairs():
         rounded = list(rounder.weights(*pair))
-        figures.damage["proxy:fisher"][pair], figures.worst[pair] = fisher.damage(rounded, found, num_scored)
+        figures.damage["proxy:fisher"][pair], figures.worst[pair] = fisher.damage(rounded, by_weight, num_scored)
         figures.damage["proxy:weights"][pair], _ = weights.relative_error(rounded)
 
 
@@ -223,7 +223,7 @@ def _serve(asked: Asked, layout: Layout, source: Path, documents: Sequence[Docum
             shutil.rmtree(made.parent)
         figures.served[pair] = kl_of(Measurement.load(done))
         asked.say(f"served {number} of {len(chosen)}: {key}, {scheme}: {figures.served[pair].value:.3g} nats")
-    figures.damage["served"] = {pair: found.value for pair, found in figures.served.items()}
+    figures.damage["served"] = {pair: interval.value for pair, interval in figures.served.items()}
 
 
 def spread(order: Mapping[Pair, float], count: int) -> list[Pair]:
@@ -238,7 +238,7 @@ def spread(order: Mapping[Pair, float], count: int) -> list[Pair]:
 
 # ------------------------------------------------------------------------------------------------ the record
 def _record(
-    asked: Asked, layout: Layout, figures: Figures, documents: Sequence[Document], told: str, cpu_seconds: float
+    asked: Asked, layout: Layout, figures: Figures, documents: Sequence[Document], texts_description: str, cpu_seconds: float
 ) -> Sensitivity:
     from assay_quantize.checkpoint.checkpoint import open_checkpoint
     from assay_quantize.checkpoint.identity.weights import weights_sha256
@@ -263,11 +263,11 @@ def _record(
         in_nats=asked.proxy not in ("weights", "hidden"),
         observer=asked.observer,
         calibration=None if asked.method == "none" else calibration_of(asked).model_dump(mode="json"),
-        texts=told,
+        texts=texts_description,
         texts_sha256=texts_sha256(scored(documents)),
         num_texts=len(documents),
         num_texts_of_wholes=figures.num_texts_of_wholes,
-        num_tokens=sum(len(one.reply_ids) for one in documents),
+        num_tokens=sum(len(document.reply_ids) for document in documents),
         seed=str(asked.seed),
         layers=layout.num_layers,
         weights=layout.all_weights,
@@ -312,8 +312,8 @@ def _correlations(asked: Asked, figures: Figures) -> tuple[RankCorrelation, ...]
 
     method = f"proxy:{asked.proxy}"
     flat = {
-        name: {(key.layer, key.role, scheme): value for (key, scheme), value in found.items()}
-        for name, found in figures.damage.items()
+        name: {(key.layer, key.role, scheme): value for (key, scheme), value in by_pair.items()}
+        for name, by_pair in figures.damage.items()
     }
     beside = [("served", name) for name in flat if name != "served"] if "served" in flat else []
     beside += [(method, name) for name in flat if name not in (method, "served")]

@@ -89,7 +89,7 @@ def calibration_of(asked: Asked) -> GptqCalibration:
 def mixes_of(asked: Asked, layout: Layout) -> dict[str, Mapping[Key, str]]:
     """Scheme of each part of every recipe of `asked.mixes`, by a name that says what it is. AssayError: it has what is not
     measured here."""
-    found: dict[str, Mapping[Key, str]] = {}
+    by_name: dict[str, Mapping[Key, str]] = {}
     for recipe in asked.mixes:
         where = f"--mix {recipe.name}"
         method = "none" if recipe.calibration == "none" else recipe.calibration.method
@@ -98,9 +98,11 @@ def mixes_of(asked: Asked, layout: Layout) -> dict[str, Mapping[Key, str]]:
         chosen = {key: recipe.scheme_of(key.role, key.layer) for key in layout.sizes if key.role != "mtp"}
         mix = {key: scheme for key, scheme in chosen.items() if scheme is not None}
         measured = asked.method if set(INTEGERS) & set(mix.values()) else method  # --method changes nothing else
-        for key, theirs, ours in (("observer", recipe.observer, asked.observer), ("calibration", method, measured)):
-            if theirs != ours:
-                raise AssayError(f"{where}: has `{key}: {theirs}`, and {ours} is measured; say --{_OPTIONS[key]} {theirs}")
+        for key, of_recipe, of_request in (("observer", recipe.observer, asked.observer), ("calibration", method, measured)):
+            if of_recipe != of_request:
+                raise AssayError(
+                    f"{where}: has `{key}: {of_recipe}`, and {of_request} is measured; say --{_OPTIONS[key]} {of_recipe}"
+                )
         if method == "gptq" and recipe.calibration != calibration_of(asked):
             raise AssayError(f"{where}: has other options of `calibration` than w4a16-gptq, with which parts are measured")
         if recipe.needs_calibration or recipe.kv_cache is not None:
@@ -110,14 +112,14 @@ def mixes_of(asked: Asked, layout: Layout) -> dict[str, Mapping[Key, str]]:
             raise AssayError(f"{where}: quantizes {', '.join(others)}, and parts are {', '.join(sorted(roles))}")
         if not mix:
             raise AssayError(f"{where}: keeps every part in 16 bits, which loses nothing; name one that quantizes some")
-        left = {(one.layer, one.role, one.scheme): one.why for one in layout.left_out}
+        left = {(excluded.layer, excluded.role, excluded.scheme): excluded.why for excluded in layout.left_out}
         for part, scheme in mix.items():
-            if (why := left.get((part.layer, part.role, scheme))) is not None:
-                raise AssayError(f"{where}: has {part} in {scheme}, which it cannot take: {why}; give it another or `bf16`")
+            if (reason := left.get((part.layer, part.role, scheme))) is not None:
+                raise AssayError(f"{where}: has {part} in {scheme}, which it cannot take: {reason}; give it another or `bf16`")
             if scheme not in layout.sizes[part]:
                 raise AssayError(f"{where}: has {part} in {scheme}, which --schemes has not; name that too")
-        found[mix_name(mix)] = mix
-    return found
+        by_name[mix_name(mix)] = mix
+    return by_name
 
 
 _OPTIONS = {"observer": "observer", "calibration": "method"}
@@ -177,19 +179,21 @@ def take_found(
     for_parts, for_wholes = only(positions, of_parts_N), only(positions, of_wholes_N)
     figures.num_texts_of_wholes = for_wholes.num_texts if split else None
     figures.damage["proxy:kl"] = {}
-    for key, scheme, found in parts:
-        made = damage_of(found.kl_N[of_parts_N], for_parts)
+    for key, scheme, result in parts:
+        made = damage_of(result.kl_N[of_parts_N], for_parts)
         pair = key, scheme
         figures.damage["proxy:kl"][pair] = made.mean
         figures.intervals[pair], figures.by_kind[pair] = made.interval, made.by_kind
-        worst = mean_other_experts(found.other_experts)
+        worst = mean_other_experts(result.other_experts)
         figures.routing[pair] = None if worst is None else LayerRouting(layer=worst[0], other_experts=worst[1])
-    for scheme, found in whole.items():
-        made = damage_of(found.kl_N[of_wholes_N], for_wholes)
+    for scheme, result in whole.items():
+        made = damage_of(result.kl_N[of_wholes_N], for_wholes)
         if (mix := layout.mixes.get(scheme)) is not None:
             figures.wholes.append(
                 WholeDamage(
-                    schemes=tuple((key.layer, key.role, one) for key, one in mix.items() if key.layer is not None),
+                    schemes=tuple(
+                        (key.layer, key.role, scheme_name) for key, scheme_name in mix.items() if key.layer is not None
+                    ),
                     damage_nats=made.mean,
                     interval=made.interval,
                     sum_of_parts_nats=sum(figures.damage["proxy:kl"][part] for part in mix.items()),
@@ -204,10 +208,12 @@ def take_found(
                 damage_nats=made.mean,
                 interval=made.interval,
                 sum_of_parts_nats=sum(v for (_, s), v in figures.damage["proxy:kl"].items() if s == scheme),
-                routing=tuple(LayerRouting(layer=at, other_experts=share) for at, share in sorted(found.other_experts.items())),
+                routing=tuple(
+                    LayerRouting(layer=at, other_experts=share) for at, share in sorted(result.other_experts.items())
+                ),
             )
         )
-    if not any(found.other_experts for found in whole.values()):
+    if not any(result.other_experts for result in whole.values()):
         figures.not_measured["routers"] = "no module of the model is given every token's experts"
 
 
@@ -229,9 +235,9 @@ def texts_for(asked: Asked, model: Any, folder: Path) -> tuple[Sequence[Document
     made: list[Document] = []
     for language, source in sources.items():
         share = asked.num_tokens // len(sources)
-        for one in source.sequences(model, folder, share, asked.length, asked.say):
+        for token_ids in source.sequences(model, folder, share, asked.length, asked.say):
             # nothing predicts a text's first token
-            made.append(Document(f"{len(made)}", language, tuple(one[:1]), tuple(one[1:]), "held_out"))
+            made.append(Document(f"{len(made)}", language, tuple(token_ids[:1]), tuple(token_ids[1:]), "held_out"))
     return made, ", ".join(words for source in sources.values() for words in source.describe())
 
 
@@ -243,11 +249,11 @@ def _by_language(asked: Asked) -> dict[str, Text]:
     languages = languages_of(asked.text)
     if len(languages) < 2:
         return {"".join(languages): Text(asked.text, asked.seed)}
-    every = {one: [FileText(path, language=one) for path in asked.text] for one in languages}
+    every = {code: [FileText(path, language=code) for path in asked.text] for code in languages}
     has_some = {
-        one: [source for source in sources if next(source.open().entries, None) is not None] for one, sources in every.items()
+        code: [source for source in sources if next(source.open().entries, None) is not None] for code, sources in every.items()
     }
-    return {one: Text(mix=tuple(map(Weighted, sources))) for one, sources in has_some.items()}
+    return {code: Text(mix=tuple(map(Weighted, sources))) for code, sources in has_some.items()}
 
 
 def _replies(asked: Asked, model: Any, folder: Path) -> Sequence[Document]:
@@ -268,20 +274,20 @@ def _replies(asked: Asked, model: Any, folder: Path) -> Sequence[Document]:
 
 def _some(documents: Sequence[Document], num_tokens: int, seed: int) -> Sequence[Document]:
     """Texts of the run, drawn by their names, until there are enough tokens; in the run's order."""
-    drawn = sorted(documents, key=lambda one: hashlib.sha256(f"{seed}:{one.texts}:{one.item}".encode()).digest())
+    drawn = sorted(documents, key=lambda document: hashlib.sha256(f"{seed}:{document.texts}:{document.item}".encode()).digest())
     taken, total = set(), 0
-    for one in drawn:
+    for document in drawn:
         if total >= num_tokens:
             break
-        taken.add(id(one))
-        total += len(one.reply_ids)
-    return [one for one in documents if id(one) in taken]
+        taken.add(id(document))
+        total += len(document.reply_ids)
+    return [document for document in documents if id(document) in taken]
 
 
 def scored(documents: Sequence[Document]) -> Any:
     from assay_quantize.sensitivity.texts import ScoredText
 
-    return [ScoredText(tuple(one.ids), len(one.prompt_ids)) for one in documents]
+    return [ScoredText(tuple(document.ids), len(document.prompt_ids)) for document in documents]
 
 
 def _suite(asked: Asked) -> Any:
@@ -314,11 +320,11 @@ def measure(asked: Asked, source: Path, mixes: Mapping[str, Path], folder: Path)
     from assay_evaluate.sensitivity.served import kl_of, measure_served
 
     assert asked.profile is not None
-    found = measure_served(
+    measurements = measure_served(
         asked.aim.recipe.name, source, "source", mixes, suite=_suite(asked), profile=asked.profile,
         serving=asked.aim.recipe.serving, folder=folder, on_progress=asked.say,
     )  # fmt: skip
-    return {one.label: kl_of(one) for one in found if one.label in mixes}
+    return {measurement.label: kl_of(measurement) for measurement in measurements if measurement.label in mixes}
 
 
 def check_asked(asked: Asked) -> None:

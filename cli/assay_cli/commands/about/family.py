@@ -48,7 +48,7 @@ def family(
     else:
         checkpoint = _headers_of(target)
         say(f"building vLLM's classes for {target} and loading {len(checkpoint.tensors):,} names into them")
-        headers = {name: (one.dtype, one.shape) for name, one in checkpoint.tensors.items()}
+        headers = {name: (header.dtype, header.shape) for name, header in checkpoint.tensors.items()}
         draft, source = draft_family(checkpoint.config, headers), checkpoint.location
     text = as_yaml(draft, source)
     if out is not None:

@@ -147,14 +147,16 @@ def _say_what_would_be(names: Sequence[str], gpu: str, out: Console, *, as_json:
 def _kernels_of(foreseen: Mapping[str, Replay | str]) -> dict[str, str]:
     from assay_evaluate.diagnosis.gpu_check.kernels import compare_kernels, refusal
 
-    found = {}
-    for name, one in foreseen.items():
-        kernels = compare_kernels(one, ())
-        told = [f"{each.what}: {each.kernel}" for each in kernels.foreseen or ()]
-        why = refusal(one)
-        told += [f"not served: {why}"] if why else [f"not known: {kernels.unknown}"] if kernels.unknown else []
-        found[name] = "; ".join(told)
-    return found
+    kernels_by_format = {}
+    for name, replay in foreseen.items():
+        kernels = compare_kernels(replay, ())
+        foreseen_kernels = [f"{each.what}: {each.kernel}" for each in kernels.foreseen or ()]
+        reason = refusal(replay)
+        foreseen_kernels += (
+            [f"not served: {reason}"] if reason else [f"not known: {kernels.unknown}"] if kernels.unknown else []
+        )
+        kernels_by_format[name] = "; ".join(foreseen_kernels)
+    return kernels_by_format
 
 
 # ------------------------------------------------------------------------------------------------ the table
@@ -162,44 +164,52 @@ def print_check(record: GpuCheck, out: Console) -> None:
     """One row for each format."""
     where = "self-test on a CPU, emulation against emulation: nothing is shown about a GPU" if record.self_test else record.gpu
     out.print(escape(f"{where}: {record.model}; {record.seconds:.0f} s"))
-    print_rows(HEADERS, [_row(one) for one in record.formats], out)
+    print_rows(HEADERS, [_row(check) for check in record.formats], out)
     out.print(f"[{COLOURS[record.outcome]}]{record.outcome}[/]")
 
 
-def _row(one: FormatCheck) -> tuple[str, ...]:
-    cells = (one.precision, _kernels(one), _greedy(one), _logprobs(one), _drafts(one), _speed(one), "; ".join(one.reasons))
-    return (_coloured(one.outcome), *map(escape, cells))
+def _row(check: FormatCheck) -> tuple[str, ...]:
+    cells = (
+        check.precision,
+        _kernels(check),
+        _greedy(check),
+        _logprobs(check),
+        _drafts(check),
+        _speed(check),
+        "; ".join(check.reasons),
+    )
+    return (_coloured(check.outcome), *map(escape, cells))
 
 
 def _coloured(outcome: str) -> str:
     return f"[{COLOURS[outcome]}]{outcome}[/]"
 
 
-def _kernels(one: FormatCheck) -> str:
-    if one.kernels is None:
+def _kernels(check: FormatCheck) -> str:
+    if check.kernels is None:
         return ""
-    if one.kernels.foreseen is None:
-        return f"not foreseen: {one.kernels.unknown}"
-    return ", ".join(f"{each.kernel}{'' if each.line else ' MISSING'}" for each in one.kernels.foreseen)
+    if check.kernels.foreseen is None:
+        return f"not foreseen: {check.kernels.unknown}"
+    return ", ".join(f"{each.kernel}{'' if each.line else ' MISSING'}" for each in check.kernels.foreseen)
 
 
-def _greedy(one: FormatCheck) -> str:
-    g = one.greedy
+def _greedy(check: FormatCheck) -> str:
+    g = check.greedy
     return "" if g is None else f"{g.num_equal} + {g.num_ties} ties of {g.num_replies}"
 
 
-def _logprobs(one: FormatCheck) -> str:
-    p = one.logprobs
+def _logprobs(check: FormatCheck) -> str:
+    p = check.logprobs
     return (
         "" if p is None else f"mean {p.mean_difference:.4f} (<{p.mean_bound:g}), max {p.max_difference:.3f} (<{p.max_bound:g})"
     )
 
 
-def _drafts(one: FormatCheck) -> str:
-    d = one.drafts
+def _drafts(check: FormatCheck) -> str:
+    d = check.drafts
     return "" if d is None else f"{d.accepted_share:.0%}, emulated {d.emulated_share:.0%}"
 
 
-def _speed(one: FormatCheck) -> str:
-    s = one.speed
+def _speed(check: FormatCheck) -> str:
+    s = check.speed
     return "" if s is None else f"{s.alone:.0f} alone, {s.together:.0f} at {s.num_together}"

@@ -85,19 +85,19 @@ def lever(
     )  # fmt: skip
     if (url := url_in(target)) is not None:
         refuse_unused(ctx, URL_FORM, "profile", "runs")
-        found, place = _levers_of_url(url, settings, model, api_key_env, label, run, out)
+        result, place = _levers_of_url(url, settings, model, api_key_env, label, run, out)
     else:
         refuse_unused(ctx, CHECKPOINT_FORM, "model", "api_key_env")
         if run is not None or out is not None:
             refuse_unused(ctx, "with --run or --out", "runs")
-        found, place = _levers_of_checkpoint(target, settings, concurrency, profile, label, run, runs, out)
-    found.save(place.records / RECORD)
+        result, place = _levers_of_checkpoint(target, settings, concurrency, profile, label, run, runs, out)
+    result.save(place.records / RECORD)
     if as_json:
-        emit(found)
+        emit(result)
     else:
-        print_levers(found, results())
+        print_levers(result, results())
     say(f"record: {place.records / RECORD}")
-    raise typer.Exit(1 if found.baseline.failures else 0)
+    raise typer.Exit(1 if result.baseline.failures else 0)
 
 
 def _levers_of_url(
@@ -143,14 +143,14 @@ def _levers_of_checkpoint(
     from assay_pipeline.profiles import profile_for
     from assay_pipeline.targets import local_checkpoint, resolve_target
 
-    aim = resolve_target(target)
-    chosen = profile_for(aim, profile)
-    checkpoint = local_checkpoint(aim.location, say=say)
-    its_run, its_label = belongs_to(aim, checkpoint, runs)
+    resolved = resolve_target(target)
+    chosen = profile_for(resolved, profile)
+    checkpoint = local_checkpoint(resolved.location, say=say)
+    its_run, its_label = belongs_to(resolved, checkpoint, runs)
     name = label or its_label
     place = place_for("lever", f"levers/{name}", run=run or its_run, out=out, say=say)
     spec = ServerSpec(
-        checkpoint=checkpoint, profile=chosen, serving=aim.recipe.serving, speculate=True,
+        checkpoint=checkpoint, profile=chosen, serving=resolved.recipe.serving, speculate=True,
         log_path=place.logs / f"vllm-lever-{name}.log",
     )  # fmt: skip
     settings = replace(settings, concurrency=concurrency or chosen.concurrency)
@@ -165,23 +165,23 @@ def _search(start: Start, spec: ServerSpec | None, settings: LeverSettings, labe
 
     facts = functools.partial(facts_of, can_restart=spec is not None)
     base = Setting(settings.concurrency)
-    found, search = find_levers(start, settings, label=label, base=base, facts=facts, on_progress=say)
-    return reproduce(found, search, folder, spec, say) if found.baseline.failures else found
+    result, search = find_levers(start, settings, label=label, base=base, facts=facts, on_progress=say)
+    return reproduce(result, search, folder, spec, say) if result.baseline.failures else result
 
 
-def print_levers(found: LeverReport, out: Console) -> None:
+def print_levers(report: LeverReport, out: Console) -> None:
     """A table on a terminal, lines in a log; the sentence last."""
     if out.is_terminal:
         table = Table("lever", "from", "to", "effect", "what was seen")
-        for one in found.effects:
-            mark = f"[bold red]{one.effect}[/]" if one.effect in STRUCTURAL else one.effect
-            table.add_row(one.lever, escape(one.before), escape(one.after), mark, escape(one.sentence))
+        for row in report.effects:
+            mark = f"[bold red]{row.effect}[/]" if row.effect in STRUCTURAL else row.effect
+            table.add_row(row.lever, escape(row.before), escape(row.after), mark, escape(row.sentence))
         out.print(table)
     else:
-        for one in found.effects:
-            out.print(escape(f"{one.lever:16} {one.before:>10} -> {one.after:10} {one.effect:10} {one.sentence}"))
-    out.print(escape(found.sentence))
-    if found.smallest:
-        out.print(escape(f"smallest set that fails: {len(found.smallest)} requests: {', '.join(found.smallest)}"))
-    if found.bundle is not None:
-        out.print(escape(f"reproduction: python {shlex.quote(f'{found.bundle}/reproduce.py')} URL"))
+        for row in report.effects:
+            out.print(escape(f"{row.lever:16} {row.before:>10} -> {row.after:10} {row.effect:10} {row.sentence}"))
+    out.print(escape(report.sentence))
+    if report.smallest:
+        out.print(escape(f"smallest set that fails: {len(report.smallest)} requests: {', '.join(report.smallest)}"))
+    if report.bundle is not None:
+        out.print(escape(f"reproduction: python {shlex.quote(f'{report.bundle}/reproduce.py')} URL"))

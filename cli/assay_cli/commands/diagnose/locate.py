@@ -83,26 +83,26 @@ def locate(
         if name not in targets:
             return Side(text, url=url_in(text), headers=headers)
         assert place is not None
-        aim, folder = targets[name]
+        target, folder = targets[name]
         return Side(
-            text, checkpoint=folder, profile=profiles[name], serving=aim.recipe.serving,
+            text, checkpoint=folder, profile=profiles[name], serving=target.recipe.serving,
             tensor_parallel_size=tensor_parallel or (2 if ranks else 1), log_path=place.logs / f"vllm-locate-{name}.log",
         )  # fmt: skip
 
     if b is None:
-        found = locate_ranks(side("a", a), num_prompts, say)
+        report = locate_ranks(side("a", a), num_prompts, say)
     else:
-        found = locate_servers(side("a", a), side("b", b), num_prompts, say)
+        report = locate_servers(side("a", a), side("b", b), num_prompts, say)
     place = place or new_place()
-    found.save(place.records / RECORD)
+    report.save(place.records / RECORD)
     if as_json:
-        emit(found)
+        emit(report)
     else:
-        show(found, results())
+        show(report, results())
     say(f"record: {place.records / RECORD}")
-    if remedy is not None and found.remedy is not None:
-        say(f"recipe of the remedy: {write_remedy(found, remedy)}")
-    raise typer.Exit(0 if found.first is None else 1)
+    if remedy is not None and report.remedy is not None:
+        say(f"recipe of the remedy: {write_remedy(report, remedy)}")
+    raise typer.Exit(0 if report.first is None else 1)
 
 
 def _name_of(text: str) -> str:
@@ -110,17 +110,17 @@ def _name_of(text: str) -> str:
 
 
 def _checkpoint_of(text: str) -> tuple[Target, Path]:
-    aim = resolve_target(text)
-    return aim, local_checkpoint(aim.location, say=say)
+    target = resolve_target(text)
+    return target, local_checkpoint(target.location, say=say)
 
 
-def show(found: LocateReport, out: Console) -> None:
+def show(report: LocateReport, out: Console) -> None:
     """The sentence first, then the places that add most."""
     from assay_evaluate.diagnosis.locate.locate import worst_points
 
-    against = f"{found.a} and {found.b}" if found.b is not None else f"ranks of {found.a}"
-    out.print(escape(f"{against}: {found.num_tokens} tokens of {found.num_prompts} prompts, {found.seconds:.0f} s"))
-    shown = worst_points(found.points)
+    against = f"{report.a} and {report.b}" if report.b is not None else f"ranks of {report.a}"
+    out.print(escape(f"{against}: {report.num_tokens} tokens of {report.num_prompts} prompts, {report.seconds:.0f} s"))
+    shown = worst_points(report.points)
     if shown:
         out.print(
             "The places that add most error. Relative to the size of a place's output: what it adds, and how far apart A and B "
@@ -148,8 +148,8 @@ def show(found: LocateReport, out: Console) -> None:
             out.print(escape(f"{cells[0]:48} {cells[1]:6}  {cells[2]:8}  {'  '.join(cells[3:])}"), soft_wrap=True)
     if table.row_count:
         out.print(table)
-    for line in found.not_compared[:5]:
+    for line in report.not_compared[:5]:
         out.print(escape(f"not compared: {line}"))
-    out.print(escape(found.sentence), soft_wrap=not out.is_terminal)
-    if found.remedy is not None:
-        out.print(escape(f"remedy: {found.remedy.sentence}"), soft_wrap=not out.is_terminal)
+    out.print(escape(report.sentence), soft_wrap=not out.is_terminal)
+    if report.remedy is not None:
+        out.print(escape(f"remedy: {report.remedy.sentence}"), soft_wrap=not out.is_terminal)

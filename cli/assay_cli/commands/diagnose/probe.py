@@ -190,8 +190,8 @@ def _announce(asked: ProbeSettings, limited: ProbeSettings, names: Sequence[str]
     from assay_evaluate.diagnosis.probes.planned import cost_of_limit, plan_requests
     from assay_evaluate.diagnosis.probes.run_probes import checked_names
 
-    wanted = checked_names(names)
-    planned, unlimited = (plan_requests(each, wanted, has_pair=has_pair) for each in (limited, asked))
+    chosen = checked_names(names)
+    planned, unlimited = (plan_requests(each, chosen, has_pair=has_pair) for each in (limited, asked))
     small = f"up to {MOST_DISCOVERY_REQUESTS} small ones before find out what the endpoint offers"
     say(f"{planned.sentence(limited)}; {small}")
     if limited.most_requests is not None:
@@ -247,18 +247,18 @@ def _probe_checkpoint(
     from assay_pipeline.profiles import profile_for
     from assay_pipeline.targets import local_checkpoint, resolve_target
 
-    aim = resolve_target(target)
-    folder = local_checkpoint(aim.location, say=say)
-    its_run, its_label = belongs_to(aim, folder, runs)
+    resolved = resolve_target(target)
+    folder = local_checkpoint(resolved.location, say=say)
+    its_run, its_label = belongs_to(resolved, folder, runs)
     name = label or its_label
-    chosen = profile_for(aim, profile)
+    chosen = profile_for(resolved, profile)
     place = place_for("probe", "probes", run=run or its_run, out=out, say=say)
     if concurrency is None:
         settings = settings.model_copy(update={"concurrency": chosen.concurrency})
     asked, settings = settings, _limited(settings, most, names, has_pair=True)
     _announce(asked, settings, names, has_pair=True)
     spec = ServerSpec(
-        checkpoint=folder, profile=chosen, serving=aim.recipe.serving, speculate=True,
+        checkpoint=folder, profile=chosen, serving=resolved.recipe.serving, speculate=True,
         log_path=place.logs / f"vllm-probe-{name}.log",
     )  # fmt: skip
     sha256 = _sha256_of(folder, place)
@@ -287,12 +287,12 @@ def print_probes(report: ProbeReport, out: Console) -> None:
     out.print(escape(f"{report.label} at {report.base_url} ({what}): {report.num_requests} requests, {report.seconds:.0f} s"))
     if out.is_terminal:
         table = Table("probe", "", "what was seen")
-        for one in report.results:
-            table.add_row(one.name, f"[{COLOURS[one.status]}]{WORDS[one.status]}[/]", escape(_line(one)))
+        for result in report.results:
+            table.add_row(result.name, f"[{COLOURS[result.status]}]{WORDS[result.status]}[/]", escape(_line(result)))
         out.print(table)
     else:
-        for one in report.results:
-            out.print(escape(f"{one.name:12} {WORDS[one.status]:8} {_line(one)}"))
+        for result in report.results:
+            out.print(escape(f"{result.name:12} {WORDS[result.status]:8} {_line(result)}"))
     _print_replies(report, out)
     if report.errors:
         out.print(escape("no reply: " + ", ".join(f"{count} times {error}" for error, count in report.errors.items())))
@@ -300,10 +300,10 @@ def print_probes(report: ProbeReport, out: Console) -> None:
 
 def _print_replies(report: ProbeReport, out: Console) -> None:
     """Some of the replies that are at fault, and of those that nobody could tell, as they came."""
-    for one in report.results:
-        for what, shown_ones in (("", one.witnesses), ("undecided ", one.undecided)):
+    for result in report.results:
+        for what, shown_ones in (("", result.witnesses), ("undecided ", result.undecided)):
             for each in [each for each in shown_ones if each.text is not None][:SHOWN_REPLIES]:
-                out.print(escape(f"{one.name}: {what}reply {each.request}: {each.what}: {_quoted(each.text or '')}"))
+                out.print(escape(f"{result.name}: {what}reply {each.request}: {each.what}: {_quoted(each.text or '')}"))
 
 
 def _quoted(text: str) -> str:
@@ -311,7 +311,7 @@ def _quoted(text: str) -> str:
     return "nothing" if not text else f'"{one_line(text.replace(chr(10), chr(92) + "n"))}"'
 
 
-def _line(one: ProbeResult) -> str:
-    if one.status == "not_run" or one.reason is None:
-        return one.reason or one.sentence
-    return f"{one.reason}. {one.sentence}"
+def _line(result: ProbeResult) -> str:
+    if result.status == "not_run" or result.reason is None:
+        return result.reason or result.sentence
+    return f"{result.reason}. {result.sentence}"

@@ -165,19 +165,19 @@ def sensitivity(
     chosen = tuple(schemes or DEFAULT_SCHEMES)
     if show_scheme is not None and show_scheme not in chosen:
         raise AssayError(f"--map {show_scheme}: is not measured; say one of --schemes ({', '.join(chosen)})")
-    aim = resolve_target(target)
+    resolved = resolve_target(target)
     place = place_for("sensitivity", ".", run=run, out=out, say=say)
     asked = Asked(
-        aim=aim,
+        aim=resolved,
         schemes=chosen,
         proxy=proxy,  # type: ignore[arg-type]  # checked by its callback
         observer=observer,  # type: ignore[arg-type]  # likewise
         method=method,  # type: ignore[arg-type]  # likewise
         run=run, text=() if text == ["own"] else tuple(map(Path, text or ())), num_tokens=tokens, length=length, served=served,
-        profile=profile_for(aim, profile) if served else None, scores=tuple(map(Path, scores or ())),
+        profile=profile_for(resolved, profile) if served else None, scores=tuple(map(Path, scores or ())),
         seed=seed, keep=place.records / "sensitivity", only_estimate=estimate, by_layer=by_layer,
         memory_bytes=None if memory is None else parse_memory(memory), hardware=hardware,
-        own=text == ["own"], mixes=tuple(load_recipe(PrecisionRecipe, one) for one in mix or ()), say=say,
+        own=text == ["own"], mixes=tuple(load_recipe(PrecisionRecipe, name) for name in mix or ()), say=say,
     )  # fmt: skip
     check_asked(asked)
     if hardware is not None:
@@ -187,12 +187,12 @@ def sensitivity(
             results().print(f"  whole in FP32 the model takes {size(whole_bytes)}")
         return
     with says_what_is_kept(lambda: f"what was measured is kept in {asked.keep}; the same command goes on from there"):
-        found = find_sensitivity(asked)
-    if found is None:
+        record = find_sensitivity(asked)
+    if record is None:
         return
-    found.save(place.records / SENSITIVITY_NAME)
+    record.save(place.records / SENSITIVITY_NAME)
     if as_json:
-        emit(found)
+        emit(record)
     else:
-        show(found, results(), show_scheme)
+        show(record, results(), show_scheme)
     say(f"record: {place.records / SENSITIVITY_NAME}")

@@ -52,15 +52,15 @@ def calibrate(
     from assay_quantize.calibration.calibrate import calibrate as run
     from assay_quantize.kernels.devices import device_here
 
-    if text and all(one.source is not None for one in text_sources(text)):
+    if text and all(weighted.source is not None for weighted in text_sources(text)):
         refuse_unused(ctx, "with --text, as nothing is sampled then", "seed")
-    aim, where = resolve_target(target), device_here(device)
-    found, items = calibration_text(text or (), withhold, runs, aim.recipe.name, seed)
+    resolved, where = resolve_target(target), device_here(device)
+    text_source, items = calibration_text(text or (), withhold, runs, resolved.recipe.name, seed)
     made = run(
-        local_checkpoint(aim.location, say=say),
+        local_checkpoint(resolved.location, say=say),
         out,
-        replace(found, withheld=items()),
-        model_name=aim.recipe.name,
+        replace(text_source, withheld=items()),
+        model_name=resolved.recipe.name,
         num_tokens=tokens,
         length=length,
         min_tokens=min_tokens,

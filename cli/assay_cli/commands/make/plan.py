@@ -71,20 +71,20 @@ def plan(
         where = load_recipe(ProfileRecipe, profile)
         length = tokens_of("--context", context)
         named_here = None if precision is None else [precision]
-        found = plan_for_hardware(resolve_target(target), where, named_here, users=users, context=length, say=say)
+        hardware_plan = plan_for_hardware(resolve_target(target), where, named_here, users=users, context=length, say=say)
         if as_json:
-            emit(found)
+            emit(hardware_plan)
         else:
-            print_hardware_plan(found, results())
+            print_hardware_plan(hardware_plan, results())
         return
     refuse_unused(ctx, "without --profile", "users", "context")
-    aim = resolve_target(target)
+    resolved = resolve_target(target)
     if precision is None:
         raise AssayError(
             f"say --precision NAME for the plan of one ({', '.join(recipe_names('precisions'))}), or --profile NAME"
         )
-    aim = aim if hardware is None else with_shapes(aim, say)
-    made = plan_for(aim, source_for(aim, say), load_recipe(PrecisionRecipe, precision))
+    resolved = resolved if hardware is None else with_shapes(resolved, say)
+    made = plan_for(resolved, source_for(resolved, say), load_recipe(PrecisionRecipe, precision))
     if hardware is None:
         if as_json:
             emit(made)
@@ -93,7 +93,7 @@ def plan(
         return
     estimate, calibration = estimate_for(made, hardware)
     if as_json:
-        of_calibration = [asdict(one) for one in calibration]
+        of_calibration = [asdict(calibration_estimate) for calibration_estimate in calibration]
         emit({"plan": made.model_dump(mode="json"), "estimate": asdict(estimate), "calibration": of_calibration})
         return
     from assay_quantize.estimate.show import print_calibration, print_estimate
@@ -101,5 +101,5 @@ def plan(
     out = results()
     print_plan(made, out)
     print_estimate(estimate, out)
-    for one in calibration:
-        print_calibration(one, out)
+    for calibration_estimate in calibration:
+        print_calibration(calibration_estimate, out)

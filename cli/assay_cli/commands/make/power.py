@@ -96,20 +96,20 @@ def power(
     asked = _of_suite(suite, gates, profile) if model is None else _of_model(model, suite, gates, profile)
     assumptions = _assumptions(asked.suite, discordance, reply_noise, run, runs)
     try:
-        found = suite_power(asked.suite, asked.gates, assumptions)
+        chances = suite_power(asked.suite, asked.gates, assumptions)
     except ValueError:
         raise AssayError(f"gates {asked.gates.name}: {NO_SCORE_GATE}; write a score gate, or name other --gates") from None
-    if found is None:
+    if chances is None:
         gated = [gate.task for gate in asked.gates.gates if isinstance(gate, ScoreGate)]
         raise AssayError(
             f"suite {asked.suite.name}: {', '.join(gated)}: {UNKNOWN_COUNT}, so no chance can be told; gate tasks that are "
             "generated, or that the shipped suites ask"
         )
-    work = power_report.workload_foretold(asked.suite, asked.gates, found, asked.serving, own_texts=asked.own_texts)
+    work = power_report.workload_foretold(asked.suite, asked.gates, chances, asked.serving, own_texts=asked.own_texts)
     costs = power_report.costs(work, asked.profile, asked.serving, asked.weights, next(iter(asked.weights)))
     report = power_report.report_of(
-        found, asked.suite, asked.gates, assumptions, cost=list(costs), no_gpu_hours=asked.why_not,
-        would_raise=advice(found, asked.gates, assumptions), model=asked.model,
+        chances, asked.suite, asked.gates, assumptions, cost=list(costs), no_gpu_hours=asked.why_not,
+        would_raise=advice(chances, asked.gates, assumptions), model=asked.model,
         profile=None if asked.profile is None else asked.profile.name, notes=asked.notes,
     )  # fmt: skip
     report = report.model_copy(update={"seconds": round(time.monotonic() - started, 1)})
@@ -121,7 +121,7 @@ def power(
     out.print(escape(f"power of suite {report.suite} under gates {report.gate_recipe}{of_model}"))
     print_rows(power_report.COLUMNS, [[escape(cell) for cell in row] for row in power_report.rows(report)], out)
     print_rows(power_report.NEEDED_COLUMNS, [[escape(cell) for cell in row] for row in power_report.needed_rows(report)], out)
-    for line in power_report.sentences(report, found):
+    for line in power_report.sentences(report, chances):
         out.print(escape(line))
 
 
@@ -148,19 +148,21 @@ def _of_model(model: str, suite: str, gates: str | None, profile: str | None) ->
     from assay_pipeline.preflight import counted, served_weights_of
     from assay_pipeline.targets import resolve_target
 
-    aim = resolve_target(model)
-    chosen = load_recipe(ProfileRecipe, profile or aim.recipe.profiles[0])
-    asked, _ = suite_for(aim, suite, chosen, gates)
-    limits = choose_gates(aim, asked, gates).recipe
-    own_texts = bool(aim.recipe.deployment_profiles)
+    target = resolve_target(model)
+    chosen = load_recipe(ProfileRecipe, profile or target.recipe.profiles[0])
+    asked, _ = suite_for(target, suite, chosen, gates)
+    limits = choose_gates(target, asked, gates).recipe
+    own_texts = bool(target.recipe.deployment_profiles)
     try:
         run = planned_run(model, suite=suite, gates=gates, profile=profile, say=say)
     except AssayError as error:
-        why = f"the headers of its weights cannot be read ({one_line(str(error).partition(chr(10))[0])})"
-        weights: dict[str, ServedWeights | None] = {"reference": None, **dict.fromkeys(aim.recipe.precisions)}
-        return _Asked(asked, limits, aim.recipe.serving, weights, aim.recipe.name, chosen, own_texts, why)
+        reason = f"the headers of its weights cannot be read ({one_line(str(error).partition(chr(10))[0])})"
+        weights: dict[str, ServedWeights | None] = {"reference": None, **dict.fromkeys(target.recipe.precisions)}
+        return _Asked(asked, limits, target.recipe.serving, weights, target.recipe.name, chosen, own_texts, reason)
     weights = served_weights_of(run)
-    return _Asked(counted(run), limits, aim.recipe.serving, weights, aim.recipe.name, run.profile, own_texts, _no_rates(run))
+    return _Asked(
+        counted(run), limits, target.recipe.serving, weights, target.recipe.name, run.profile, own_texts, _no_rates(run)
+    )
 
 
 def _no_rates(run: PlannedRun) -> str | None:
@@ -181,10 +183,10 @@ def _assumptions(
     from assay_pipeline.judging import load_measurements
     from assay_pipeline.run_folders import find_run
 
-    found = Assumptions()
+    assumptions = Assumptions()
     if run is not None:
         folder = find_run(run, runs)
-        found = measured(load_measurements(folder), folder.name)
+        assumptions = measured(load_measurements(folder), folder.name)
     if reply_noise is not None and not 0 <= reply_noise <= 1:
         raise AssayError(f"--reply-noise {reply_noise:g}: must be a share from 0 to 1")
     given = {}
@@ -192,11 +194,11 @@ def _assumptions(
         task, _, value = text.partition("=")
         given[_task(suite, task)] = _share(text, value, LARGEST_DISCORDANCE)
     return Assumptions(
-        {**found.discordance, **given},
-        {} if reply_noise is not None else {name: one for name, one in found.noise.items() if name not in given},
-        {**found.sources, **dict.fromkeys(given, "given")},
+        {**assumptions.discordance, **given},
+        {} if reply_noise is not None else {name: shares for name, shares in assumptions.noise.items() if name not in given},
+        {**assumptions.sources, **dict.fromkeys(given, "given")},
         1.0 if reply_noise is None else reply_noise,
-        found.losses,
+        assumptions.losses,
     )
 
 

@@ -58,12 +58,12 @@ def preflight(
         if as_json:
             emit(nothing_to_look_at(run))
         return
-    found = look(run, say)
+    report = look(run, say)
     if as_json:
-        emit(found)
+        emit(report)
     else:
-        show(found, results(), whole=not first)
-    if found.outcome == "FAIL":
+        show(report, results(), whole=not first)
+    if report.outcome == "FAIL":
         if first:
             say(skipped("PREFLIGHT=0"))
         raise typer.Exit(1)

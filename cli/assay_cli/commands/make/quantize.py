@@ -89,9 +89,9 @@ def quantize(
     """Make quantized checkpoints, shard by shard, and verify each. If it is killed, the same command resumes."""
     if out is not None:
         refuse_unused(ctx, "with --out, which is the folder of the checkpoint itself", "runs", "name")
-    said = TextOptions(tuple(text or ()), None if withhold is None else tuple(withhold), runs)
+    words = TextOptions(tuple(text or ()), None if withhold is None else tuple(withhold), runs)
     options = quantize_options(
-        device, runner, workers, memory, importance, stream_from, allow_not_finite=allow_not_finite, text=said,
+        device, runner, workers, memory, importance, stream_from, allow_not_finite=allow_not_finite, text=words,
         say=say, track=track
     )  # fmt: skip
     made = run_quantize(

@@ -109,15 +109,15 @@ def recipe(
         refuse_unused(ctx, "without --hardware", "users", "context")
     length, limit = tokens_of("--context", context), None if budget is None else budget_of(budget, f"--budget {shown(budget)}")
     check_out(out)
-    aim = resolve_target(target)
-    folder = run if run is not None else Path("runs") / safe_name(aim.recipe.name)
+    resolved = resolve_target(target)
+    folder = run if run is not None else Path("runs") / safe_name(resolved.recipe.name)
     record = sensitivity or folder / SENSITIVITY_NAME
     if not record.is_file():
         raise AssayError(
             f"{shown(str(record))}: no such file; `assay sensitivity {target}` makes it, or say --sensitivity FILE"
         )
     made, known = propose_for(
-        aim,
+        resolved,
         Sensitivity.load(record),
         record,
         budget=limit,
@@ -133,8 +133,8 @@ def recipe(
         say=say,
     )
     check_free(out, made)
-    said, taken = replayed(aim, known, made, hardware, say) if replay else ("not asked: --no-replay", True)
-    made = with_replay(made, said)
+    answer, taken = replayed(resolved, known, made, hardware, say) if replay else ("not asked: --no-replay", True)
+    made = with_replay(made, answer)
     if out is not None and taken:
         write(out, made)
         say(f"wrote {out}, {out.with_suffix('.json').name} and {out.with_suffix('.svg').name}")

@@ -38,20 +38,22 @@ def deployment(
     verdict travels. The records are RUN/deployment/PROFILE/LABEL.json; with --json a list of them.
     """
     run_dir = named_run(ctx, run, runs)
-    found = deploy_candidates(run_dir, precisions, profile, say)
+    deployments = deploy_candidates(run_dir, precisions, profile, say)
     if as_json:
-        emit([record.model_dump(mode="json") for record in found])
+        emit([record.model_dump(mode="json") for record in deployments])
     else:
-        print_deployments(found, results())
-    for record in found:
+        print_deployments(deployments, results())
+    for record in deployments:
         say(f"record: {deployment_place(run_dir, record.profile, record.label)}")
-    raise typer.Exit(0 if all(record.outcome == "PASS" for record in found) else 1)
+    raise typer.Exit(0 if all(record.outcome == "PASS" for record in deployments) else 1)
 
 
 # ------------------------------------------------------------------------------------------------ the table
-def print_deployments(found: Sequence[Deployment], out: Console) -> None:
+def print_deployments(deployments: Sequence[Deployment], out: Console) -> None:
     """For each candidate the sentence, then a row for each check."""
-    for one in found:
-        out.print(f"[bold {COLOURS[one.outcome]}]{one.label}[/]: {escape(one.sentence)}")
-        rows = [(f"[{COLOURS[c.status]}]{c.status}[/]", escape(c.gate), escape(c.detail)) for c in one.checks]
+    for deployment_record in deployments:
+        out.print(
+            f"[bold {COLOURS[deployment_record.outcome]}]{deployment_record.label}[/]: {escape(deployment_record.sentence)}"
+        )
+        rows = [(f"[{COLOURS[c.status]}]{c.status}[/]", escape(c.gate), escape(c.detail)) for c in deployment_record.checks]
         print_rows(("outcome", "check", "what was seen"), rows, out)

@@ -33,13 +33,13 @@ def serve(
     from assay_pipeline.places import place_for, run_holding
     from assay_pipeline.targets import local_checkpoint, resolve_target
 
-    aim = resolve_target(target)
-    chosen = profile_for(aim, profile)
-    checkpoint = local_checkpoint(aim.location, say=say)
+    resolved = resolve_target(target)
+    chosen = profile_for(resolved, profile)
+    checkpoint = local_checkpoint(resolved.location, say=say)
     place, name = place_for("serve", "logs", run=run_holding(checkpoint), out=out, say=say), folder_name(checkpoint)
     spec = ServerSpec(
-        checkpoint=checkpoint, profile=chosen, serving=aim.recipe.serving, speculate=True, port=port, served_model_name=name,
-        log_path=place.logs / f"vllm-serve-{name}.log", is_open=True,
+        checkpoint=checkpoint, profile=chosen, serving=resolved.recipe.serving, speculate=True, port=port,
+        served_model_name=name, log_path=place.logs / f"vllm-serve-{name}.log", is_open=True,
     )  # fmt: skip
     with says_what_is_kept(lambda: "the server is stopped"), start(spec, on_progress=say) as server:
         if as_json:

@@ -38,14 +38,14 @@ def numbers(option: str, values: list[str] | None, least: int) -> tuple[int, ...
     """`1,4,8` as numbers from `least` on, each once, in order. None: not given."""
     if values is None:
         return None
-    found = []
+    parsed = []
     for value in several(values) or ():
-        told = OFF.get(value, value) if least == 0 else value
-        if not told.isascii() or not told.isdecimal() or not least <= int(told) <= MOST:
+        word = OFF.get(value, value) if least == 0 else value
+        if not word.isascii() or not word.isdecimal() or not least <= int(word) <= MOST:
             words = "`off` or whole numbers from 1" if least == 0 else f"whole numbers from {least}"
             raise AssayError(f"{option} {shown(value)}: takes {words} to {MOST:,}, with commas between them")
-        found.append(int(told))
-    return tuple(sorted(set(found)))
+        parsed.append(int(word))
+    return tuple(sorted(set(parsed)))
 
 
 def speed(
@@ -242,7 +242,7 @@ def labels_of(given: Sequence[str] | None) -> tuple[str | None, dict[str, str]]:
 
 def _strangers(rows: Sequence[SpeedRow], place: Place) -> Iterator[str]:
     """A line for each imported name that is none of the run's labels: nothing is joined by guessing."""
-    known = [one.label for one in place.measurements if not one.is_noise_floor]
+    known = [measurement.label for measurement in place.measurements if not measurement.is_noise_floor]
     for name in dict.fromkeys(row.checkpoint for row in rows):
         if known and name not in (*known, "reference"):
             yield (
@@ -287,7 +287,7 @@ def _failed(record: SpeedRecord) -> bool:
     """Whether something was wanted, could have been measured, and was not."""
     known = ("emulated:", "nothing drafts:", "not predicted:", "not imported")
     lost = any(row.origin == "measured" and row.why_refused is not None for row in record.rows)
-    return lost or any(not one.reason.startswith(known) for one in record.not_measured)
+    return lost or any(not point.reason.startswith(known) for point in record.not_measured)
 
 
 # ------------------------------------------------------------------------------------------------ the table

@@ -107,7 +107,7 @@ def choose(
     unmeasured = {label: plan for label, plan in plans.items() if label not in known}
     points = streams or tuple(sorted({row.concurrency for row in here})) or (1, 8, 32)
     guesses = predictions(unmeasured, profile, points, length, 0 if known else _drafted(model, gates))
-    wanted = Wanted(
+    wishes = Wanted(
         concurrency=streams or (points if not known else None),
         objective=objective,
         usd_per_gpu_hour=price,
@@ -120,16 +120,16 @@ def choose(
     taken = on_hardware([*rows, *guesses], hardware)
     if hardware is None and (elsewhere := sorted({row.hardware for row in rows} - {row.hardware for row in taken})):
         say(f"note: speeds on {', '.join(map(shown, elsewhere))} are left out; --hardware chooses by them")
-    found = make_choice(taken, gates, wanted, model=name)
+    choice_record = make_choice(taken, gates, wishes, model=name)
     if run_dir is not None:
-        found.save(run_dir / CHOICE_RECORD)
+        choice_record.save(run_dir / CHOICE_RECORD)
     if as_json:
-        emit(found)
+        emit(choice_record)
     else:
-        print_choice(found, results())
+        print_choice(choice_record, results())
     if run_dir is not None:
         say(f"record: {run_dir / CHOICE_RECORD}")
-    raise typer.Exit(0 if any(pick.setup is not None for pick in found.picks) else 1)
+    raise typer.Exit(0 if any(pick.setup is not None for pick in choice_record.picks) else 1)
 
 
 def _run_dir(ctx: typer.Context, run: str | None, runs: Path, quality: str, speed: list[Path]) -> Path | None:
@@ -171,16 +171,21 @@ def _drafted(model: str | None, gates: GateReport | None) -> int:
 LATENCIES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "end_to_end_s": "end to end"}
 
 
-def print_choice(found: Choice, out: Console) -> None:
+def print_choice(choice_record: Choice, out: Console) -> None:
     """The recommendation, a row for each number of streams, then what it rests on."""
-    out.print(f"[bold]{escape(found.recommendation)}[/]")
-    limits = ", ".join(f"{LATENCIES[name]} up to {_seconds(most)}" for name, most in found.objective.items())
-    about = [found.hardware, f"prompts {found.prompts}", found.engine or "engine not stated", f"{found.origin} speeds"]
+    out.print(f"[bold]{escape(choice_record.recommendation)}[/]")
+    limits = ", ".join(f"{LATENCIES[name]} up to {_seconds(most)}" for name, most in choice_record.objective.items())
+    about = [
+        choice_record.hardware,
+        f"prompts {choice_record.prompts}",
+        choice_record.engine or "engine not stated",
+        f"{choice_record.origin} speeds",
+    ]
     out.print(escape("; ".join(about + ([limits] if limits else []))))
-    cells = {(cell.setup, cell.concurrency): cell for cell in found.cells}
+    cells = {(cell.setup, cell.concurrency): cell for cell in choice_record.cells}
     columns = ("streams", "choice", "tokens/s", "expected", "per user", "TTFT", "TPOT", "$ per M tokens", "next best")
-    print_rows(columns, [tuple(map(escape, _row(pick, cells))) for pick in found.picks], out)
-    for line in _below(found):
+    print_rows(columns, [tuple(map(escape, _row(pick, cells))) for pick in choice_record.picks], out)
+    for line in _below(choice_record):
         out.print(escape(line))
 
 
@@ -206,10 +211,12 @@ def _row(pick: Pick, cells: dict[tuple[str, int], Cell]) -> tuple[str, ...]:
 
 def _expected(pick: Pick) -> str:
     """`488 (451 to 520)`: what the pick will run at, as far as its noise and the luck of the fastest tell."""
-    found = pick.expected_tokens_s
-    if found is None:
+    expected = pick.expected_tokens_s
+    if expected is None:
         return "not known"
-    value, low, high = (f"{one:,.1f}" if found.value < 10 else f"{one:,.0f}" for one in (found.value, found.low, found.high))
+    value, low, high = (
+        f"{end:,.1f}" if expected.value < 10 else f"{end:,.0f}" for end in (expected.value, expected.low, expected.high)
+    )
     return f"{value} ({low} to {high})"
 
 

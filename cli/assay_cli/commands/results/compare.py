@@ -67,14 +67,14 @@ def compare(
                 f"{(first, *others)[folders.index(same)]} and {others[number - 1]} are the same run, {same}; name two"
             )
     measured = [_measured(folder) for folder in folders]
-    compared = [compare_runs(measured[0], one) for one in measured[1:]]
+    compared = [compare_runs(measured[0], measurement) for measurement in measured[1:]]
     if out is not None:
         _write_page(out, folders, compared)
     if as_json:
         emit(compared[0])
         return
-    for found in compared:
-        show(found, results())
+    for comparison in compared:
+        show(comparison, results())
     if out is not None:
         say(f"page: {out}")
 
@@ -84,8 +84,10 @@ def _write_page(out: Path, folders: list[Path], compared: list[RunComparison]) -
 
     reports = reports_of(folders)
     sides = [
-        beside(name, found.model_dump(mode="json"), [*_what_differs(found.first, found.second), *_how(found)])
-        for (name, _), found in zip(reports[1:], compared, strict=True)
+        beside(
+            name, comparison.model_dump(mode="json"), [*_what_differs(comparison.first, comparison.second), *_how(comparison)]
+        )
+        for (name, _), comparison in zip(reports[1:], compared, strict=True)
     ]
     write_comparison(out, reports, sides)
 
@@ -101,68 +103,74 @@ def _measured(run_dir: Path) -> MeasuredRun:
 
 
 # ------------------------------------------------------------------------------------------------ as text
-def show(found: RunComparison, out: Console) -> None:
+def show(comparison: RunComparison, out: Console) -> None:
     """What is compared, what differs, then a row for each number."""
-    for name, side in (("first", found.first), ("second", found.second)):
+    for name, side in (("first", comparison.first), ("second", comparison.second)):
         out.print(escape(f"{name:7} {side.run}: {side.model}, reference {side.reference}, suite {side.suite}"))
-    for line in (*_what_differs(found.first, found.second), *_how(found)):
+    for line in (*_what_differs(comparison.first, comparison.second), *_how(comparison)):
         out.print(escape(line))
-    rows = [row for one in found.checkpoints for row in _rows(one)]
+    rows = [row for checkpoint in comparison.checkpoints for row in _rows(checkpoint)]
     print_rows(("checkpoint", "", "first", "second", "second against first"), rows, out)
-    for (task, why), labels in _not_paired(found).items():
+    for (task, why), labels in _not_paired(comparison).items():
         out.print(escape(f"{task} of {', '.join(labels)}: not paired: {why}"))
 
 
-def _not_paired(found: RunComparison) -> dict[tuple[str, str], list[str]]:
+def _not_paired(comparison: RunComparison) -> dict[tuple[str, str], list[str]]:
     """(task, why) -> checkpoints."""
     reasons: dict[tuple[str, str], list[str]] = {}
-    for one in found.checkpoints:
-        for task in one.tasks:
+    for checkpoint in comparison.checkpoints:
+        for task in checkpoint.tasks:
             if task.not_paired is not None:
-                reasons.setdefault((task.task, task.not_paired), []).append(one.label)
+                reasons.setdefault((task.task, task.not_paired), []).append(checkpoint.label)
     return reasons
 
 
 def _what_differs(first: RunSide, second: RunSide) -> list[str]:
-    found = []
+    differences = []
     if first.model != second.model:
-        found.append(f"other models: {first.model} and {second.model}")
+        differences.append(f"other models: {first.model} and {second.model}")
     if first.reference_sha256 != second.reference_sha256:
-        found.append(f"other references: checkpoints {first.reference_sha256[:12]} and {second.reference_sha256[:12]}")
+        differences.append(f"other references: checkpoints {first.reference_sha256[:12]} and {second.reference_sha256[:12]}")
     if first.suite_sha256 != second.suite_sha256:
-        found.append(f"other suites: {first.suite} ({first.suite_sha256[:12]}) and {second.suite} ({second.suite_sha256[:12]})")
+        differences.append(
+            f"other suites: {first.suite} ({first.suite_sha256[:12]}) and {second.suite} ({second.suite_sha256[:12]})"
+        )
     if None not in (limits := {first.gate_recipe_sha256, second.gate_recipe_sha256}) and len(limits) > 1:
-        found.append("the verdicts are from other limits")
+        differences.append("the verdicts are from other limits")
     for name, side in (("first", first), ("second", second)):
         if side.only_here:
-            found.append(f"only in the {name}: {', '.join(side.only_here)}")
-    return found or ["same model, reference, suite and limits"]
+            differences.append(f"only in the {name}: {', '.join(side.only_here)}")
+    return differences or ["same model, reference, suite and limits"]
 
 
-def _how(found: RunComparison) -> list[str]:
+def _how(comparison: RunComparison) -> list[str]:
     lines = []
-    if found.asked_differently:
-        lines.append(f"asked differently, so no items are paired: {'; '.join(found.asked_differently)}")
-    if found.served_differently:
-        fields = "; ".join(found.served_differently)
+    if comparison.asked_differently:
+        lines.append(f"asked differently, so no items are paired: {'; '.join(comparison.asked_differently)}")
+    if comparison.served_differently:
+        fields = "; ".join(comparison.served_differently)
         lines.append(f"served differently, so a difference may come from serving as well as from weights: {fields}")
     return lines
 
 
-def _rows(one: CheckpointComparison) -> list[tuple[str, ...]]:
-    same = one.checkpoint_sha256[0] == one.checkpoint_sha256[1]
-    sizes = ["not known" if num_bytes is None else quantities.size(num_bytes) for num_bytes in one.checkpoint_bytes]
-    others = "" if None in one.checkpoint_bytes else "other weights"  # of servers alone, identities of two runs always differ
-    rows: list[tuple[str, ...]] = [(escape(one.label), "size", *sizes, "the same checkpoint" if same else others)]
-    if any(one.verdicts):
-        rows.append(("", "verdict", *(_verdict(*given) for given in zip(one.verdicts, one.is_reference, strict=True)), ""))
-    rows += [("", escape(task.task), *map(_score, task.scores), _lost(task)) for task in one.tasks]
-    if any(one.kl_unbiased_mean):
-        rows.append(("", "KL, unbiased, nats", *map(_nats, one.kl_unbiased_mean), one.kl_not_compared or ""))
-    if any(one.kl_mean):
-        rows.append(("", "KL, lower bound, nats", *map(_nats, one.kl_mean), one.kl_not_compared or ""))
-    if any(rate is not None for rate in one.acceptance):
-        rows.append(("", "drafts accepted", *map(_percent, one.acceptance), ""))
+def _rows(checkpoint: CheckpointComparison) -> list[tuple[str, ...]]:
+    same = checkpoint.checkpoint_sha256[0] == checkpoint.checkpoint_sha256[1]
+    sizes = ["not known" if num_bytes is None else quantities.size(num_bytes) for num_bytes in checkpoint.checkpoint_bytes]
+    others = (
+        "" if None in checkpoint.checkpoint_bytes else "other weights"
+    )  # of servers alone, identities of two runs always differ
+    rows: list[tuple[str, ...]] = [(escape(checkpoint.label), "size", *sizes, "the same checkpoint" if same else others)]
+    if any(checkpoint.verdicts):
+        rows.append(
+            ("", "verdict", *(_verdict(*given) for given in zip(checkpoint.verdicts, checkpoint.is_reference, strict=True)), "")
+        )
+    rows += [("", escape(task.task), *map(_score, task.scores), _lost(task)) for task in checkpoint.tasks]
+    if any(checkpoint.kl_unbiased_mean):
+        rows.append(("", "KL, unbiased, nats", *map(_nats, checkpoint.kl_unbiased_mean), checkpoint.kl_not_compared or ""))
+    if any(checkpoint.kl_mean):
+        rows.append(("", "KL, lower bound, nats", *map(_nats, checkpoint.kl_mean), checkpoint.kl_not_compared or ""))
+    if any(rate is not None for rate in checkpoint.acceptance):
+        rows.append(("", "drafts accepted", *map(_percent, checkpoint.acceptance), ""))
     return rows
 
 

@@ -77,15 +77,15 @@ def publish(
 
 
 def _statuses(named: list[str]) -> frozenset[Status]:
-    found = []
-    for one in named:
-        status = one.upper().replace("-", " ").replace("_", " ").strip()
+    statuses = []
+    for word in named:
+        status = word.upper().replace("-", " ").replace("_", " ").strip()
         if status not in OVERRULED:
             written = [status.replace(" ", "-") for status in OVERRULED]
-            near = did_you_mean(one.upper(), written)
-            raise AssayError(f"--despite {shown(one)}: no such verdict; {near}allowed: {', '.join(written)}")
-        found.append(cast(Status, status))
-    return frozenset(found)
+            near = did_you_mean(word.upper(), written)
+            raise AssayError(f"--despite {shown(word)}: no such verdict; {near}allowed: {', '.join(written)}")
+        statuses.append(cast(Status, status))
+    return frozenset(statuses)
 
 
 def _checkpoint(ctx: typer.Context, named: str, runs: Path) -> tuple[Path, str]:
@@ -122,8 +122,8 @@ def _print(made: Publication, *, dry_run: bool) -> None:
     if made.url is None:
         out.print(escape(f"{made.label}, {made.status}: {total} for {made.repository} ({made.revision}); nothing was uploaded"))
     else:
-        there = f", {made.num_unchanged} of them there before" if made.num_unchanged else ""
-        out.print(escape(f"{made.url}/tree/{made.commit}: {made.label}, {made.status}: {total}{there}"))
+        unchanged_text = f", {made.num_unchanged} of them there before" if made.num_unchanged else ""
+        out.print(escape(f"{made.url}/tree/{made.commit}: {made.label}, {made.status}: {total}{unchanged_text}"))
     for refusal in made.refused:
         out.print(escape(f"would be refused: {refusal.reason}"))
     for difference in made.differences:

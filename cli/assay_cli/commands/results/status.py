@@ -45,15 +45,15 @@ def status(
     out = results()
     if run is not None:
         refuse_runs(ctx, run)
-        found = status_of(run, runs)
+        run_status = status_of(run, runs)
         if as_json:
-            emit(found)
+            emit(run_status)
         else:
-            _print_run(found, out)
+            _print_run(run_status, out)
         return
     every = status_of_all(runs)
     if as_json:
-        emit([one.model_dump(mode="json") for one in every])
+        emit([run_status_record.model_dump(mode="json") for run_status_record in every])
     elif every:
         _print_runs(every, out)
     else:
@@ -61,73 +61,73 @@ def status(
 
 
 # ------------------------------------------------------------------------------------------------ one run
-def _print_run(found: RunStatus, out: Console) -> None:
+def _print_run(run_status: RunStatus, out: Console) -> None:
     about = (
-        f"made from {found.source}"
-        if found.source is not None
-        else f"compared with {found.reference or 'what nobody recorded'}"
+        f"made from {run_status.source}"
+        if run_status.source is not None
+        else f"compared with {run_status.reference or 'what nobody recorded'}"
     )
-    suite = "not evaluated yet" if found.suite is None else f"suite {found.suite}"
-    out.print(escape(f"{found.run}: {found.model}, {about}; {suite}"))
-    for work in found.at_work:
+    suite = "not evaluated yet" if run_status.suite is None else f"suite {run_status.suite}"
+    out.print(escape(f"{run_status.run}: {run_status.model}, {about}; {suite}"))
+    for work in run_status.at_work:
         whose = "" if work.pid is None else f", pid {work.pid}"
         out.print(escape(f"in work: {work.what}{f' {work.label}' if work.label else ''}{whose}"))
-    rows = [_row(one) for one in found.checkpoints]
+    rows = [_row(checkpoint) for checkpoint in run_status.checkpoints]
     print_rows(("checkpoint", "made", "verified", "measured", "verdict"), rows, out)
-    for line in _deploying(found):
+    for line in _deploying(run_status):
         out.print(escape(line))
 
 
-def _deploying(found: RunStatus) -> Iterator[str]:
+def _deploying(run_status: RunStatus) -> Iterator[str]:
     """Speeds and the choice, one line each, where there are any."""
-    if (speed := found.speed) is not None:
+    if (speed := run_status.speed) is not None:
         points = ", ".join(f"{number} {origin}" for origin, number in speed.points.items())
         of = f" of {', '.join(speed.checkpoints)}" if speed.checkpoints else ""
         without = f"; none of {', '.join(speed.not_measured)}" if speed.not_measured else ""
         old = f"; of other bytes than now: {', '.join(speed.other_bytes)}" if speed.other_bytes else ""
         yield f"speed: {f'{points} points{of}' if points else 'nothing that holds'}{without}{old}"
-    if (choice := found.choice) is not None:
+    if (choice := run_status.choice) is not None:
         yield f"choice: {choice.recommendation}" + (f"; outdated: {choice.outdated}" if choice.outdated else "")
 
 
-def _row(one: CheckpointStatus) -> tuple[str, ...]:
-    verdict = "reference" if one.is_reference else one.verdict or ("not judged" if one.measured else "")
-    colour = None if one.verdict is None else COLOURS[one.verdict]
-    cells = (one.label, _made(one), one.verified or "", _measured(one))
-    where = escape("".join(f"; {HOLDS[status]} {profile}" for profile, status in one.deployments.items()))
+def _row(checkpoint: CheckpointStatus) -> tuple[str, ...]:
+    verdict = "reference" if checkpoint.is_reference else checkpoint.verdict or ("not judged" if checkpoint.measured else "")
+    colour = None if checkpoint.verdict is None else COLOURS[checkpoint.verdict]
+    cells = (checkpoint.label, _made(checkpoint), checkpoint.verified or "", _measured(checkpoint))
+    where = escape("".join(f"; {HOLDS[status]} {profile}" for profile, status in checkpoint.deployments.items()))
     return *map(escape, cells), (f"[{colour}]{verdict}[/]" if colour else verdict) + where
 
 
-def _made(one: CheckpointStatus) -> str:
-    if one.made is None:
+def _made(checkpoint: CheckpointStatus) -> str:
+    if checkpoint.made is None:
         return "the reference again"
-    size = "" if one.num_bytes is None else quantities.size(one.num_bytes)
-    if one.made == "unfinished":
-        return f"unfinished, {one.num_shards_finished} shards"
-    return {"finished": size, "elsewhere": f"{size}, elsewhere", "missing": "missing"}[one.made]
+    size = "" if checkpoint.num_bytes is None else quantities.size(checkpoint.num_bytes)
+    if checkpoint.made == "unfinished":
+        return f"unfinished, {checkpoint.num_shards_finished} shards"
+    return {"finished": size, "elsewhere": f"{size}, elsewhere", "missing": "missing"}[checkpoint.made]
 
 
-def _measured(one: CheckpointStatus) -> str:
-    if one.measured == "another checkpoint":
+def _measured(checkpoint: CheckpointStatus) -> str:
+    if checkpoint.measured == "another checkpoint":
         return "before it was made again"
-    if one.measured is None:
-        return f"begun, {one.num_replies:,} replies" if one.num_replies else "no"
-    without = f", without {', '.join(one.not_measured)}" if one.not_measured else ""
-    undecided = f", no verdict on {', '.join(one.tasks_without_verdict)}" if one.tasks_without_verdict else ""
-    return f"{one.num_tasks_scored} of {one.num_tasks} tasks{without}{undecided}"
+    if checkpoint.measured is None:
+        return f"begun, {checkpoint.num_replies:,} replies" if checkpoint.num_replies else "no"
+    without = f", without {', '.join(checkpoint.not_measured)}" if checkpoint.not_measured else ""
+    undecided = f", no verdict on {', '.join(checkpoint.tasks_without_verdict)}" if checkpoint.tasks_without_verdict else ""
+    return f"{checkpoint.num_tasks_scored} of {checkpoint.num_tasks} tasks{without}{undecided}"
 
 
 # ------------------------------------------------------------------------------------------------ all runs
 def _print_runs(every: list[RunStatus], out: Console) -> None:
     rows = []
-    for one in every:
-        if one.problem is not None:
-            rows.append((one.run, one.model, "", "", "", f"damaged: {one.problem}"))
+    for run_status in every:
+        if run_status.problem is not None:
+            rows.append((run_status.run, run_status.model, "", "", "", f"damaged: {run_status.problem}"))
             continue
-        made = [c for c in one.checkpoints if c.made == "finished"]
-        there = [c for c in one.checkpoints if c.made != "missing"]
-        verdicts = ", ".join(f"{c.label} {c.verdict}" for c in one.checkpoints if c.verdict is not None)
-        work = ", ".join(f"{w.what}{'' if w.pid is None else f' (pid {w.pid})'}" for w in one.at_work)
-        measured = f"{sum(c.measured == 'measured' for c in there)} of {len(there)}"
-        rows.append((one.run, one.suite or "", f"{len(made)}", measured, work, verdicts))
+        made = [c for c in run_status.checkpoints if c.made == "finished"]
+        present = [c for c in run_status.checkpoints if c.made != "missing"]
+        verdicts = ", ".join(f"{c.label} {c.verdict}" for c in run_status.checkpoints if c.verdict is not None)
+        work = ", ".join(f"{w.what}{'' if w.pid is None else f' (pid {w.pid})'}" for w in run_status.at_work)
+        measured = f"{sum(c.measured == 'measured' for c in present)} of {len(present)}"
+        rows.append((run_status.run, run_status.suite or "", f"{len(made)}", measured, work, verdicts))
     print_rows(("run", "suite", "made", "measured", "in work", "verdicts"), [tuple(map(escape, row)) for row in rows], out)
