@@ -1,5 +1,6 @@
-"""`python -m assay`: the command `assay`, where no script of that name is on the PATH."""
+"""`python -m assay`: the installed command `assay`, where no script of that name is on the PATH."""
 
-from assay.cli import main
+from importlib.metadata import entry_points
 
-main()
+(command,) = entry_points(group="console_scripts", name="assay")
+command.load()()

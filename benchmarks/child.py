@@ -26,10 +26,10 @@ IGNORED_BY_LLMCOMPRESSOR = ["lm_head", r"re:.*embed_tokens$", r"re:.*mlp\.gate$"
 # ------------------------------------------------------------------------------------------------ what is measured
 def assay_quantize(source: str, out: str, precision: str, **options: Any) -> None:
     """The engine behind `assay quantize`, without the verification that the command adds. options: its own, e.g. workers."""
-    from assay.cli.stages import plan_for, source_for
-    from assay.cli.targets import resolve_target
     from assay.recipes.load import load_recipe
     from assay.recipes.precision import PrecisionRecipe
+    from assay_pipeline.planning import plan_for, source_for
+    from assay_pipeline.targets import resolve_target
     from assay_quantize.engine.quantize import quantize
 
     aim = resolve_target(source)

@@ -24,7 +24,7 @@ MAX_PLAN_RATIO = 12.0
 """Of CPU time. What a plan adds: classes, actions and outputs of each tensor, ignore list, the memory of seven GPU profiles."""
 MAX_ENGINE_RATIO = 90.0
 """What the engine adds to a plan: 800,000 slabs cut and handed to workers, journal, index, manifest."""
-PLAN = "import sys; from assay.cli.root import main; sys.argv = ['assay', 'plan', sys.argv[1], '-p', 'w4a16']; main()"
+PLAN = "import sys; from assay_cli.root import main; sys.argv = ['assay', 'plan', sys.argv[1], '-p', 'w4a16']; main()"
 PARSE = """
 import sys; from pathlib import Path
 from assay_quantize.checkpoint.checkpoint import open_checkpoint

@@ -46,7 +46,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def commands() -> str:
     """`assay --help` and that of every command, as typer writes them in Markdown."""
-    command = [sys.executable, "-m", "typer", "assay.cli.root", "utils", "docs", "--name", "assay", "--title", "Commands"]
+    command = [sys.executable, "-m", "typer", "assay_cli.root", "utils", "docs", "--name", "assay", "--title", "Commands"]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env={"TERMINAL_WIDTH": "200", "PYTHONSAFEPATH": "1"}
     )

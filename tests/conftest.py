@@ -14,7 +14,7 @@ from command_line import Run
 from tiny_checkpoints import make_tiny_glm4_moe
 from warm import WarmVllm
 
-from assay import cli
+import assay_cli as cli
 
 
 def pytest_configure() -> None:

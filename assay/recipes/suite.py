@@ -255,11 +255,14 @@ class DivergenceSpec(Section):
             yield f"spans {list(self.spans)} must begin with 0 and ascend"
 
 
+AnyTask = ArithmeticTask | NeedleTask | LmEvalTask | RulerTask | ToolsTask | SweTask
+
+
 class SuiteRecipe(Recipe):
     seed: str
     """Items are drawn from this; it begins with `eval`, which training data never does."""
     tasks: tuple[
-        Annotated[ArithmeticTask | NeedleTask | LmEvalTask | RulerTask | ToolsTask | SweTask, Field(discriminator="kind")],
+        Annotated[AnyTask, Field(discriminator="kind")],
         ...,
     ]
     divergence: DivergenceSpec | None = None

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from assay.errors import RecipeError
+from assay.errors import RecipeError, did_you_mean
+from assay.foreign_text import shown
 from assay.recipes.model import Sampling
-from assay.recipes.suite import LmEvalTask, RulerTask, SuiteRecipe, SweTask
+from assay.recipes.suite import AnyTask, LmEvalTask, Range, RulerTask, SuiteRecipe, SweTask
 from assay.records.base import sha256_of, sha256_of_file
 
 DATA_SUFFIXES = frozenset({".yaml", ".yml", ".py", ".json", ".jsonl", ".csv", ".tsv", ".parquet", ".txt", ".gz", ".zst"})
@@ -65,6 +66,31 @@ def with_swe_options(
     except ValidationError as error:
         raise RecipeError("; ".join(_of_option(fault) for fault in error.errors())) from None
     return suite.model_copy(update={"tasks": tasks})
+
+
+def with_selection(suite: SuiteRecipe, tasks: Sequence[str] | None = None, limit: int | None = None) -> SuiteRecipe:
+    """The suite with some of its tasks, and at most `limit` items of each part of them; None leaves what the file says.
+
+    Another suite by its hash, and it says so in its description. RecipeError: it has no such task.
+    """
+    if tasks is None and limit is None:
+        return suite
+    known = {task.name: task for task in suite.tasks}
+    for name in tasks or ():
+        if name not in known:
+            raise RecipeError(f"--tasks {shown(name)}: {did_you_mean(name, known)}suite {suite.name} has {', '.join(known)}")
+    chosen = [task for name, task in known.items() if tasks is None or name in tasks]
+    if limit is not None:
+        chosen = [_limited(task, limit) for task in chosen]
+    return suite.model_copy(update={"tasks": tuple(chosen)})
+
+
+def _limited(task: AnyTask, limit: int) -> AnyTask:
+    """With at most so many items of each part; SWE-bench has --slice for it."""
+    if task.items_field is None:
+        return task
+    most = task.items.max if isinstance(task.items, Range) else task.items
+    return task if most is not None and most <= limit else task.model_copy(update={task.items_field: limit})
 
 
 def _of_option(fault: Mapping[str, Any]) -> str:

@@ -27,7 +27,7 @@ ORPHAN_S = 20.0
 """A server whose evaluation was killed notices in 0.25 s and has 10 s to end."""
 PROGRAM = (
     "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "  # ignored in the background of a script
-    "from assay.cli import main; main()"
+    "from assay_cli import main; main()"
 )
 POLL_S = 0.02
 

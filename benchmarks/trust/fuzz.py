@@ -36,7 +36,7 @@ from sensitivities import by_bits, sensitivity  # noqa: E402
 from synthetic_run import few_items, make_plan, make_run  # noqa: E402
 from tiny_checkpoints import make_tiny_glm4_moe  # noqa: E402
 
-from assay import cli  # noqa: E402
+import assay_cli as cli  # noqa: E402
 from assay.errors import AssayError  # noqa: E402
 from assay.recipes.base import recipes_dir  # noqa: E402
 from assay.recipes.load import KINDS, parse_recipe  # noqa: E402

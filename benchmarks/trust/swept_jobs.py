@@ -16,7 +16,7 @@ import pytest
 from local_hub import Hub
 from probe_stub import StubServer
 
-import assay.cli.progress
+import assay_cli as cli
 import assay_quantize.calibration.calibrate
 import assay_quantize.checkpoint.hub
 import assay_quantize.engine.local_runner
@@ -30,9 +30,8 @@ import assay_quantize.verify.names
 import assay_quantize.verify.verify  # noqa: F401
 import assay_reports.card
 import assay_reports.report
-from assay import cli
-from assay.cli.terminal import say_error
 from assay.errors import AssayError
+from assay_cli.terminal import say_error
 from assay_evaluate.client.journal import Identity, Journal, Reply, Request
 from assay_evaluate.tasks.lm_eval import load
 from assay_quantize.kernels import error_rows, quantize_rows

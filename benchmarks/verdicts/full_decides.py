@@ -21,7 +21,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # python is run with P
 
 from simulated_full import KINDS, Design, Kind, Outcome, designs_of, every_task, simulate
 
-from assay.cli.gate_choice import gates_of_suite, load_gates
 from assay.recipes.gate import GateRecipe
 from assay.recipes.load import load_recipe
 from assay.recipes.model import ModelRecipe
@@ -33,6 +32,7 @@ from assay_evaluate.preflight.rates import rates_on
 from assay_evaluate.preflight.suite_items import num_items
 from assay_evaluate.preflight.workload import prompt_tokens, reply_tokens, workload_of
 from assay_evaluate.roofline.weights import ServedWeights
+from assay_pipeline.gate_choice import gates_of_suite, load_gates
 
 MODEL, PROFILE = "glm-5", "8xh200"
 EXPERTS, SHARED = 725e9, 19e9

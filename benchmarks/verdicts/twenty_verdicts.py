@@ -178,7 +178,7 @@ def ask(label: str, run_dir: Path, suite: SuiteRecipe, profile: ProfileRecipe) -
 
 
 def main() -> int:
-    from assay.cli.root import app
+    from assay_cli.root import app
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path)

@@ -22,10 +22,6 @@ from own_docker import NoDocker, docker_daemon
 from scripted_model import CAREFUL, HASTY, Behaviour, ScriptedModel, load_scripts
 
 from assay.callbacks import Say
-from assay.cli.gate_choice import ChosenGates, load_gates, register_gates
-from assay.cli.stages import judge_and_write, load_measurements
-from assay.cli.summary import print_summary
-from assay.cli.terminal import console, results
 from assay.errors import AssayError
 from assay.recipes.load import load_recipe
 from assay.recipes.model import Serving
@@ -33,9 +29,13 @@ from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
 from assay.records.serving import Fingerprint
 from assay.records.verdict import GateReport
+from assay_cli.shown.verdicts import print_summary
+from assay_cli.terminal import console, results
 from assay_evaluate.run.candidate import Candidate
 from assay_evaluate.run.evaluate import evaluate
 from assay_evaluate.serving.server import Server, ServerSpec
+from assay_pipeline.gate_choice import ChosenGates, load_gates, register_gates
+from assay_pipeline.judging import judge_and_write, load_measurements
 
 MODEL = "tiny-swe"
 SCRIPTS: dict[str, dict[str, Behaviour]] = {"careful": CAREFUL, "hasty": HASTY}

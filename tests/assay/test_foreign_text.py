@@ -25,13 +25,12 @@ from probe_stub import StubServer
 from rich.console import Console
 from synthetic_run import make_run
 
-from assay.cli.targets import run_name
-from assay.cli.terminal import escape
 from assay.errors import AssayError, MeasureError, ServeError
 from assay.foreign_text import MOST_NAME_BYTES, check_label, in_markdown, one_line, safe_name, shown
 from assay.records.diagnosis.locate import LocateReport, Remedy
 from assay.records.measurement import Measurement
 from assay.records.probe import ProbeReport, probes_place
+from assay_cli.terminal import escape
 from assay_evaluate.diagnosis.endpoint import ProbedEndpoint, find_endpoint
 from assay_evaluate.diagnosis.levers.reproduction import write_bundle
 from assay_evaluate.diagnosis.levers.settings import Setting
@@ -40,6 +39,7 @@ from assay_evaluate.serving.external import get, meet_server, require_same
 from assay_evaluate.transport.connection import Connection
 from assay_evaluate.transport.errors import TransportError
 from assay_evaluate.transport.foreign_json import message_in
+from assay_pipeline.targets import run_name
 from assay_reports.card import write_card
 from assay_reports.report import write_report
 

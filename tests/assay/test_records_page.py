@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from synthetic_run import make_measurements
 
-from assay.cli.status import RunStatus
 from assay.records.base import Part
 from assay.records.choice.record import Choice
 from assay.records.deployment.record import Deployment
@@ -21,6 +20,7 @@ from assay.records.speed import SpeedRecord
 from assay.records.verdict import GateReport, RegisteredGates, Verdict
 from assay_evaluate.client.journal import Identity, Journal, Reply, Request
 from assay_evaluate.verdicts.run_comparison import RunComparison
+from assay_pipeline.status import RunStatus
 from assay_reports.schema import Report, Row
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "records.md").read_text()

@@ -13,13 +13,13 @@ from page_commands import Block, blocks_of, commands_of, inline_commands, pages,
 from page_runner import clone, run_block
 from typer.main import get_command
 
-from assay.cli.root import app
 from assay.errors import AssayError
 from assay.recipes.gate import GateRecipe
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
+from assay_cli.root import app
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCKS = [block for page in pages() for block in blocks_of(page)]

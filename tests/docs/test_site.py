@@ -13,7 +13,7 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from assay.cli.root import app
+from assay_cli.root import app
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv-docs" / "bin" / "python"

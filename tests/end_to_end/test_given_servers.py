@@ -15,13 +15,13 @@ import httpx
 import pytest
 from warm import WarmVllm
 
-from assay.cli.targets import resolve_target
 from assay.recipes.load import load_recipe
 from assay.recipes.profile import ProfileRecipe
 from assay.records.measurement import Measurement
 from assay.records.verdict import GateReport
 from assay_evaluate.serving.server import _free_port, interpreter_for
 from assay_evaluate.serving.vllm_command import vllm_command
+from assay_pipeline.targets import resolve_target
 
 pytestmark = [pytest.mark.serve, pytest.mark.timeout(1500)]
 
@@ -37,7 +37,7 @@ divergence: {num_documents: 4, max_tokens: 48, top_k: 20}
 
 def assay(folder: Path, *words: object, **environment: str) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own, working in `folder`."""
-    command = [sys.executable, "-c", "from assay.cli import main; main()", *map(str, words)]
+    command = [sys.executable, "-c", "from assay_cli import main; main()", *map(str, words)]
     return subprocess.run(command, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
 
 

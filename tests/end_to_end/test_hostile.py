@@ -338,7 +338,7 @@ def test_a_pipe_or_a_folder_in_the_place_of_a_file(source: Path, name: str, kind
         (source / name).unlink()
     os.mkfifo(source / name) if kind == "pipe" else (source / name).mkdir()
     done = subprocess.run(
-        [sys.executable, "-c", "from assay.cli.root import main; main()", "plan", source, "-p", "w4a16"],
+        [sys.executable, "-c", "from assay_cli.root import main; main()", "plan", source, "-p", "w4a16"],
         capture_output=True,
         text=True,
         timeout=60,

@@ -24,7 +24,7 @@ NUM_ITEMS = 40
 
 
 def assay(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from assay.cli import main; main()", *arguments]
+    command = [sys.executable, "-c", "from assay_cli import main; main()", *arguments]
     return subprocess.run(command, cwd=folder, env=os.environ | {"COLUMNS": "200"}, capture_output=True, text=True, check=False)
 
 

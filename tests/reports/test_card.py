@@ -22,7 +22,7 @@ from probe_reports import CLEAN, probed
 from synthetic_run import MODEL, make_run, task_of
 from typer.main import get_command
 
-from assay import cli
+import assay_cli as cli
 from assay.errors import AssayError
 from assay.recipes.load import load_recipe
 from assay.recipes.model import Licence as RecipeLicence

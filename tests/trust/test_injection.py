@@ -22,7 +22,7 @@ from markdown_it import MarkdownIt
 from probe_reports import CLEAN, probed, result
 from synthetic_run import checkpoint_sha256, few_items, make_run
 
-from assay import cli
+import assay_cli as cli
 from assay.records.probe import probes_place
 from assay.records.speed import SPEED_RECORD, SpeedRecord, SpeedRepeat, SpeedRow
 

@@ -376,8 +376,8 @@ FILES = (
     Report(
         "Numbers beyond 64 bits in recipes, options and results: a traceback", OWN, "refused in one line",
         (
-            "assay/cli/test_options.py::test_numbers_of_a_recipe_that_no_machine_counts",
-            "assay/cli/test_options.py::test_wrong_usage_is_one_line", f"{_IMPORT}test_hardware_of_many_digits",
+            "cli/test_options.py::test_numbers_of_a_recipe_that_no_machine_counts",
+            "cli/test_options.py::test_wrong_usage_is_one_line", f"{_IMPORT}test_hardware_of_many_digits",
             "assay/test_files.py::test_a_record_holds_no_number_beyond_64_bits",
         ),
     ),
@@ -418,7 +418,7 @@ FILES = (
     ),
     Report(
         "`recipe`, killed between its files, is refused for its own files", OWN, "goes on",
-        ("assay/cli/deploying/test_recipe.py::test_a_command_that_was_killed_between_its_files_goes_on",),
+        ("pipeline/mixes/test_recipe.py::test_a_command_that_was_killed_between_its_files_goes_on",),
     ),
     Report(
         "What is published names folders of the machine", OWN, "left out; in files that are copied, noted",

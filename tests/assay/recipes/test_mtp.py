@@ -10,7 +10,6 @@ import hollow
 import pytest
 from fake_interpreter import fake_python
 
-from assay.cli.targets import resolve_target
 from assay.errors import CheckpointError, ServeError
 from assay.recipes.load import load_recipe
 from assay.recipes.model import ModelRecipe, Serving
@@ -21,6 +20,7 @@ from assay.records.plan import Plan
 from assay.safetensors_index import INDEX_NAME, tensor_names
 from assay_evaluate.serving.server import ServerSpec, serve
 from assay_evaluate.serving.vllm_command import VllmCommand, vllm_command
+from assay_pipeline.targets import resolve_target
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.engine.publish import index_json
 from assay_quantize.formats.config_groups import config_json

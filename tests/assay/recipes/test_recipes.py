@@ -13,7 +13,6 @@ import hollow
 import pytest
 import yaml
 
-from assay.cli.gate_choice import gates_of_suite
 from assay.errors import PlanError, RecipeError
 from assay.recipes.base import Recipe
 from assay.recipes.families import family_of
@@ -23,6 +22,7 @@ from assay.recipes.model import ModelRecipe, automatic_of, is_automatic
 from assay.recipes.precision import HOW_TO_MIX, PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
+from assay_pipeline.gate_choice import gates_of_suite
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.formats.schemes import SCHEMES
 from assay_quantize.plan.planner import make_plan
@@ -405,7 +405,7 @@ HEAVY = "print(sorted({'torch', 'transformers', 'vllm', 'safetensors', 'compress
 @pytest.mark.parametrize(
     "imports",
     [
-        "import assay.records.measurement, assay.recipes.load, assay.recipes.families, assay.cli, assay.cli.targets",
+        "import assay.records.measurement, assay.recipes.load, assay.recipes.families, assay_cli, assay_pipeline.targets",
         "import assay_quantize.plan.planner, assay_quantize.plan.show, assay_quantize.plan.fits, assay_quantize.checkpoint.hub",
     ],
 )

@@ -205,7 +205,7 @@ def test_a_profile_for_another_machine(venv: Path, monkeypatch: pytest.MonkeyPat
 
 def test_doctor_says_it_too(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there are GPUs; the tables of `assay doctor` are the same checks."""
-    from assay.cli.commands.about.examine import _for_gpus
+    from assay_pipeline.examine import _for_gpus
 
     monkeypatch.setattr(hardware, "find_gpus", lambda: ())
     assert list(_for_gpus()) == []

@@ -10,7 +10,6 @@ import pytest
 from scipy import stats
 from statsmodels.stats.power import NormalIndPower
 
-from assay.cli.gate_choice import gates_of_suite, load_gates
 from assay.recipes.gate import GateRecipe, ScoreGate, WholeGate
 from assay.recipes.load import load_recipe
 from assay.recipes.model import ModelRecipe
@@ -30,6 +29,7 @@ from assay_evaluate.preflight.power_needed import needed
 from assay_evaluate.preflight.power_report import little_power
 from assay_evaluate.statistics import items_needed
 from assay_evaluate.statistics.joint import Assumed, LookDesign, Rules, ScoreDesign, chances_of
+from assay_pipeline.gate_choice import gates_of_suite, load_gates
 
 
 def full() -> tuple[SuiteRecipe, GateRecipe]:

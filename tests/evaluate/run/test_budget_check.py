@@ -13,7 +13,7 @@ import pytest
 from fake_server import FakeServer, Scripted
 from typer.testing import CliRunner
 
-import assay.cli.commands.measure.evaluate
+import assay_cli
 from assay.errors import MeasureError
 from assay.recipes.gate import GateRecipe
 from assay.recipes.load import load_recipe, recipe_names
@@ -22,6 +22,7 @@ from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import ArithmeticTask, SuiteRecipe
 from assay.records.measurement import BudgetCheck, ItemResult
 from assay_evaluate.asking.session import task_result
+from assay_evaluate.run import budget_check
 from assay_evaluate.run.budget_check import check_budgets, first_items, judge_budget
 from assay_evaluate.run.candidate import Candidate
 from assay_evaluate.run.evaluate import evaluate
@@ -215,12 +216,12 @@ def test_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_truncate
         tasks=(judge_budget(task_result("x", "needle", [cut], 8), max_truncated),),
     )  # fmt: skip
     asked: list[Any] = []
-    monkeypatch.setattr(assay.cli.commands.measure.evaluate, "check_budgets_of", lambda *given: asked.append(given) or checked)
+    monkeypatch.setattr(budget_check, "check_budgets", lambda *given, **named: asked.append(given) or checked)
     for name in ("a", "b"):
         shutil.copytree(Path(__file__).resolve().parents[3] / "examples" / "tiny_glm" / "checkpoint", tmp_path / name)
     arguments = ["evaluate", "--reference", str(tmp_path / "a"), "--suite", "quick"]
     arguments += ["--profile", "cpu-emulated", "--runs", str(tmp_path / "runs"), "--budget-check", "--json"]
-    result = CliRunner().invoke(assay.cli.app, arguments)
+    result = CliRunner().invoke(assay_cli.app, arguments)
     assert result.exit_code == code, result.output
     assert BudgetCheck.model_validate_json(result.stdout) == checked
     assert [given[1].label for given in asked] == ["a"]

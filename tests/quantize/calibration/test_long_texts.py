@@ -15,9 +15,9 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
-from assay.cli.calibrating.shown import repeated_lines
 from assay.errors import QuantizeError
 from assay.records.calibration import CalibratedLayers
+from assay_pipeline.calibration.sentences import repeated_lines
 from assay_quantize.calibration import sources
 from assay_quantize.calibration.reading import pieces
 from assay_quantize.calibration.sources import FileText

@@ -20,10 +20,10 @@ import pytest
 from huggingface_hub import constants
 from local_hub import TOKEN, Hub
 
-from assay.cli.targets import local_checkpoint
 from assay.errors import CheckpointError
 from assay.hub_errors import hub_error
 from assay.recipes.model import Location
+from assay_pipeline.targets import local_checkpoint
 from assay_quantize.checkpoint import hub
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.checkpoint.hub import open_hub_checkpoint
@@ -112,7 +112,7 @@ def test_the_login_of_huggingface_is_taken(served: Hub, tmp_path: Path) -> None:
     served.is_gated = True
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "token").write_text(TOKEN)
-    command = [sys.executable, "-c", "from assay.cli.root import main; main()", "plan", "org/model", "-p", "w4a16"]
+    command = [sys.executable, "-c", "from assay_cli.root import main; main()", "plan", "org/model", "-p", "w4a16"]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HF_HUB_VERBOSITY": "info"})
     assert done.returncode == 0, done.stderr
     assert served.tokens() == {"hub": {f"Bearer {TOKEN}"}, "storage": {None}}

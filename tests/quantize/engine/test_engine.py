@@ -13,11 +13,11 @@ from engine_sources import SHARDS, bytes_of, plan_for
 from rich.console import Console
 from safetensors.numpy import save_file
 
-from assay.cli.progress import ShardProgress
 from assay.errors import QuantizeError
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.manifest import ShardRecord
+from assay_cli.progress import ByteProgress
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.engine.local_runner import run_local
 from assay_quantize.engine.quantize import quantize
@@ -94,9 +94,9 @@ def test_progress_in_a_log(source: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     plan = plan_for(source, "w4a16")
     console = Console(record=True, width=200, force_terminal=False)
     clock = iter([100.0, 100.0, 130.0, 130.0, 131.0])
-    monkeypatch.setattr("assay.cli.progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("assay_cli.progress.time.monotonic", lambda: next(clock))
     total = sum(tensor.num_bytes for tensor in plan.tensors)
-    with ShardProgress(console, plan) as progress:
+    with ByteProgress(console, plan.precision, total) as progress:
         progress("first", 0)
         progress("one (done before)", total // 2)
         progress("two", total // 4)

@@ -12,7 +12,7 @@ from hollow import hollow_model
 from rich.console import Console
 from tiny_checkpoints import make_tiny_glm4_moe, store_as_fp8
 
-from assay import cli
+import assay_cli as cli
 from assay.errors import PlanError
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe

@@ -9,11 +9,11 @@ from command_line import Run
 from tiny_checkpoints import make_tiny_glm4_moe
 from tiny_families import glm4_moe, make_tiny
 
-from assay.cli.stages import precisions_for
-from assay.cli.targets import resolve_target
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.run import RunRecord
+from assay_pipeline.planning import precisions_for
+from assay_pipeline.targets import resolve_target
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.engine.quantize import quantize
 from assay_quantize.plan.fitting import choose_fitting

@@ -39,7 +39,7 @@ def test_glm5_is_what_it_is_said_to_be(glm5: Path) -> None:
 
 MEASURED = """
 import sys
-from assay.cli.root import main
+from assay_cli.root import main
 from assay_quantize.checkpoint import checkpoint
 headers, read = [], checkpoint.read_shard_header
 checkpoint.read_shard_header = lambda folder, shard: headers.append(shard) or read(folder, shard)

@@ -9,10 +9,10 @@ from typing import Any
 import hollow
 import pytest
 
-from assay.cli.targets import source_label
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.plan import Plan
+from assay_pipeline.targets import source_label
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.formats.config_groups import config_json
 from assay_quantize.plan.planner import make_plan

@@ -11,11 +11,11 @@ import torch
 import yaml
 from rich.console import Console
 
-from assay.cli.commands.diagnose.locate import show
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.runtime_names import role_of
 from assay.records.diagnosis.locate import LocateReport, PointDifference
+from assay_cli.commands.diagnose.locate import show
 from assay_evaluate.diagnosis.locate.compare import (
     compare,
     compare_ranks,

@@ -1,1 +1,0 @@
-"""What a verdict needs beside the measurements of its run: attempts that were judged before."""

@@ -1,0 +1,70 @@
+"""The `assay judge` command: the quick look of `evaluate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from assay_cli.options import (
+    ApiKeyOption,
+    GatesOption,
+    JsonOption,
+    LimitOption,
+    NameOption,
+    ProfileOption,
+    RunsOption,
+    TasksOption,
+    completes,
+    named,
+    recipe,
+)
+from assay_cli.shown.verdicts import print_summary
+from assay_cli.terminal import emit, results, say
+from assay_pipeline.evaluating import evaluate, prepare
+from assay_pipeline.judging import load_report, passed
+
+
+def judge(
+    reference: Annotated[
+        str,
+        typer.Argument(
+            metavar="REFERENCE", help="What to compare with: a server's URL, or a checkpoint folder; LABEL= before it names it."
+        ),
+    ],
+    candidates: Annotated[list[str], typer.Argument(metavar="CANDIDATE...", help="What to judge: URLs or folders.")],
+    suite: Annotated[
+        str,
+        typer.Option(
+            "--suite", metavar="NAME|FILE", callback=recipe("suites"), autocompletion=completes("suites"),
+            help=f"What is measured. {named('suites')}",
+        ),
+    ] = "first-look",
+    tasks: TasksOption = None,
+    limit: LimitOption = None,
+    gates: GatesOption = None,
+    api_key_env: ApiKeyOption = None,
+    profile: ProfileOption = None,
+    runs: RunsOption = Path("runs"),
+    name: NameOption = None,
+    as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Compare candidates with a reference in minutes: the same questions to each, a verdict with its interval, a report.
+
+    Exit 1 unless every candidate is PASS. `assay evaluate` asks the same way for as long as a decision needs.
+
+    Example: assay judge http://localhost:8000 http://localhost:8001
+    """
+    evaluation = prepare(
+        reference=reference, candidates=candidates, suite=suite, tasks=tasks, limit=limit, gates=gates, api_key_env=api_key_env,
+        profile=profile, runs=runs, name=name, say=say,
+    )  # fmt: skip
+    judged = evaluate(evaluation, runs=runs, name=name, say=say)
+    if as_json:
+        emit(load_report(judged.run_dir))
+    else:
+        print_summary(judged.gates, judged.measurements, results())
+    say(f"report: {judged.run_dir / 'report' / 'index.html'}")
+    if not passed(judged.gates):
+        raise typer.Exit(1)

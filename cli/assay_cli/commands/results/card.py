@@ -1,0 +1,31 @@
+"""The `assay card` command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from assay_cli.options import JsonOption, RunArgument, RunsOption, named_run
+from assay_cli.terminal import emit, escape, results, say
+from assay_pipeline.gate_choice import registered_gates
+from assay_pipeline.judging import write_cards
+
+
+def card(ctx: typer.Context, run: RunArgument, runs: RunsOption = Path("runs"), as_json: JsonOption = False) -> None:
+    """Write the model card (README.md) of every checkpoint of a run again, from its records only.
+
+    With --json: paths that were written, and a line for each card that was left as it is. Exit 2 if one cannot be written.
+    """
+    run_dir = named_run(ctx, run, runs)
+    registered_gates(run_dir)  # what `assay gate` refuses is not shown either
+    cards = write_cards(run_dir, say)
+    if as_json:
+        emit({"written": [str(path) for path in cards.written], "left": [*cards.left, *cards.refused, *cards.failed]})
+    else:
+        for path in cards.written:
+            results().print(escape(str(path)))
+    for line in cards.failed:
+        say(line)
+    if cards.refused or cards.failed:
+        raise typer.Exit(2)

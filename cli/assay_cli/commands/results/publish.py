@@ -1,0 +1,134 @@
+"""The `assay publish` command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast, get_args
+
+import typer
+
+from assay.errors import AssayError, did_you_mean
+from assay.foreign_text import shown
+from assay.quantities import size
+from assay.records.verdict import Status
+from assay_cli.options import JsonOption, RunsOption, complete_run, named_run, several
+from assay_cli.terminal import console, emit, escape, print_rows, results, say
+from assay_pipeline.gate_choice import registered_gates
+from assay_pipeline.interrupted import says_what_is_kept
+from assay_pipeline.run_folders import find_run, holds_records
+
+if TYPE_CHECKING:
+    from assay_reports.publish.record import Publication
+
+OVERRULED = tuple(status for status in get_args(Status) if status != "PASS")
+
+
+def publish(
+    ctx: typer.Context,
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN[/PRECISION]",
+            autocompletion=complete_run,
+            help="A run, and which of its checkpoints, if it has several: runs/tiny-glm/w4a16, or tiny-glm/w4a16.",
+        ),
+    ],
+    repository: Annotated[str, typer.Argument(metavar="REPO", help="OWNER/NAME on the hub. It is made if it is not there.")],
+    revision: Annotated[str, typer.Option("--revision", metavar="BRANCH", help="Branch; made if it is not there.")] = "main",
+    private: Annotated[bool, typer.Option("--private", help="Make a private repository; refuse one that is public.")] = False,
+    despite: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--despite",
+            metavar="STATUS,...",
+            callback=several,
+            help="Publish though the verdict is FAIL, UNDERPOWERED or NOT-MEASURED. The card says so all the same.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List files, bytes and what would be refused; ask nothing of the hub.")
+    ] = False,
+    runs: RunsOption = Path("runs"),
+    as_json: JsonOption = False,
+) -> None:
+    """Upload a checkpoint with its card, manifest and report to the Hugging Face hub, and read back what it holds.
+
+    Only what passed is published, and only the very files that were verified. The commit comes last and names all files: an
+    interrupted upload leaves the repository as it was, and the same command goes on. Exit 1 if the hub holds something else
+    afterwards, or if --dry-run finds that it would be refused.
+    """
+    from assay_reports.publish.publish import publish as run_publish
+
+    allowed = _statuses(despite or [])
+    run_dir, label = _checkpoint(ctx, run, runs)
+    registered_gates(run_dir)  # what `assay gate` refuses is not published either
+    with says_what_is_kept(lambda: "what was uploaded is kept on the hub; the same command goes on"):
+        made = run_publish(
+            run_dir, label, repository, revision=revision, private=private, despite=allowed, dry_run=dry_run, on_progress=say
+        )
+    if made.refused and not dry_run:
+        raise AssayError("; ".join(refusal.reason for refusal in made.refused))
+    if as_json:
+        emit(made)
+    else:
+        _print(made, dry_run=dry_run)
+    if made.refused or made.differences:
+        raise typer.Exit(1)
+
+
+def _statuses(named: list[str]) -> frozenset[Status]:
+    statuses = []
+    for word in named:
+        status = word.upper().replace("-", " ").replace("_", " ").strip()
+        if status not in OVERRULED:
+            written = [status.replace(" ", "-") for status in OVERRULED]
+            near = did_you_mean(word.upper(), written)
+            raise AssayError(f"--despite {shown(word)}: no such verdict; {near}allowed: {', '.join(written)}")
+        statuses.append(cast(Status, status))
+    return frozenset(statuses)
+
+
+def _checkpoint(ctx: typer.Context, named: str, runs: Path) -> tuple[Path, str]:
+    """(run, label). AssayError: there is no such run, or it has several checkpoints and none was named."""
+    before, _, last = named.rstrip("/").rpartition("/")
+    if before and not holds_records(Path(named)):
+        for folder in (Path(before), runs / before):
+            if holds_records(folder) and (folder / last).is_dir():
+                return folder, last
+    try:
+        run_dir = named_run(ctx, named, runs)
+    except AssayError:
+        if not before:
+            raise
+        try:
+            return find_run(before, runs), last
+        except AssayError:
+            pass
+        raise
+    made = sorted(path.parent.name for path in run_dir.glob("*/plan.json"))
+    if len(made) != 1:
+        what = f"has several checkpoints: {', '.join(made)}; name one" if made else "has no checkpoint; name a run that has"
+        raise AssayError(f"{run_dir}: {what}, as in {run_dir.name}/{made[0] if made else 'w4a16'}")
+    return run_dir, made[0]
+
+
+def _print(made: Publication, *, dry_run: bool) -> None:
+    out = results()
+    if dry_run:
+        print_rows(("file", "size"), [(escape(file.path), size(file.num_bytes)) for file in made.files], out)
+    for line in made.notes:
+        console.print(escape(f"note: {line}"))
+    total = f"{len(made.files)} files, {size(made.num_bytes)}"
+    if made.url is None:
+        out.print(escape(f"{made.label}, {made.status}: {total} for {made.repository} ({made.revision}); nothing was uploaded"))
+    else:
+        unchanged_text = f", {made.num_unchanged} of them there before" if made.num_unchanged else ""
+        out.print(escape(f"{made.url}/tree/{made.commit}: {made.label}, {made.status}: {total}{unchanged_text}"))
+    for refusal in made.refused:
+        out.print(escape(f"would be refused: {refusal.reason}"))
+    for difference in made.differences:
+        out.print(escape(f"not what was uploaded: {difference}"))
+    if made.url is not None and not made.differences:
+        others = len(made.files) - made.num_read_back
+        rest = f"; of {others} larger ones the hub's SHA-256 and the first bytes" if others else ""
+        out.print(escape(f"read back: {made.num_read_back} files are the same{rest}"))

@@ -1,0 +1,213 @@
+"""The `assay` command. Thin: resolves TARGET, calls one stage, prints its record.
+
+Exit codes: 0 = done and passed, 1 = done and failed (a verdict, a verification, a preflight), 2 = could not (usage, input,
+machine). Results go to stdout, progress and notes to stderr; with `--json` stdout holds the record and nothing else. Stages are
+imported inside the commands, so that `assay --help` needs neither torch nor lm-eval.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import math
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer._click.exceptions import NoArgsIsHelpError, UsageError  # typer has no public name for them
+from typer.core import TyperCommand, TyperOption
+
+from assay import __version__
+from assay.errors import AssayError
+from assay.foreign_text import one_line, shown
+from assay.safe_files import MAX_INTEGER
+from assay_cli.commands.about.doctor import doctor
+from assay_cli.commands.about.family import family
+from assay_cli.commands.about.recipes import list_recipes
+from assay_cli.commands.diagnose.gpu_check import gpu_check
+from assay_cli.commands.diagnose.lever import lever
+from assay_cli.commands.diagnose.locate import locate
+from assay_cli.commands.diagnose.probe import probe
+from assay_cli.commands.diagnose.sensitivity import sensitivity
+from assay_cli.commands.make.calibrate import calibrate
+from assay_cli.commands.make.plan import plan
+from assay_cli.commands.make.power import power
+from assay_cli.commands.make.preflight import preflight
+from assay_cli.commands.make.quantize import quantize
+from assay_cli.commands.make.recipe import recipe
+from assay_cli.commands.make.verify import verify
+from assay_cli.commands.measure.deployment import deployment
+from assay_cli.commands.measure.evaluate import evaluate
+from assay_cli.commands.measure.judge import judge
+from assay_cli.commands.measure.run import run
+from assay_cli.commands.measure.serve import serve
+from assay_cli.commands.measure.speed import speed
+from assay_cli.commands.results.card import card
+from assay_cli.commands.results.choose import choose
+from assay_cli.commands.results.compare import compare
+from assay_cli.commands.results.gate import gate
+from assay_cli.commands.results.publish import publish
+from assay_cli.commands.results.report import report
+from assay_cli.commands.results.status import status
+from assay_cli.interrupted import Commands
+from assay_cli.terminal import say, say_error
+from assay_pipeline.interrupted import Interrupted
+
+VALUES = {bool: "", int: "NUMBER", float: "NUMBER", str: "TEXT", Path: "PATH"}
+"""What --help shows for the value of an option that names none. A flag takes no value."""
+
+
+SINGLE_LINE_END = re.compile(r"(?<!\n)\n(?!\n)")
+
+
+class Command(TyperCommand):
+    """A command whose --help shows `TARGET` and `--json`, where typer would show `{TARGET}` and `--json <bool>`."""
+
+    def __init__(self, *args: Any, help: str | None = None, **options: Any) -> None:
+        """help: a docstring; its paragraphs are set to the width of the terminal, not broken where the source is."""
+        super().__init__(*args, help=help and SINGLE_LINE_END.sub(" ", help), **options)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [piece.replace("{", "").replace("}...", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
+
+    def get_params(self, ctx: Any) -> Any:
+        return named_values(super().get_params(ctx))
+
+    def invoke(self, ctx: Any) -> Any:
+        """AssayError: a number that no option means, though it is within its limits."""
+        for param in self.params:
+            if isinstance(value := ctx.params.get(param.name), float) and not math.isfinite(value):
+                raise AssayError(f"{param.opts[0]} {value}: is no number; give a finite one")
+            if isinstance(value, int) and abs(value) > MAX_INTEGER:
+                raise AssayError(f"{param.opts[0]} {shown(value, 24)}: beyond 64 bits; give a smaller number")
+        return super().invoke(ctx)
+
+
+class AllCommands(Commands):
+    """The group of all commands, with the same --help."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return named_values(super().get_params(ctx))
+
+
+def named_values(params: Any) -> Any:
+    """The parameters of a command; an option without a metavar takes it from VALUES."""
+    for param in params:
+        if isinstance(param, TyperOption) and param.metavar is None:
+            param.metavar = VALUES.get(param.type_descriptor.annotation)
+    return params
+
+
+app = typer.Typer(
+    name="assay",
+    cls=AllCommands,
+    help="Quantize a mixture-of-experts checkpoint for vLLM, and measure what was lost.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+diagnosis = typer.Typer(
+    cls=AllCommands,
+    help="Failures that are not in the weights: probe a server, find the setting or the layer they depend on.",
+    no_args_is_help=True,
+)
+
+
+@functools.cache
+def all_commands() -> Any:
+    """The command line that typer builds of the functions below, which takes 50 ms: once in a process."""
+    return typer.main.get_command(app)
+
+
+def main() -> None:
+    """Entry point: user errors become one line and exit 2, never a traceback."""
+    # A plan is a million small objects that stay: looking through them all after every 700 new ones costs a fifth of the time.
+    gc.set_threshold(50_000, 20, 100)
+    try:
+        code = all_commands()(prog_name="assay", standalone_mode=False)  # else typer draws a box around wrong usage
+        sys.stdout.flush()  # at exit it would be too late for an error of ours
+        sys.exit(code if isinstance(code, int) else 0)
+    except UsageError as error:
+        if not isinstance(error, NoArgsIsHelpError):  # which has shown the help
+            say_error(wrong_usage(error))
+        sys.exit(2)
+    except AssayError as error:
+        say_error(str(error))
+        sys.exit(2)
+    except Interrupted as stopped:
+        say(f"interrupted; {stopped}" if str(stopped) else "interrupted")
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        where = str(error.filename) if error.filename else "standard output" if _output_is_stuck() else "a file that is open"
+        say_error(f"{one_line(where)}: {error.strerror}")
+        sys.exit(2)
+
+
+def _output_is_stuck() -> bool:
+    """Whether what is printed cannot be written: the error of a full disk behind `>` names no file.
+
+    A line end is written to find out: with PYTHONUNBUFFERED nothing is left to flush.
+    """
+    try:
+        print(flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would be tried again at exit
+        return True
+    return False
+
+
+def wrong_usage(error: UsageError) -> str:
+    """One line: the command, what is wrong with its words, where the right ones are listed."""
+    command = error.ctx.command_path if error.ctx else "assay"
+    what = one_line(error.format_message()).rstrip(".")
+    end = "" if what.endswith("?") else ";"
+    return f"{command}: {what[:1].lower()}{what[1:]}{end} `{command} --help` lists what it takes"
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"assay {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None: ...
+
+
+VERBS, WHOLE, BEFORE, CHECKPOINTS, RUNS = "Commands", "Step by step", "Beforehand", "Checkpoints and servers", "Runs"
+"""Panels of `assay --help`."""
+
+
+def _add(panel: str, *functions: Callable[..., None], to: typer.Typer = app) -> None:
+    for function in functions:
+        to.command(function.__name__.replace("_", "-"), cls=Command, rich_help_panel=panel)(function)
+
+
+_add(VERBS, quantize, judge, choose, publish)
+app.add_typer(diagnosis, name="diagnose", rich_help_panel=VERBS)
+_add(VERBS, run)
+_add(BEFORE, preflight, plan, power, sensitivity, recipe, calibrate)
+_add(WHOLE, evaluate, deployment, speed, gate, report, card)
+_add(CHECKPOINTS, verify, serve, family)
+_add(RUNS, status, compare)
+_add("This installation", doctor)
+app.command("recipes", cls=Command, rich_help_panel="This installation")(list_recipes)
+for command in (probe, lever, locate, gpu_check):
+    name = command.__name__.replace("_", "-")
+    diagnosis.command(name, cls=Command)(command)
+    app.command(name, cls=Command, hidden=True)(command)

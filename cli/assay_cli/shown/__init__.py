@@ -1,0 +1,1 @@
+"""Records as the terminal shows them."""

@@ -1,0 +1,46 @@
+"""What stands at the end of `run`, `evaluate` and `gate`: a line for each checkpoint. The rest is in the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from assay import quantities
+from assay.records.measurement import Measurement
+from assay.records.verdict import GateReport, Status
+from assay_cli.terminal import escape, print_rows
+
+COLOURS: dict[Status, str] = {"PASS": "green", "FAIL": "red", "UNDERPOWERED": "yellow", "NOT MEASURED": "yellow"}
+
+
+def print_summary(gates: GateReport, measurements: Sequence[Measurement], out: Console) -> None:
+    """Verdict, checkpoint, size and its share of the reference's, and why; the reference first, which has no verdict.
+
+    A table on a terminal; in a log, whose width nobody knows, a line each.
+    """
+    measured = {m.label: m for m in measurements}
+    reference = measured[gates.reference]
+    size = "" if reference.checkpoint_bytes is None else f", {quantities.size(reference.checkpoint_bytes)}"
+    model = "" if gates.model == reference.label else f"{gates.model}: "
+    out.print(escape(f"{model}reference {reference.label}{size}; suite {reference.suite}"))
+    rows = [
+        (
+            f"[bold {COLOURS[status]}]{status}[/]",
+            *map(escape, (label, _size(measured[label], reference), gates.reasons.get(label, ""))),
+        )
+        for label, status in gates.overall.items()
+    ]
+    print_rows(("verdict", "checkpoint", "size", "why"), rows, out)
+    if gates.late is not None:
+        out.print(f"[yellow]{escape(gates.late)}[/]")
+
+
+def _size(measurement: Measurement, reference: Measurement) -> str:
+    """6.31 MB (77 %): bytes, and the share of the reference's; nothing, if only servers are known."""
+    if measurement.checkpoint_bytes is None:
+        return ""
+    if reference.checkpoint_bytes is None:
+        return quantities.size(measurement.checkpoint_bytes)
+    share = measurement.checkpoint_bytes / max(reference.checkpoint_bytes, 1)
+    return f"{quantities.size(measurement.checkpoint_bytes)} ({100 * share:.0f} %)"

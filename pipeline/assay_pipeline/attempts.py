@@ -1,0 +1,126 @@
+"""`RUNS/attempts.jsonl`: what was judged in a folder of runs, so that an evaluation done again is known as one.
+
+One line for every measurement of a candidate that was judged: its weights, the reference's, the suite, and the verdict. A
+candidate that is measured until it passes would pass whatever it lost, so earlier attempts stand in the verdict.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from assay.records.base import Part
+from assay.records.measurement import Measurement
+from assay.records.verdict import Attempt, GateReport, Status
+
+NAME = "attempts.jsonl"
+MOST_BYTES = 64 << 20
+"""Of the file that are read, from its end."""
+
+
+class JudgedAttempt(Part):
+    """One line of the file."""
+
+    reference_sha256: str
+    candidate_sha256: str
+    suite: str
+    suite_sha256: str
+    run: str
+    """Name of its folder."""
+    label: str
+    started: str
+    """When its measurement began: with `run` and `label` what tells two attempts apart."""
+    status: Status
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.run, self.label, self.started
+
+
+def earlier_attempts(run_dir: Path, measurements: Sequence[Measurement]) -> dict[str, tuple[Attempt, ...]]:
+    """Label of every candidate -> attempts on the same two checkpoints with a suite of this name, judged before, oldest first.
+
+    The reference's own repeat is no attempt. A line that cannot be read is none.
+    """
+    known = list(_read(run_dir.parent / NAME))
+    attempts_by_label = {}
+    for candidate, reference in _candidates(measurements):
+        same = {
+            attempt.key: attempt
+            for attempt in known
+            if (attempt.reference_sha256, attempt.candidate_sha256)
+            == (reference.checkpoint_sha256, candidate.checkpoint_sha256)
+            and attempt.suite == candidate.suite
+            and attempt.key != (run_dir.name, candidate.label, candidate.started)
+            and attempt.started < candidate.started
+        }
+        attempts_by_label[candidate.label] = tuple(
+            Attempt(
+                run=attempt.run,
+                label=attempt.label,
+                started=attempt.started,
+                suite_sha256=attempt.suite_sha256,
+                status=attempt.status,
+            )
+            for attempt in sorted(same.values(), key=lambda attempt: attempt.started)
+        )
+    return {label: attempts for label, attempts in attempts_by_label.items() if attempts}
+
+
+def note_attempts(run_dir: Path, measurements: Sequence[Measurement], judged: GateReport) -> None:
+    """Append what is not there yet; a verdict that changed (other gates) is noted again, and the last one counts. OSError: a
+    folder that takes no file keeps none."""
+    path = run_dir.parent / NAME
+    known = {attempt.key: attempt for attempt in _read(path)}
+    new = [attempt for attempt in _attempts(run_dir, measurements, judged.overall) if known.get(attempt.key) != attempt]
+    if not new:
+        return
+    text = "".join(f"\n{attempt.model_dump_json()}\n" for attempt in new)  # a line that a kill cut short is left by itself
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    try:
+        os.write(descriptor, text.encode())  # one write: lines of two runs do not mix
+    finally:
+        os.close(descriptor)
+
+
+def _candidates(measurements: Sequence[Measurement]) -> Iterator[tuple[Measurement, Measurement]]:
+    """Each candidate with the reference."""
+    reference = next(
+        (measurement for measurement in measurements if measurement.is_reference and not measurement.is_noise_floor), None
+    )
+    if reference is not None:
+        yield from (
+            (measurement, reference)
+            for measurement in measurements
+            if measurement is not reference and not measurement.is_noise_floor
+        )
+
+
+def _attempts(
+    run_dir: Path, measurements: Sequence[Measurement], overall: Mapping[str, Status]
+) -> Iterable[JudgedAttempt]:  # fmt: skip
+    for candidate, reference in _candidates(measurements):
+        if candidate.label in overall:
+            yield JudgedAttempt(
+                reference_sha256=reference.checkpoint_sha256, candidate_sha256=candidate.checkpoint_sha256,
+                suite=candidate.suite, suite_sha256=candidate.suite_sha256, run=run_dir.name, label=candidate.label,
+                started=candidate.started, status=overall[candidate.label],
+            )  # fmt: skip
+
+
+def _read(path: Path) -> Iterator[JudgedAttempt]:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - MOST_BYTES))
+            lines = file.read().split(b"\n")
+    except OSError:
+        return
+    for line in lines:
+        try:
+            yield JudgedAttempt.model_validate(json.loads(line))
+        except (ValueError, ValidationError, RecursionError):
+            continue

@@ -1,0 +1,19 @@
+"""Ctrl-C: what had been finished, in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class Interrupted(BaseException):
+    """KeyboardInterrupt, with a line that says what is kept. typer ends on KeyboardInterrupt without a word."""
+
+
+@contextmanager
+def says_what_is_kept(kept: Callable[[], str]) -> Iterator[None]:
+    """kept: the line, asked when the interrupt has come."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(kept()) from None

@@ -1,0 +1,120 @@
+"""From the measurements of a run to verdicts, and to everything that is written from records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from assay.callbacks import Say, say_nothing
+from assay.errors import AssayError
+from assay.foreign_text import shown
+from assay.recipes.gate import GateRecipe
+from assay.recipes.load import load_recipe, recipe_names
+from assay.recipes.model import ModelRecipe, PublishedScore
+from assay.records.measurement import Measurement
+from assay.records.probe import load_probes
+from assay.records.verdict import GateReport
+from assay_pipeline.attempts import earlier_attempts, note_attempts
+from assay_pipeline.gate_choice import gates_of_run, registered_gates
+
+if TYPE_CHECKING:
+    from assay_reports.card import Cards
+    from assay_reports.schema import Report
+
+
+def judge(run_dir: Path, gates: str | None = None, *, say: Say = say_nothing) -> GateReport:
+    """Verdicts of a run from its records; report and cards are written again.
+
+    gates: a recipe's name or file; None: those that were registered before the run. AssayError: nothing was measured, or the
+    gates do not go with the suite.
+    """
+    measurements = load_measurements(run_dir)
+    return judge_and_write(gates_of_run(run_dir, measurements, gates, say), run_dir, measurements, say=say)
+
+
+def report(run_dir: Path) -> Path:
+    """report/{index.html,report.json,report.md} of a run, written from its records only; the page. AssayError: gates that were
+    changed after they were registered, which `judge` refuses, are not shown either."""
+    from assay_reports.report import write_report
+
+    registered_gates(run_dir)
+    return write_report(run_dir)
+
+
+def load_measurements(run_dir: Path) -> list[Measurement]:
+    measurements = [Measurement.load(path) for path in sorted((run_dir / "measurements").glob("*.json"))]
+    if not measurements:
+        raise AssayError(f"{run_dir}: nothing was measured yet; run `assay evaluate` first")
+    return measurements
+
+
+def judge_and_write(
+    gates: GateRecipe,
+    run_dir: Path,
+    measurements: list[Measurement],
+    published: Mapping[str, PublishedScore] | None = None,
+    say: Say = say_nothing,
+) -> GateReport:
+    """Verdicts, then everything that is written from records: gates.json, report, cards.
+
+    gates: as they apply to the run's suite. published: scores of the model's recipe; None: those that the run was judged with
+    before, or of the shipped recipe of its model.
+    """
+    from assay_evaluate.verdicts.gates import judge as judge_measurements
+
+    earlier = earlier_attempts(run_dir, measurements)
+    judged = judge_measurements(
+        measurements,
+        gates,
+        model=measurements[0].model,
+        registered=registered_gates(run_dir),
+        probes=load_probes(run_dir),
+        published=_published_before(run_dir, measurements[0].model) if published is None else published,
+        earlier=earlier,
+    )
+    judged.save(run_dir / "gates.json")
+    with suppress(OSError):  # a folder of runs that is read-only keeps no list; the verdict stands
+        note_attempts(run_dir, measurements, judged)
+    write_again(run_dir, say)
+    return judged
+
+
+def write_again(run_dir: Path, say: Say = say_nothing) -> None:
+    """Report and cards, from the records that are there. AssayError, after all others are written, for a card that the disk did
+    not take: the one that lies there may say what is no longer true. A folder that is read-only keeps its card."""
+    from assay_reports.report import write_report
+
+    write_report(run_dir)
+    cards = write_cards(run_dir, say)
+    if cards.failed:
+        raise AssayError(f"{'; '.join(cards.failed)}; run `assay card {shown(str(run_dir))}` when it can be")
+
+
+def _published_before(run_dir: Path, model: str) -> Mapping[str, PublishedScore]:
+    if (before := GateReport.load_if_there(run_dir / "gates.json")) is not None:
+        return {score.task: PublishedScore.model_validate(score.given) for score in before.published}
+    return load_recipe(ModelRecipe, model).published if model in recipe_names("models") else {}
+
+
+def load_report(run_dir: Path) -> Report:
+    """`report.json`, as it was written last."""
+    from assay_reports.schema import Report
+
+    return Report.load(run_dir / "report" / "report.json")
+
+
+def write_cards(run_dir: Path, say: Say = say_nothing) -> Cards:
+    """Cards of the run's checkpoints; of those that were left as they are it is said why, but for `failed`."""
+    from assay_reports import card
+
+    cards = card.write_cards(run_dir)
+    for line in (*cards.left, *cards.refused):
+        say(line)
+    return cards
+
+
+def passed(gates: GateReport) -> bool:
+    """Whether a command that judges exits 0: every candidate is PASS."""
+    return all(status == "PASS" for status in gates.overall.values())

@@ -1,0 +1,99 @@
+"""A whole run: look at it beforehand, make the checkpoints, measure, judge, report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from assay.errors import AssayError, PlanError
+from assay.records.preflight.report import PreflightReport
+from assay.records.speed import SpeedRecord
+from assay_pipeline.calibration.files import with_files
+from assay_pipeline.comparison.checkpoints import of_target
+from assay_pipeline.comparison.planned_run import planned_run
+from assay_pipeline.evaluating import Judged, evaluate_in_run
+from assay_pipeline.judging import write_again
+from assay_pipeline.preflight import preflight
+from assay_pipeline.profiles import check_plans_served, require_hardware
+from assay_pipeline.quantize_options import QuantizeOptions
+from assay_pipeline.quantizing import DEFAULT_OPTIONS, MadeCheckpoint, OnMade, quantize_in_run
+from assay_pipeline.speed_ladder import measure_judged
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How far a run came. preflight: None: it was skipped. judged: None: the preflight failed, or a checkpoint is damaged.
+    speed: with its reference's label; None: it was not asked for."""
+
+    preflight: PreflightReport | None
+    checkpoints: list[MadeCheckpoint]
+    judged: Judged | None
+    speed: tuple[SpeedRecord, str] | None = None
+
+
+def run(
+    target: str,
+    *,
+    precisions: list[str] | None = None,
+    suite: str | None = None,
+    gates: str | None = None,
+    profile: str | None = None,
+    runs: Path = Path("runs"),
+    name: str | None = None,
+    options: QuantizeOptions = DEFAULT_OPTIONS,
+    with_preflight: bool = True,
+    with_speed: bool = False,
+    on_preflight: Callable[[PreflightReport], None] | None = None,
+    on_made: OnMade | None = None,
+) -> RunResult:
+    """Make and verify every precision, measure it against the reference, judge, write report and cards.
+
+    The same call again does only what is missing. with_preflight: stop before the first byte where something would fail, unless
+    all is made and measured already. with_speed: afterwards measure how fast each checkpoint is served. AssayError: what cannot
+    work; it is found before the first byte is written where it can be.
+    """
+    from assay_evaluate.serving.server import interpreter_for
+
+    say = options.say
+    planned = planned_run(
+        target, precisions=precisions, suite=suite, gates=gates, profile=profile, runs=runs, name=name,
+        stream_from=options.stream_from, here=True, say=say,
+    )  # fmt: skip
+    if planned.is_served_here:
+        interpreter_for(planned.profile)
+    elif with_speed:
+        raise AssayError(
+            f"--speed: profile {planned.profile.name} names servers that run already (`endpoints`), and speed needs one for "
+            "each speculation; leave it out, and give what `vllm bench serve` measured on them to `assay speed --import`"
+        )
+    report: PreflightReport | None = None
+    if not with_preflight or planned.is_done:
+        require_hardware(planned.profile)
+    else:
+        report = preflight(planned, say)
+        if on_preflight is not None:
+            on_preflight(report)
+        if report.outcome == "FAIL":
+            return RunResult(report, [], None)
+    for checkpoint in planned.checkpoints:
+        if checkpoint.problem is not None:
+            raise PlanError(checkpoint.problem)
+    resolved, planned_here = planned.aim, with_files(planned.aim, planned.wanted, options)
+    check_plans_served(planned.plans, resolved, planned.profile)
+    for note in planned.source.notes:
+        say(f"note: {note}")
+    if planned.why_suite is not None:
+        say(planned.why_suite)
+    made = quantize_in_run(resolved, planned.source, planned_here, options, runs, name, planned.profile, on_made)
+    if not all(checkpoint.verification.passed for checkpoint in made):
+        return RunResult(report, made, None)
+    compared = of_target(  # why precisions were chosen was said above
+        replace(resolved, choices=()), runs, name, precisions, planned.profile.endpoints, say=say
+    )
+    judged = evaluate_in_run(resolved, compared, planned.suite, planned.profile, planned.limits, runs, name, say=say)
+    if not with_speed:
+        return RunResult(report, made, judged)
+    speed = measure_judged(judged.run_dir, judged.measurements, resolved, profile, say)
+    write_again(judged.run_dir, say)
+    return RunResult(report, made, judged, speed)

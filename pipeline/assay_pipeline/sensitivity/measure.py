@@ -1,0 +1,326 @@
+"""What `assay sensitivity` does: texts, proxies, servers and imported scores, put together into one record."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from assay.quantities import size
+from assay.recipes.calibrated.methods import INTEGERS
+from assay.records.base import sha256_of
+from assay.records.diagnosis.sensitivity import (
+    MtpAcceptance,
+    RankCorrelation,
+    Sensitivity,
+    SensitivityPart,
+)
+from assay_pipeline.sensitivity.request import (
+    Asked,
+    Figures,
+    Pair,
+    by_weights,
+    calibration_of,
+    check_texts,
+    measure,
+    mixes_of,
+    scored,
+    served_folder,
+    take_found,
+    texts_for,
+)
+
+if TYPE_CHECKING:
+    from assay.callbacks import Say
+    from assay_evaluate.divergence.documents import Document
+    from assay_evaluate.sensitivity.damage import Positions
+    from assay_quantize.sensitivity.calibrated import CalibratedWeights
+    from assay_quantize.sensitivity.direct import Direct
+    from assay_quantize.sensitivity.parts import Key, Layout
+    from assay_quantize.sensitivity.rounded import Rounder
+
+IN_WORDS = {
+    "kl": "the divergence itself, in transformers",
+    "fisher": "a second-order estimate from one backward pass",
+    "hidden": "the relative squared error of the states behind a part's layer",
+    "weights": "the relative squared error of the weights",
+}
+
+
+def find_sensitivity(asked: Asked) -> Sensitivity | None:
+    """The record; None if only the cost was asked for."""
+    from assay_pipeline.sensitivity.by_layer import is_by_layer, run_by_layer
+    from assay_pipeline.targets import local_checkpoint
+    from assay_quantize.checkpoint.checkpoint import open_checkpoint
+    from assay_quantize.checkpoint.source_reader import SourceReader
+    from assay_quantize.sensitivity.imported import read_scores
+    from assay_quantize.sensitivity.parts import find_parts
+    from assay_quantize.sensitivity.rounded import Rounder
+
+    started = os.times()
+    say = asked.say
+    folder = local_checkpoint(asked.aim.location, say=say)
+    checkpoint = open_checkpoint(folder)
+    layout = find_parts(checkpoint, asked.schemes, model=asked.aim.recipe.name, observer=asked.observer)
+    layout = replace(layout, mixes=mixes_of(asked, layout))
+    imported = [read_scores(path, layout) for path in asked.scores]  # what is wrong with them is said before any work
+    if asked.parts_of is None:
+        say(
+            f"{len(layout.sizes)} parts, {', '.join(layout.plans)}: {len(layout.pairs())} to measure by proxy {asked.proxy} "
+            f"({IN_WORDS[asked.proxy]})" + (f", {asked.served} of them served" if asked.served else "")
+        )
+    figures = Figures()
+    documents: Sequence[Document] = ()
+    texts_description = ""
+    with SourceReader(checkpoint) as reader, _calibrated(asked, layout, folder) as calibrated:
+        rounder = Rounder(layout, reader, calibrated)
+        if asked.proxy == "weights":
+            if asked.only_estimate:
+                _say_cost_of_rounding(layout, say)
+                return None
+            by_weights(layout, rounder, figures, say)
+            figures.not_measured["divergence"] = "proxy weights runs no model"
+        elif is_by_layer(asked, layout):
+            by_layer = run_by_layer(asked, layout, rounder, reader, figures)
+            if by_layer is None:
+                return None
+            documents, texts_description = by_layer
+        else:
+            in_transformers = _in_transformers(asked, layout, rounder, folder, figures)
+            if in_transformers is None:
+                return None
+            documents, texts_description = in_transformers
+    if asked.served:
+        _serve(asked, layout, folder, documents, figures)
+    for imported_scores in imported:
+        name = f"imported:{imported_scores.tool}"
+        figures.damage[name] = {**figures.damage.get(name, {}), **imported_scores.scores}
+        figures.not_measured |= {f"{name}, {i + 1}": note for i, note in enumerate(imported_scores.notes)}
+    ended = os.times()
+    spent = ended.user + ended.system - started.user - started.system + ended.children_user - started.children_user
+    return _record(asked, layout, figures, documents, texts_description, round(spent, 1))
+
+
+@contextmanager
+def _calibrated(asked: Asked, layout: Layout, folder: Path) -> Iterator[CalibratedWeights | None]:
+    """INT4 weights by GPTQ. None: they are rounded to the nearest."""
+    from assay_quantize.sensitivity.calibrated import calibrated_weights
+
+    if asked.method == "none":
+        yield None
+        return
+    if asked.only_estimate:
+        count = len(set(layout.plans) & set(INTEGERS))
+        asked.say(
+            f"estimate: before all else {count} INT4 schemes are calibrated, each as long as `assay quantize` of a precision"
+        )
+        yield None
+        return
+    with calibrated_weights(layout, folder, asked.keep, calibration_of(asked), asked.say) as found:
+        yield found
+
+
+# ------------------------------------------------------------------------------------------------ without a model
+def _say_cost_of_rounding(layout: Layout, say: Say) -> None:
+    read = sum(layout.sizes[key]["bf16"] for key, _ in layout.pairs())
+    say(f"estimate: {size(read)} of weights are read and rounded, no model is run; `assay plan --hardware this` says how fast")
+
+
+# ------------------------------------------------------------------------------------------------ the model in transformers
+def _in_transformers(
+    asked: Asked, layout: Layout, rounder: Rounder, folder: Path, figures: Figures
+) -> tuple[Sequence[Document], str] | None:
+    """The texts and what they are in words; None if only the cost was asked for."""
+    from assay_evaluate.sensitivity.damage import positions_of
+    from assay_evaluate.sensitivity.served import structural_kinds
+    from assay_quantize.calibration.calibrate import BATCH_TOKENS, load_model
+    from assay_quantize.sensitivity.direct import Direct
+    from assay_quantize.sensitivity.running import Runner
+    from assay_quantize.sensitivity.texts import batched
+
+    model = load_model(layout.checkpoint, folder, "cpu")
+    documents, texts_description = texts_for(asked, model, folder)
+    check_texts(asked, documents)
+    texts = scored(documents)
+    asked.say(f"{len(texts)} texts, {sum(text.num_scored for text in texts):,} scored tokens: {texts_description}")
+    runner = Runner(model, batched(texts, BATCH_TOKENS))
+    if asked.proxy == "kl":
+        structural = structural_kinds(folder)
+        if isinstance(structural, str):
+            figures.not_measured["structural tokens"] = structural
+        positions = positions_of(documents, None if isinstance(structural, str) else structural)
+        direct = Direct(layout, rounder, runner, texts, asked.keep, asked.say)
+        if not _say_cost(direct, layout, asked):
+            return None
+        _directly(direct, layout, positions, figures)
+        if not any(kind == "context" for kind, _ in positions.masks):
+            figures.not_measured["long context"] = f"no text is longer than {positions.longest} tokens"
+    elif asked.only_estimate:
+        asked.say("estimate: three passes of the whole model over the texts, one of them backward")
+        return None
+    if asked.parts_of is None:  # else nothing is asked for but mixes as a whole
+        _by_fisher(layout, rounder, runner, texts, figures, asked.say)
+    return documents, texts_description
+
+
+def _say_cost(direct: Direct, layout: Layout, asked: Asked) -> bool:
+    """False: only the estimate was asked for."""
+    cost = direct.cost(layout.pairs())
+    asked.say(
+        f"estimate: {cost.num_passes:.0f} passes over the texts, about {cost.cpu_seconds / 60:.1f} minutes of one core beside "
+        f"the rounding of weights; {size(cost.bytes_kept)} are kept in {asked.keep}, from where a run that is stopped goes on"
+    )
+    return not asked.only_estimate
+
+
+def _directly(direct: Direct, layout: Layout, positions: Positions, figures: Figures) -> None:
+    whole = dict(direct.wholes())
+    take_found(whole, direct.parts(layout.pairs()), layout, positions, figures)
+    figures.noise = direct.noise()
+
+
+def _by_fisher(layout: Layout, rounder: Rounder, runner: Any, texts: Any, figures: Figures, say: Say) -> None:
+    from assay_quantize.sensitivity import fisher, weights
+    from assay_quantize.sensitivity.texts import batched
+
+    by_weight = fisher.curvatures(runner.model, runner.addresses, batched(texts, 1), say)
+    num_scored = sum(text.num_scored for text in texts)
+    figures.damage |= {"proxy:fisher": {}, "proxy:weights": {}}
+    for pair in layout.pairs():
+        rounded = list(rounder.weights(*pair))
+        figures.damage["proxy:fisher"][pair], figures.worst[pair] = fisher.damage(rounded, by_weight, num_scored)
+        figures.damage["proxy:weights"][pair], _ = weights.relative_error(rounded)
+
+
+# ------------------------------------------------------------------------------------------------ servers
+def _serve(asked: Asked, layout: Layout, source: Path, documents: Sequence[Document], figures: Figures) -> None:
+    """One checkpoint and one server after the other; a checkpoint goes once it is measured."""
+    from assay.records.measurement import Measurement
+    from assay_evaluate.sensitivity.served import kl_of
+    from assay_quantize.engine.quantize import quantize
+    from assay_quantize.plan.planner import make_plan
+
+    folder = served_folder(asked)
+    order = figures.damage[f"proxy:{asked.proxy}"]
+    chosen = spread(order, asked.served)
+    asked.say(
+        f"serving {len(chosen)} checkpoints, {size(sum(s['bf16'] for s in layout.sizes.values()) + layout.other_bytes)} at once"
+    )
+    for number, pair in enumerate(chosen, 1):
+        key, scheme = pair
+        label = f"layer-{key.layer}-{key.role.replace('_', '-')}-{scheme.replace('_', '-')}"
+        done = folder / "measurements" / f"{label}.json"
+        if not done.is_file():
+            recipe = layout.recipe(label, {key: scheme})
+            plan = make_plan(layout.checkpoint, recipe, model=asked.aim.recipe.name, family=layout.family)
+            made = folder / label / "checkpoint"
+            quantize(plan, source, made)
+            measure(asked, source, {label: made}, folder)
+            shutil.rmtree(made.parent)
+        figures.served[pair] = kl_of(Measurement.load(done))
+        asked.say(f"served {number} of {len(chosen)}: {key}, {scheme}: {figures.served[pair].value:.3g} nats")
+    figures.damage["served"] = {pair: interval.value for pair, interval in figures.served.items()}
+
+
+def spread(order: Mapping[Pair, float], count: int) -> list[Pair]:
+    """`count` parts evenly over the order of their figures, the first and the last among them."""
+    ranked = sorted(order, key=lambda pair: (-order[pair], str(pair)))
+    if count >= len(ranked):
+        return ranked
+    if count == 1:
+        return ranked[:1]
+    return [ranked[round(i * (len(ranked) - 1) / (count - 1))] for i in range(count)]
+
+
+# ------------------------------------------------------------------------------------------------ the record
+def _record(
+    asked: Asked, layout: Layout, figures: Figures, documents: Sequence[Document], texts_description: str, cpu_seconds: float
+) -> Sensitivity:
+    from assay_quantize.checkpoint.checkpoint import open_checkpoint
+    from assay_quantize.checkpoint.identity.weights import weights_sha256
+    from assay_quantize.sensitivity.texts import texts_sha256
+
+    method = f"proxy:{asked.proxy}"
+    plan = next(iter(layout.plans.values()))
+    damage = figures.damage[method]
+    drafts = _drafts(asked.run)
+    if not drafts and any(key.role == "mtp" for key in layout.sizes):
+        where = "say --run" if asked.run is None else f"no measured precision of {asked.run} drafted"
+        figures.not_measured["acceptance by precision of the MTP block"] = where
+    return Sensitivity(
+        model=asked.aim.recipe.name,
+        family=layout.family,
+        source=plan.source,
+        source_sha256=plan.source_sha256,
+        source_revision=plan.source_revision,
+        data_sha256=sha256_of(plan.source_files),
+        weights_sha256=weights_sha256(open_checkpoint(Path(plan.source))) if Path(plan.source).is_dir() else None,
+        method=method,
+        in_nats=asked.proxy not in ("weights", "hidden"),
+        observer=asked.observer,
+        calibration=None if asked.method == "none" else calibration_of(asked).model_dump(mode="json"),
+        texts=texts_description,
+        texts_sha256=texts_sha256(scored(documents)),
+        num_texts=len(documents),
+        num_texts_of_wholes=figures.num_texts_of_wholes,
+        num_tokens=sum(len(document.reply_ids) for document in documents),
+        seed=str(asked.seed),
+        layers=layout.num_layers,
+        weights=layout.all_weights,
+        other_bytes=layout.other_bytes,
+        parts=tuple(
+            _part(layout, figures, damage, key, scheme)
+            for key, sizes in layout.sizes.items()
+            for scheme in ("bf16", *layout.plans)
+            if scheme in sizes
+        ),
+        left_out=layout.left_out,
+        uniform=tuple(figures.uniform),
+        wholes=tuple(figures.wholes),
+        noise_nats=figures.noise,
+        correlations=_correlations(asked, figures),
+        mtp_acceptance=drafts,
+        not_measured=figures.not_measured,
+        cpu_seconds=cpu_seconds,
+    )  # fmt: skip
+
+
+def _part(layout: Layout, figures: Figures, damage: Mapping[Pair, float], key: Key, scheme: str) -> SensitivityPart:
+    pair = key, scheme
+    return SensitivityPart(
+        layer=key.layer,
+        role=key.role,
+        scheme=scheme,
+        num_weights=layout.num_weights[key],
+        bytes=layout.sizes[key][scheme],
+        damage_nats=None if key.role == "mtp" else 0.0 if scheme == "bf16" else damage[pair],
+        interval=figures.intervals.get(pair),
+        served_nats=figures.served.get(pair),
+        worst=figures.worst.get(pair, ()),
+        by_kind=figures.by_kind.get(pair, ()),
+        routing=figures.routing.get(pair),
+    )
+
+
+def _correlations(asked: Asked, figures: Figures) -> tuple[RankCorrelation, ...]:
+    """Every method beside what was served, and every other one beside the method of the record."""
+    from assay_evaluate.sensitivity.ranks import rank_correlation
+
+    method = f"proxy:{asked.proxy}"
+    flat = {
+        name: {(key.layer, key.role, scheme): value for (key, scheme), value in by_pair.items()}
+        for name, by_pair in figures.damage.items()
+    }
+    beside = [("served", name) for name in flat if name != "served"] if "served" in flat else []
+    beside += [(method, name) for name in flat if name not in (method, "served")]
+    return tuple(rank_correlation(name, flat[name], other, flat[other], seed=str(asked.seed)) for other, name in beside)
+
+
+def _drafts(run: Path | None) -> tuple[MtpAcceptance, ...]:
+    from assay_evaluate.sensitivity.drafts import mtp_acceptance
+
+    return () if run is None else mtp_acceptance(run)

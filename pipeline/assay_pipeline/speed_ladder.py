@@ -1,0 +1,262 @@
+"""What `assay speed` measures: the checkpoints of a run, how they are served, and what they are asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from assay.callbacks import Say
+from assay.errors import AssayError, did_you_mean
+from assay.foreign_text import shown
+from assay.recipes.load import load_recipe, recipe_names
+from assay.recipes.model import ModelRecipe, is_automatic
+from assay.recipes.precision import PrecisionRecipe
+from assay.recipes.profile import ProfileRecipe
+from assay.recipes.suite import SuiteRecipe
+from assay.records.manifest import MANIFEST
+from assay.records.measurement import Measurement
+from assay.records.run import RunRecord
+from assay.records.speed import SPEED_RECORD, SpeedRecord
+from assay.safe_files import read_json_object
+from assay_pipeline.comparison.checkpoints import source_now
+from assay_pipeline.gate_choice import suite_for
+from assay_pipeline.interrupted import says_what_is_kept
+from assay_pipeline.profiles import profile_for
+from assay_pipeline.run_folders import choose_run, find_run, open_run, read_run
+from assay_pipeline.run_lock import locked_run
+from assay_pipeline.targets import Target, resolve_target, source_label
+
+if TYPE_CHECKING:
+    from assay_evaluate.speed.ladder import Ladder
+
+
+@dataclass(frozen=True)
+class Place:
+    """A run's folder, and its model as a recipe knows it. about: of its run.json; None: it has one already."""
+
+    run_dir: Path
+    aim: Target
+    measurements: tuple[Measurement, ...]
+    about: RunRecord | None = None
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Hold the run, made if it is not there yet."""
+        if self.about is None:
+            with locked_run(self.run_dir):
+                yield
+        else:
+            with open_run(self.run_dir.parent, self.about, name=self.run_dir.name, lock=True):
+                yield
+
+    @property
+    def reference(self) -> str:
+        """Label of the checkpoint that others are compared with."""
+        measured = next((measurement.label for measurement in self.measurements if measurement.is_reference), None)
+        return measured or self.aim.recipe.reference.precision or "reference"
+
+
+def place_of(target: str, runs: Path) -> Place:
+    """The run that is named, or that of a model, which need not be there yet. AssayError: neither a run nor a model."""
+    try:
+        run_dir = find_run(target, runs)
+    except AssayError:
+        resolved = resolve_target(target)
+        about = RunRecord(model=resolved.recipe.name, source=source_now(resolved))
+        return Place(choose_run(runs, about)[0], resolved, (), about)
+    measured = tuple(Measurement.load(path) for path in sorted((run_dir / "measurements").glob("*.json")))
+    return Place(run_dir, _aim_of(run_dir, target), measured)
+
+
+def _aim_of(run_dir: Path, target: str) -> Target:
+    """The model of a run: its recipe, or the checkpoint that it was made from."""
+    record = read_run(run_dir)
+    if record is None:
+        return resolve_target(target)
+    if record.model in recipe_names("models"):
+        return resolve_target(record.model)
+    location = record.source.location if record.source is not None else None
+    location = record.reference.location if location is None and record.reference is not None else location
+    if location is None:
+        raise AssayError(
+            f"{run_dir}: its run.json does not say what it was made from; give the model or its checkpoint instead"
+        )
+    return resolve_target(location)
+
+
+def folders_of(place: Place) -> dict[str, Path]:
+    """Label -> checkpoint folder on this machine, of everything in the run: the reference first, then the source."""
+    folders: dict[str, Path] = {}
+    source = place.aim.location.path
+    if source is not None and (Path(source) / "config.json").is_file():
+        config = read_json_object(Path(source), "config.json")
+        folders[source_label(config)] = Path(source)
+    for path in sorted(place.run_dir.glob(f"*/checkpoint/{MANIFEST}")):
+        folders[path.parent.parent.name] = path.parent
+    for measurement in place.measurements:
+        if (
+            not measurement.is_noise_floor
+            and measurement.label not in folders
+            and (Path(measurement.checkpoint) / "config.json").is_file()
+        ):
+            folders[measurement.label] = Path(measurement.checkpoint)
+    return dict(sorted(folders.items(), key=lambda pair: pair[0] != place.reference))
+
+
+def chosen_folders(place: Place, requested: Sequence[str] | None) -> dict[str, Path]:
+    """Those that were named, else all. AssayError: there is none, or no such one."""
+    folders = folders_of(place)
+    for label in requested or ():
+        if label not in folders:
+            hint = did_you_mean(label, list(folders))
+            raise AssayError(
+                f"--checkpoints {shown(label)}: {hint}{place.run_dir} has {', '.join(folders) or 'none on this machine'}; name "
+                "one of them, or make it first with `assay quantize`"
+            )
+    if not folders:
+        raise AssayError(f"{place.run_dir}: has no checkpoint on this machine; `assay quantize` makes one")
+    return {label: folder for label, folder in folders.items() if requested is None or label in requested}
+
+
+def scheme_of(label: str, folder: Path) -> str | None:
+    """What experts are stored as, `fp8` of fp8_block, `w4a16` of w4a16_g32. None: nobody says."""
+    if label in {"bf16", "fp16", "fp32"}:
+        return label
+    return scheme_of_precision(label) if (folder / MANIFEST).is_file() else None
+
+
+def scheme_of_precision(label: str) -> str | None:
+    """The same of a precision recipe; `bf16` of itself. None: there is no such recipe, or it leaves experts as they are."""
+    if label in {"bf16", "fp16", "fp32"}:
+        return label
+    if label not in recipe_names("precisions"):
+        return None
+    recipe = load_recipe(PrecisionRecipe, label)
+    of_experts = recipe.quantize.get("routed_expert") if isinstance(recipe.quantize, dict) else recipe.scheme
+    return None if of_experts is None else of_experts.split("_")[0]
+
+
+@dataclass(frozen=True)
+class PlannedLadder:
+    """What would be measured, checked before anything is written. folders: label -> checkpoint."""
+
+    place: Place
+    ladder: Ladder
+    profile: ProfileRecipe
+    folders: dict[str, Path]
+    suite: SuiteRecipe
+
+    def measure(self, on_progress: Say) -> SpeedRecord:
+        """Everything that is missing; the run is held meanwhile. AssayError: there is no such kind of prompts."""
+        from assay_evaluate.client.journal import Journal
+        from assay_evaluate.run.identity import checkpoint_sha256, identity_of
+        from assay_evaluate.speed.measure import Measuring, Subject
+        from assay_evaluate.speed.prompts import Prompts, asked_in
+
+        run_dir, ladder = self.place.run_dir, self.ladder
+        with self.place.at_work():
+            with Journal(run_dir / "journal.db") as journal:
+                asked: dict[str, list[str]] = {}
+                for measurement in self.place.measurements:
+                    if measurement.is_reference and measurement.suite == self.suite.name:
+                        asked = asked_in(journal, identity_of(measurement))
+                prompts = Prompts(self.suite, ladder.seed, ladder.prompt_tokens, asked)
+                prompts.check(ladder.prompts)
+                subjects = [
+                    Subject(label, folder, checkpoint_sha256(folder, journal.file_sha256), scheme_of(label, folder))
+                    for label, folder in self.folders.items()
+                ]
+            serving = self.place.aim.recipe.serving
+            return Measuring(subjects, ladder, prompts, self.profile, serving, run_dir, on_progress).run()
+
+
+def plan_ladder(
+    place: Place, checkpoints: Sequence[str] | None, profile: str | None, options: dict[str, Any]
+) -> PlannedLadder:  # fmt: skip
+    """The ladder of a run's checkpoints. options: fields of `Ladder` that are not the default ones.
+
+    AssayError: no profile fits, it serves less at once than is asked for, or there is no such checkpoint.
+    """
+    from assay_evaluate.speed.measure import check_concurrency
+    from assay_evaluate.speed.prompts import Prompts
+
+    where = profile_for(place.aim, profile)
+    ladder = default_ladder(place.aim.recipe, where, options)
+    check_concurrency(ladder, where)
+    folders, suite = chosen_folders(place, checkpoints), _suite_of(place, where)
+    if not place.measurements:  # else the journal, which has more kinds, is asked when the run is held
+        Prompts(suite, ladder.seed, ladder.prompt_tokens, {}).check(ladder.prompts)
+    return PlannedLadder(place, ladder, where, folders, suite)
+
+
+def default_ladder(recipe: ModelRecipe, profile: ProfileRecipe, options: dict[str, Any]) -> Ladder:
+    """As the options say, else the model's recipe (`speed:`); else few requests on a CPU, more where GPUs are, with the
+    drafts that the model is served with and without.
+    """
+    from assay_evaluate.speed.ladder import Ladder
+
+    on_cpu = profile.hardware.device == "cpu"
+    drafts = recipe.serving.num_speculative_tokens
+    chosen: dict[str, Any] = {
+        "concurrency": (1, 4, 8) if on_cpu else (1, 8, 32),
+        "speculation": (0,) if drafts is None else (0, drafts),
+        "output_tokens": 64 if on_cpu else 512,
+    }
+    return Ladder(**(chosen | recipe.speed.options() | options))
+
+
+def predict_in_run(
+    place: Place,
+    interpreter: Path,
+    profile: str,
+    acceptance_length: float | None,
+    labels: Sequence[str] | None,
+    options: dict[str, Any],
+) -> SpeedRecord:
+    """Rows that AIConfigurator predicts for a profile whose GPUs need not be here, put into the run's record.
+
+    labels: precisions of the model, or labels in the record; None: all that the record has, else those of the model's recipe.
+    """
+    from assay_evaluate.speed.predicted import acceptance_of, predict
+    from assay_evaluate.speed.rows_in_record import with_rows
+
+    recipe, where = place.aim.recipe, load_recipe(ProfileRecipe, profile)
+    ladder = default_ladder(recipe, where, options)
+    reference = [] if recipe.reference.precision is None else [recipe.reference.precision]
+    before = SpeedRecord.load_if_there(place.run_dir / SPEED_RECORD)
+    schemes_before = {row.checkpoint: row.scheme for row in (() if before is None else before.rows)}
+    own = [name for name in recipe.precisions if not is_automatic(name)]  # a mix has no kernel of its own to predict
+    labels_asked = labels or list(schemes_before) or list(dict.fromkeys((*reference, *own)))
+    schemes = {label: schemes_before.get(label) or scheme_of_precision(label) for label in labels_asked}
+    acceptance = acceptance_of(before, acceptance_length, ladder.speculation)
+    model = place.aim.location.path or place.aim.location.hub
+    assert model is not None, "a source is a folder or on the hub"
+    rows, left_out = predict(schemes, model, where, ladder, interpreter, acceptance)
+    with place.at_work():
+        record = with_rows(SpeedRecord.load_if_there(place.run_dir / SPEED_RECORD), rows, left_out)
+        record.save(place.run_dir / SPEED_RECORD)
+    return record
+
+
+def _suite_of(place: Place, profile: ProfileRecipe) -> SuiteRecipe:
+    """That of the run, else the model's."""
+    if place.measurements:
+        return SuiteRecipe.model_validate(place.measurements[0].suite_recipe)
+    return suite_for(place.aim, None, profile)[0]
+
+
+def measure_judged(
+    run_dir: Path, measurements: Sequence[Measurement], target: Target, profile: str | None, say: Say
+) -> tuple[SpeedRecord, str]:
+    """The default ladder as a phase of a run that was judged, and the label of its reference."""
+    place = Place(run_dir, target, tuple(measurements))
+    with says_what_is_kept(lambda: kept_in(place)):
+        return plan_ladder(place, None, profile, {}).measure(say), place.reference
+
+
+def kept_in(place: Place) -> str:
+    """What an interrupted ladder leaves for the next."""
+    return f"finished repeats are kept in {place.run_dir / SPEED_RECORD}; the same command measures the rest"

@@ -1,0 +1,272 @@
+"""TARGET of a command line -> a model recipe and the checkpoint it is about.
+
+A target is the name of a model recipe, a checkpoint folder, or a Hugging Face id. A folder or id without a recipe gets one made
+from its config.json: precisions and reference of tiny-glm, or what fits its shapes instead; speculation if it has an MTP head.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from assay.atomic_files import naming
+from assay.callbacks import Say, say_nothing
+from assay.errors import AssayError, CheckpointError, PlanError, did_you_mean, nearest
+from assay.foreign_text import safe_name, shown
+from assay.recipes.families import family_of, names_of, quantization_of
+from assay.recipes.load import load_recipe, recipe_names, recipes_dir
+from assay.recipes.model import Location, ModelRecipe, Reference, Serving
+from assay.recipes.mtp import mtp_block
+from assay.recipes.profile import ProfileRecipe
+from assay.records.run import SourceData, folder_name
+from assay.safe_files import MAX_JSON_BYTES, read_json_object
+from assay.safetensors_index import tensor_names
+
+if TYPE_CHECKING:
+    from assay_quantize.checkpoint.checkpoint import Checkpoint
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_URL = re.compile(r"https?://.*", re.IGNORECASE)
+_HOST_AND_PORT = re.compile(r"([A-Za-z0-9][\w.-]*|\[[0-9A-Fa-f:.]+\]):\d{1,5}(/\S*)?")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a command is about. `location.path` is absolute or relative to the working directory."""
+
+    recipe: ModelRecipe
+    location: Location
+    typed: str = ""
+    """As it stands on the command line, for messages that say what to type."""
+    choices: tuple[tuple[str | None, str], ...] = ()
+    """What was chosen for a checkpoint without a recipe because of its shapes: (precision taken, None if one is left out; a
+    sentence that says why)."""
+    opened: Checkpoint | None = field(default=None, compare=False, repr=False)
+    """The source by its headers, where they were read to choose the precisions; None: not read yet (`open_source`)."""
+
+    def on_profile(self, profile: ProfileRecipe) -> Target:
+        """The target with the precisions that its recipe has for a profile."""
+        return replace(self, recipe=self.recipe.on_profile(profile.name))
+
+
+def resolve_target(text: str) -> Target:
+    """The model that `text` names; AssayError says what was tried."""
+    return replace(_target_of(text), typed=text)
+
+
+def _target_of(text: str) -> Target:
+    if text in recipe_names("models"):
+        recipe = load_recipe(ModelRecipe, text)
+        return Target(recipe, _from_repository(recipe.source))
+    if text.endswith((".yaml", ".yml")):
+        recipe = load_recipe(ModelRecipe, text)
+        return Target(recipe, _from_repository(recipe.source))
+    if url_in(text) is not None:
+        raise CheckpointError(
+            f"{shown(text)}: is a server's address; give a model recipe's name, a checkpoint folder or a Hugging Face id"
+        )
+    folder = Path(text).expanduser()
+    if folder.exists() or not may_be_on_the_hub(text):
+        if not folder.exists():
+            raise CheckpointError(no_such_folder(text, folder))
+        if not folder.is_dir():
+            raise CheckpointError(f"{text}: is a file; give the checkpoint's folder (with config.json and *.safetensors)")
+        config = read_json_object(folder, "config.json")
+        recipe = _recipe_for(folder_name(folder), Location(path=str(folder)), config, tensor_names(folder), folder)
+        return _fitted(Target(recipe, Location(path=str(folder))))
+    return _hub_target(text)
+
+
+def url_in(text: str) -> str | None:
+    """The URL of a server, if `text` is one; HOST:PORT is one as well, unless something of that name lies on the disk."""
+    if _URL.fullmatch(text):
+        return text
+    return f"http://{text}" if _HOST_AND_PORT.fullmatch(text) and not Path(text).exists() else None
+
+
+def may_be_on_the_hub(text: str) -> bool:
+    """Whether `text` reads as a Hugging Face id, and not as a path: a mistyped path must not be asked of the hub."""
+    return _HUB_ID.fullmatch(text) is not None and not Path(text.split("/")[0]).exists()
+
+
+def no_such_folder(text: str, folder: Path) -> str:
+    """What is missing, and what may have been meant."""
+    models = recipe_names("models")
+    if "/" not in text:
+        return (
+            f"{shown(text)}: no such folder, and no model recipe of that name; {did_you_mean(text, models)}"
+            f"known recipes: {', '.join(models)}; or give a Hugging Face id such as zai-org/GLM-4.5-Air"
+        )
+    existing = next(parent for parent in folder.parents if parent.exists())
+    missing = folder.relative_to(existing).parts[0]
+    beside = [path.name for path in existing.iterdir() if path.is_dir()] if existing.is_dir() else []
+    line = f"{shown(text)}: no such folder: {existing.resolve() if existing == Path() else existing} has no {shown(missing)}"
+    if (near := nearest(missing, beside)) is not None:
+        line += f"; did you mean {shown(existing / near)}?"
+    else:
+        line += "; give a checkpoint's folder (with config.json and *.safetensors)"
+    if _HUB_ID.fullmatch(text):
+        line += "; a Hugging Face id cannot begin with the name of a folder that is here"
+    return line
+
+
+def local_checkpoint(location: Location, source: SourceData | None = None, say: Say = say_nothing) -> Path:
+    """The folder of `location`; a hub id is downloaded into the Hugging Face cache first (weights included).
+
+    source: what a plan was made from, if this is it: then that very commit, whatever was pushed since, and every file is held
+    against the hash that the hub states. Raises CheckpointError like `download_model`.
+    """
+    if location.path is not None:
+        return Path(location.path)
+    from assay_quantize.checkpoint.hub import check_hashes_stated
+    from assay_quantize.remote.hub_download import download_model
+
+    assert location.hub is not None
+    if source is None or source.files is None:
+        return download_model(location.hub, location.revision, {})
+    check_hashes_stated(location.hub, source.files)
+    say(f"{location.hub}: its {len(source.files)} files are held against the hashes that the hub states")
+    return download_model(location.hub, source.revision or location.revision, source.files)
+
+
+def _hub_target(hub_id: str) -> Target:
+    from assay_quantize.checkpoint.hub import open_hub_checkpoint
+
+    for name in recipe_names("models"):
+        recipe = load_recipe(ModelRecipe, name)
+        if recipe.source.hub == hub_id:
+            return Target(recipe, recipe.source)
+    location = Location(hub=hub_id)
+    opened = open_hub_checkpoint(hub_id)
+    return _fitted(Target(_recipe_for(hub_id.split("/")[1], location, opened.config, opened.tensors, None), location), opened)
+
+
+def _from_repository(location: Location) -> Location:
+    """A recipe's relative path is relative to the repository, whatever the working directory."""
+    if location.path is None or Path(location.path).is_absolute():
+        return location
+    folder = recipes_dir().parent / location.path
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{folder}: no such folder; this recipe's checkpoint ships with the repository, not with the wheel"
+        )
+    # Relative where possible: records name the source, and should read alike on every machine.
+    return Location(path=str(folder.relative_to(Path.cwd())) if folder.is_relative_to(Path.cwd()) else str(folder))
+
+
+def _recipe_for(
+    name: str, location: Location, config: dict[str, Any], tensors: Iterable[str] | None, folder: Path | None
+) -> ModelRecipe:
+    """A recipe for a checkpoint that has none. What is guessed here is printed by `assay plan` and kept in the records.
+
+    tensors: their names; None: there are none yet.
+    """
+    try:
+        family = family_of(config)
+    except PlanError as problem:
+        raise PlanError(f"{folder or location.hub}/{problem}") from None
+    return ModelRecipe(
+        schema=1,
+        name=safe_name(name),
+        description=f"Made from the config of {name}.",
+        source=location,
+        family=family,
+        reference=Reference(precision="fp8"),
+        precisions=("fp8", "w4a16", "nvfp4a16"),
+        include_source=not quantization_of(config),  # an FP8 source is its own FP8 reference
+        suite="full",
+        profiles=("8xb200", "8xh200", "4xh200", "8xrtx-pro-6000", "cpu-emulated"),
+        serving=Serving(
+            reasoning_parser=names_of(family).reasoning_parser if folder is not None and _thinks(folder) else None,
+            num_speculative_tokens=1 if mtp_block(config, tensors).num_layers else None,
+        ),
+    )  # fmt: skip
+
+
+def _fitted(target: Target, checkpoint: Checkpoint | None = None) -> Target:
+    """The target with precisions that fit the shapes of the checkpoint; which and why is in its recipe's description too.
+
+    checkpoint: None: the folder's. What cannot be opened is left to whoever opens it, with an error of its own.
+    """
+    from assay_quantize.checkpoint.checkpoint import open_checkpoint
+    from assay_quantize.plan.fitting import choose_fitting
+
+    recipe = target.recipe
+    try:
+        opened = checkpoint or open_checkpoint(Path(str(recipe.source.path)))
+        target = replace(target, opened=opened)
+        chosen = choose_fitting(opened, recipe.precisions)
+    except AssayError:
+        return target
+    choices = tuple((choice.precision, choice.sentence) for choice in chosen if choice.sentence is not None)
+    fits = {choice.wanted: choice.precision for choice in chosen}
+    changed = {
+        "precisions": tuple(choice.precision for choice in chosen if choice.precision is not None),
+        "reference": Reference(precision=fits.get(str(recipe.reference.precision)) or recipe.reference.precision),
+        "description": " ".join([recipe.description, *(f"{reason}." for _, reason in choices)]),
+    }
+    return replace(target, recipe=recipe.model_copy(update=changed), choices=choices) if choices else target
+
+
+def _thinks(folder: Path) -> bool:
+    """Whether the chat template mentions a thinking section."""
+    return any("</think>" in _text(folder / name) for name in ("chat_template.jinja", "tokenizer_config.json"))
+
+
+def _text(path: Path) -> str:
+    """The text of a small file; empty when there is none."""
+    if not path.is_file() or path.stat().st_size > MAX_JSON_BYTES:
+        return ""
+    with naming(path):
+        return path.read_text(encoding="utf-8", errors="replace")
+
+
+def open_source(target: Target) -> Checkpoint:
+    """The source by its headers, which are read once for a target that has kept them (`Target.opened`)."""
+    from assay_quantize.checkpoint.checkpoint import open_checkpoint
+
+    if target.opened is not None:
+        return target.opened
+    if target.location.path is not None:
+        return open_checkpoint(Path(target.location.path))
+    from assay_quantize.checkpoint.hub import open_hub_checkpoint
+
+    assert target.location.hub is not None
+    return open_hub_checkpoint(target.location.hub, target.location.revision)
+
+
+def open_released(release: Location) -> Checkpoint:
+    """A published reference by its headers, which may be quantized in any way."""
+    if release.path is not None:
+        from assay_quantize.checkpoint.checkpoint import open_checkpoint
+
+        return open_checkpoint(Path(release.path), allow_quantized=True)
+    from assay_quantize.checkpoint.hub import open_hub_checkpoint
+
+    assert release.hub is not None
+    return open_hub_checkpoint(release.hub, release.revision, allow_quantized=True)
+
+
+def source_label(config: dict[str, Any]) -> Literal["bf16", "fp16", "fp32", "source"]:
+    """What the source is called in a run: its dtype, or `source` when it is published in FP8."""
+    if quantization_of(config):
+        return "source"
+    dtype = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
+    labels: dict[str, Literal["bf16", "fp16", "fp32"]] = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+    if dtype not in labels:
+        raise AssayError(f"config.json: dtype {dtype!r} is not one of {', '.join(labels)}")
+    return labels[dtype]
+
+
+def run_name(text: str) -> str:
+    """What the model given as MODEL is called: the recipe's name, the folder's, or the last part of a hub id.
+
+    It looks at recipes and folders: never for what a server calls itself, which is `safe_name`'s.
+    """
+    if text in recipe_names("models"):
+        return text
+    folder = Path(text).expanduser()
+    return folder_name(folder) if folder.exists() else safe_name(text.rstrip("/").split("/")[-1])

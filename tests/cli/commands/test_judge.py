@@ -1,0 +1,52 @@
+"""`assay judge`: two servers by their URLs, the shipped suite in part, and what is said of wrong words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command_errors import one_error
+from command_line import Run
+from gateways import given
+
+from assay.errors import RecipeError
+from assay.recipes.load import load_recipe
+from assay.recipes.suite import Range, SuiteRecipe
+from assay.recipes.suite_files import with_selection
+from assay.records.verdict import GateReport
+
+
+def test_some_tasks_and_items_of_a_suite() -> None:
+    suite = load_recipe(SuiteRecipe, "first-look")
+    assert with_selection(suite) is suite
+    chosen = with_selection(suite, ["sums"], 40)
+    assert [(task.name, task.items) for task in chosen.tasks] == [("sums", 40)]
+    assert chosen.sha256 != suite.sha256
+    kept = with_selection(suite, None, 1000)
+    assert [task.items for task in kept.tasks] == [Range(min=60, max=100), Range(min=100, max=250), Range(min=100, max=250)]
+    with pytest.raises(RecipeError, match=r"^--tasks sum: did you mean sums\? suite first-look has sums, codes-en, codes-zh$"):
+        with_selection(suite, ["sum"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "code", "verdict"), [("healthy", 0, "PASS"), ("swapped", 1, "NOT MEASURED")])
+def test_two_urls_have_a_verdict(run: Run, mode: str, code: int, verdict: str) -> None:
+    with given(fp8="healthy", w4a16=mode) as servers:
+        urls = [f"{label}={server.base_url}" for label, server in servers.by_label.items()]
+        exit_code, out, err = run("judge", *urls, "--tasks", "sums", "--limit", "60")
+    assert exit_code == code, err
+    report = GateReport.load(Path("runs/model/gates.json"))
+    assert report.overall["w4a16"] == verdict, out
+    assert out.splitlines()[0] == "model: reference fp8; suite first-look"
+    assert err.splitlines()[-1] == "report: runs/model/report/index.html"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["http://127.0.0.1:9"], "assay judge: missing argument 'CANDIDATE...'; `assay judge --help` lists what it takes"),
+        (["no", "where", "--suite", "first"], "no suite recipe called 'first'; did you mean first-look?"),
+    ],
+)
+def test_wrong_words_are_one_line(run: Run, words: list[str], message: str) -> None:
+    assert one_error(run("judge", *words)).startswith(message)
