@@ -1,4 +1,4 @@
-"""docs/decisions: sections of one form, numbers of their own, an index that finds every number, references that lead somewhere."""
+"""docs/decisions: sections of one form, numbers of their own, an index that finds every number, references that lead on."""
 
 from __future__ import annotations
 
