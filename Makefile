@@ -143,7 +143,7 @@ check: .venv/.ready ## run ruff, mypy and import-linter
 lint: check ## same as check
 
 # Its environment is small and made when it is needed; `make setup` leaves it out. The variable silences a note on mkdocs' future
-# (docs/decisions/159-the-documentation-is-a-site.md).
+# (docs/decisions/build.md, 159).
 docs: .venv-docs/.ready ## build the documentation as a site, site/index.html; a warning is an error
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --quiet && echo "site/index.html"
 

@@ -153,7 +153,7 @@ _KEPT, _KEPT_WEIGHT = Form(role="other"), Form(role="other", kind="plain")
 _WITHOUT_FAMILY = {
     "GptOssForCausalLM": (
         "cannot be quantized again: it is published with its experts in MXFP4, 4.25 bits a weight, and vLLM 0.32 takes no "
-        "smaller or other form of them in full; serve it as it is (docs/decisions/122-gpt-oss-has-no-family.md)"
+        "smaller or other form of them in full; serve it as it is (docs/decisions/families.md)"
     ),
 }
 """Architectures that vLLM serves and no family will have as things are, with the reason."""

@@ -20,7 +20,7 @@ from assay_evaluate.statistics.proportions import normal_quantile
 
 FEW_DISCORDANT = 15
 """Discordant pairs below which no interval covers just what it says: with fewer than 5 expected, 95 % covers 97 to 100 %, and
-with 5 to 15 it covers 95 to 98 %, never less (docs/decisions/174-an-interval-says-what-it-covers.md)."""
+with 5 to 15 it covers 95 to 98 %, never less (docs/decisions/intervals.md, 174)."""
 
 
 class Flips(NamedTuple):
@@ -64,7 +64,7 @@ def paired_difference(b: int, c: int, n: int, level: float = 0.95) -> Interval:
     margin is lost".
 
     Its coverage, and why no interval covers exactly 95 % with few discordant pairs, is in
-    docs/decisions/015-paired-differences-use-tangos-interval.md and 127. ValueError if the counts do not fit.
+    docs/decisions/paired-scores.md (015, 127). ValueError if the counts do not fit.
     """
     found = score_interval(b, c, n, level)
     low, high = found.low, found.high

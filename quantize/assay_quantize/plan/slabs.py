@@ -16,7 +16,7 @@ from assay_quantize.kernels import needs_amax, row_multiple
 
 SLAB_BYTES = 4 << 20
 """Source bytes of a slab: large enough that Python's part is lost in it; small enough to stay near the cache, and for workers
-to end together (docs/decisions/071-slabs-of-4-mib.md)."""
+to end together (docs/decisions/storage.md, 071)."""
 
 
 Work = Literal["amax", "copy", "cast", "quantize", "add"]

@@ -2,7 +2,7 @@
 
 A disk fills huge pages without the processor. Through the cache every page must first be found, on a virtual machine often be
 given by the host, and be copied; and other things that lie there are pushed out
-(docs/decisions/077-cold-sources-are-read-past-the-page-cache.md).
+(docs/decisions/storage.md, 077).
 """
 
 from __future__ import annotations

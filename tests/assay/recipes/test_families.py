@@ -302,7 +302,7 @@ DRAFTS = "`assay family` drafts a family of what vLLM serves (docs/families.md);
         ({"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_local_experts": 32},
          "config.json: GptOssForCausalLM cannot be quantized again: it is published with its experts in MXFP4, 4.25 bits a "
          "weight, and vLLM 0.32 takes no smaller or other form of them in full; serve it as it is "
-         "(docs/decisions/122-gpt-oss-has-no-family.md)"),
+         "(docs/decisions/families.md)"),
         ({"architectures": ["Glm4vMoeForConditionalGeneration"], "text_config": {"n_routed_experts": 8}},
          "config.json: Glm4vMoeForConditionalGeneration wraps a text model in a multimodal one, which is not supported yet; "
          "supported: " + SUPPORTED),
