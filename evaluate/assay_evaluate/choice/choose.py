@@ -88,7 +88,7 @@ def choose(rows: Sequence[SpeedRow], gates: GateReport | None, wanted: Wanted, *
         within_noise=within_noise(names, best, flips),
         if_passed=tuple(_if_passed(found, may, open_ones, quality, points, objective, best)),
         undecided=tuple(without_speed(one) for one in quality.values() if one.word in OPEN and one.checkpoint not in setups),
-        one_for_all=min(regrets, key=lambda one: (len(one.misses), _share(one, cells, found)), default=None),
+        one_for_all=min(regrets, key=lambda regret: (len(regret.misses), _share(regret, cells, found)), default=None),
         regrets=regrets,
         refused=found.refused,
         set_aside=found.set_aside,
@@ -124,7 +124,9 @@ def _cell(
         ttft_s=known.get("ttft_s"),
         tpot_s=known.get("tpot_s"),
         tpot_derived=derived,
-        acceptance_length=next((one.acceptance_length for one in row.repeats if one.acceptance_length is not None), None),
+        acceptance_length=next(
+            (repeat.acceptance_length for repeat in row.repeats if repeat.acceptance_length is not None), None
+        ),
         usd_per_million_tokens=None if price is None else price / (3.6e-3 * speed.value / gpus),
         meets_objective=meets,
         misses=misses,

@@ -30,13 +30,15 @@ def _quality(gates: GateReport | None, label: str) -> Quality:
             to_run=(f"measure {label}: `assay evaluate`",),
         )  # fmt: skip
     word = gates.overall[label]
-    verdicts = [one for one in gates.verdicts if one.candidate == label and one.has_say]
+    verdicts = [verdict for verdict in gates.verdicts if verdict.candidate == label and verdict.has_say]
     return Quality(
         checkpoint=label,
         word=word,
         may_be_chosen=word == "PASS",
         detail=gates.reasons.get(label) or f"its gates say {word}",
-        to_run=() if word in ("PASS", "FAIL") else tuple(map(_to_run, (one for one in verdicts if one.status == word))),
+        to_run=()
+        if word in ("PASS", "FAIL")
+        else tuple(map(_to_run, (verdict for verdict in verdicts if verdict.status == word))),
         chance_of_failing=_chance_of_failing(gates, label) if word == "PASS" else None,
     )
 
@@ -61,12 +63,12 @@ def _chance_of_failing(gates: GateReport, label: str) -> float | None:
     may lose as much as the claim allows a task. And of the whole with its limit. They share losses, so this is no less than the
     chance.
     """
-    max_task = next((one.max_task for one in gates.wholes if one.candidate == label), 1.0)
+    max_task = next((whole.max_task for whole in gates.wholes if whole.candidate == label), 1.0)
     chances = [
         chance
-        for one in gates.verdicts
-        if one.candidate == label and (one.has_say or one.status == "UNDERPOWERED")
-        and (chance := _beyond(one, max_task if not one.has_say else 1.0)) is not None
+        for verdict in gates.verdicts
+        if verdict.candidate == label and (verdict.has_say or verdict.status == "UNDERPOWERED")
+        and (chance := _beyond(verdict, max_task if not verdict.has_say else 1.0)) is not None
     ]  # fmt: skip
     return 1 - math.prod(1 - chance for chance in chances) if chances else None
 
@@ -89,9 +91,9 @@ def losses(gates: GateReport | None) -> Mapping[str, float]:
         return found
     for label in gates.overall:
         drops = [
-            one.observed.value
-            for one in gates.verdicts
-            if one.candidate == label and one.gate.startswith("score ") and one.observed is not None
+            verdict.observed.value
+            for verdict in gates.verdicts
+            if verdict.candidate == label and verdict.gate.startswith("score ") and verdict.observed is not None
         ]
         if drops:
             found[label] = sum(drops) / len(drops)

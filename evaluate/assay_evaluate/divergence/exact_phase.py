@@ -115,7 +115,7 @@ def _drift(
     """Of the sampled or the held-out texts; None if fewer than two have a finite position."""
     chosen = [doc for doc in online if (doc.texts == "held_out") is (name == "held_out")]
     wanted = {id(doc) for doc in chosen}
-    usable = [(one.online, one.exact) for one in texts if id(one.online) in wanted and one.exact.finite_P.any()]
+    usable = [(text.online, text.exact) for text in texts if id(text.online) in wanted and text.exact.finite_P.any()]
     if len(usable) < 2:
         return None
     return drift_of(

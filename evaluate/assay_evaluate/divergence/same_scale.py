@@ -85,7 +85,7 @@ def _other_position(documents: Sequence[ScoredDocument]) -> str | None:
         for by in shifted:
             shifted[by] += int((np.roll(ours, by) == theirs)[1:-1].sum())
         total += len(ours) - 2
-    by, most = max(shifted.items(), key=lambda one: one[1])
+    by, most = max(shifted.items(), key=lambda item: item[1])
     if total < FEWEST_ROWS or most < SHIFTED_SHARE * total or most < TIMES_UNSHIFTED * own:
         return None
     return (

@@ -75,7 +75,7 @@ def _ends(checkpoint: Path) -> list[int]:
         if isinstance(ends, int):
             return [ends]
         if isinstance(ends, list) and ends:
-            return [one for one in ends if isinstance(one, int)]
+            return [end for end in ends if isinstance(end, int)]
     return []
 
 

@@ -79,11 +79,11 @@ class Measuring:
         """Measure what is missing; the record, as it lies in the run's folder."""
         self._take_over()
         missing: dict[tuple[str, int], list[list[tuple[int, Point]]]] = {}
-        subjects = {one.label: one for one in self.subjects}
-        for one in self.subjects:
+        subjects = {subject.label: subject for subject in self.subjects}
+        for subject in self.subjects:
             for speculation in self.ladder.speculation:
-                if wanted := self._missing(one, speculation):
-                    missing[one.label, speculation] = wanted
+                if wanted := self._missing(subject, speculation):
+                    missing[subject.label, speculation] = wanted
         record = self._save()
         if missing:
             self.on_progress(f"{sum(map(len, missing.values()))} starts of servers, {_starts(missing)}")
@@ -108,7 +108,7 @@ class Measuring:
         before = SpeedRecord.load_if_there(self.run_dir / SPEED_RECORD)
         if before is None:
             return
-        labels = {one.label: one for one in self.subjects}
+        labels = {subject.label: subject for subject in self.subjects}
         same = all(before.settings.get(name) == value for name, value in self.ladder.same_points().items())
         for row in before.rows:
             is_ours = row.origin == "measured" and row.checkpoint in labels
@@ -150,7 +150,7 @@ class Measuring:
         }  # fmt: skip
         seed = f"{self.ladder.seed}:{subject.label}:{speculation}"
         wanted = [
-            list(shuffled({point: one[start] for point, one in repeats.items() if start < len(one)}, seed))
+            list(shuffled({point: repeat[start] for point, repeat in repeats.items() if start < len(repeat)}, seed))
             for start in range(max(map(len, repeats.values()), default=0))
         ]
         if not wanted:
@@ -164,9 +164,9 @@ class Measuring:
     def _next_start(self, label: str, speculation: int) -> int:
         """Number of the next start of a server; those of rows from before starts were told are one, and have none."""
         told = [
-            one.server_start
+            repeat.server_start
             for row in self.rows.values() if (row.origin, row.checkpoint, row.speculation) == ("measured", label, speculation)
-            for one in row.repeats if one.server_start is not None
+            for repeat in row.repeats if repeat.server_start is not None
         ]  # fmt: skip
         return max(told, default=-1) + 1
 

@@ -187,10 +187,10 @@ def acceptance_of(record: SpeedRecord | None, given: float | None, speculation: 
     found: dict[int, float] = {}
     for drafts in speculation:
         told = [
-            one.acceptance_length
+            repeat.acceptance_length
             for row in (() if record is None else record.rows)
-            for one in row.repeats
-            if row.speculation == drafts and row.origin != "predicted" and one.acceptance_length is not None
+            for repeat in row.repeats
+            if row.speculation == drafts and row.origin != "predicted" and repeat.acceptance_length is not None
         ]
         if drafts and (given is not None or told):
             found[drafts] = given if given is not None else sum(told) / len(told)

@@ -27,9 +27,9 @@ class Prompts:
     def __init__(self, suite: SuiteRecipe, seed: int, long_tokens: int, asked: Mapping[str, Sequence[str]]) -> None:
         self._seed, self._long_tokens = f"{suite.seed}:speed:{seed}", long_tokens
         self._asked = {name: list(dict.fromkeys(found)) for name, found in asked.items() if found}
-        code = {one.name for one in suite.tasks if isinstance(one, LmEvalTask) and one.allow_code_execution}
+        code = {task.name for task in suite.tasks if isinstance(task, LmEvalTask) and task.allow_code_execution}
         self._asked_code = [text for name in sorted(code) for text in self._asked.get(name, [])]
-        languages = {language for one in suite.tasks for language in _generated_languages(one)}
+        languages = {language for task in suite.tasks for language in _generated_languages(task)}
         if suite.divergence is not None:
             languages |= set(suite.divergence.languages)
         self._languages: tuple[Language, ...] = tuple(sorted(languages)) or ("en",)

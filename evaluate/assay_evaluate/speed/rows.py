@@ -122,6 +122,6 @@ def repeat_of(
 
 def tokens_each(results: Sequence[Mapping[str, Any]], name: str) -> float | None:
     """Mean number of tokens a request (`total_input_tokens`, `total_output_tokens`); None: not told."""
-    pairs = [(number(one, name), count(one, "completed")) for one in results]
+    pairs = [(number(result, name), count(result, "completed")) for result in results]
     known = [(total, completed) for total, completed in pairs if total is not None and completed]
     return sum(total for total, _ in known) / sum(completed for _, completed in known) if known else None

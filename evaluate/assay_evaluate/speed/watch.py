@@ -113,5 +113,5 @@ def parse_state(csv: str, visible: str | None) -> GpuState:
         if fields[5].isdigit():
             used.append(int(fields[5]) << 20)
         watts.append(float(fields[6]) if fields[6].replace(".", "", 1).isdigit() else None)
-    known = [one for one in watts if one is not None]
+    known = [watt for watt in watts if watt is not None]
     return GpuState(max(used, default=None), sum(known) if known and len(known) == len(watts) else None)

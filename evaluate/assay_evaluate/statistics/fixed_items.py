@@ -88,11 +88,11 @@ def fixed_items(
     sides = [np.asarray(one, dtype=np.float64) for one in (reference, candidate)]
     counts = [np.asarray(one, dtype=np.int64) for one in (num_reference, num_candidate)]
     n = len(sides[0])
-    if any(one.shape != (n,) for one in (*sides, *counts)) or n == 0 or min(int(one.min()) for one in counts) < 1:
+    if any(side.shape != (n,) for side in (*sides, *counts)) or n == 0 or min(int(count.min()) for count in counts) < 1:
         raise ValueError("need a share and at least one reply of both sides for every item")
-    if min(int(one.max()) for one in counts) < 2:
+    if min(int(count.max()) for count in counts) < 2:
         return None
-    each = min(int(one.max()) for one in counts)
+    each = min(int(count.max()) for count in counts)
     parts = [_variances(share, count) for share, count in zip(sides, counts, strict=True)]
     spread = sum(float(variance.sum()) for variance, _ in parts)
     of_squares = sum(float((variance**2 / degrees).sum()) for variance, degrees in parts)

@@ -114,7 +114,7 @@ def compare_acceptance(
     lost, too_few_prompts = _lost(ours, theirs, drop), ""
     if len(paired) >= FEWEST_PROMPTS:
         drop = paired_acceptance_difference(paired, level)
-        rates = [sum(one.accepted_before for one in paired) / sum(one.drafted_before for one in paired)]
+        rates = [sum(prompt.accepted_before for prompt in paired) / sum(prompt.drafted_before for prompt in paired)]
         rates.append(rates[0] - drop.value)
         lost = f"{change(drop)} ({interval_of(drop)}, over {drop.n} prompts that both answered)"
         too_few_prompts = _too_few_prompts(paired, level)
@@ -131,7 +131,7 @@ def compare_acceptance(
 
 def _too_few_prompts(paired: Sequence[DraftCounts], level: float) -> str:
     """Why the upper end of the interval is 1, where it is."""
-    sizes = [one.drafted_before + one.drafted_after for one in paired]
+    sizes = [prompt.drafted_before + prompt.drafted_after for prompt in paired]
     if chance_of_none(sizes) < (1 - level) / 2:
         return ""
     return (

@@ -58,18 +58,18 @@ def judge_deployment(gates: GateRecipe, seen: Seen) -> tuple[Verdict, ...]:
 
 def outcome_of(checks: Sequence[Verdict]) -> Status:
     """The worst of those that count."""
-    return min((one.status for one in checks if one.has_say), key=SEVERITY.index)
+    return min((check.status for check in checks if check.has_say), key=SEVERITY.index)
 
 
 def sentence_of(checks: Sequence[Verdict], profile: str, verdict: Status) -> str:
     """Whether the verdict of the gates also holds there; if it does not, or is not known, the first check that says so."""
     outcome = outcome_of(checks)
     if outcome == "PASS":
-        passed = [one.gate for one in checks if one.status == "PASS"]
-        others = [one.gate for one in checks if one.status != "PASS"]
+        passed = [check.gate for check in checks if check.status == "PASS"]
+        others = [check.gate for check in checks if check.status != "PASS"]
         uncounted = f"; not measured and not counted: {'; '.join(others)}" if others else ""
         return f"the verdict {verdict} also holds on {profile}: {len(passed)} checks passed ({'; '.join(passed)}){uncounted}"
-    first = next(one for one in checks if one.has_say and one.status == outcome)
+    first = next(check for check in checks if check.has_say and check.status == outcome)
     why = f"{first.gate}: {first.detail.removesuffix('.')}"
     if outcome == "FAIL":
         return f"the verdict {verdict} does not hold on {profile}: {why}"
@@ -79,7 +79,7 @@ def sentence_of(checks: Sequence[Verdict], profile: str, verdict: Status) -> str
 # ------------------------------------------------------------------------------------------------ divergence
 def _divergence(gates: GateRecipe, seen: Seen) -> Iterator[Verdict]:
     """Of every divergence gate; the exact mean, which needs servers of its own, by its unbiased estimate."""
-    every = [one for one in gates.gates if isinstance(one, DivergenceGate)]
+    every = [gate for gate in gates.gates if isinstance(gate, DivergenceGate)]
     exact = {"metric": "kl_unbiased_mean"}
     own = [one.model_copy(update=exact) if one.metric == "kl_exact_mean" else one for one in every]
     own = [one for number, one in enumerate(own) if one not in own[:number]]
@@ -144,7 +144,7 @@ def _non_finite(divergence: Divergence | None) -> int:
 
 # ------------------------------------------------------------------------------------------------ drafts, probes
 def _acceptance(gates: GateRecipe, seen: Seen) -> Verdict:
-    gate = next((one for one in gates.gates if isinstance(one, AcceptanceGate)), None)
+    gate = next((gate for gate in gates.gates if isinstance(gate, AcceptanceGate)), None)
     if gate is None:
         none = "The gates have no limit on acceptance, so it does not count."
         return _verdict(seen, "acceptance", "NOT MEASURED", none).model_copy(update={"has_say": False})
@@ -155,8 +155,8 @@ def _probes(seen: Seen) -> Verdict:
     now, before = seen.probes, seen.probes_there
     if now is None:
         return _verdict(seen, "probes", "NOT MEASURED", f"No probes: {seen.not_measured.get('probes', 'none were run')}.")
-    old = set() if before is None else {one.name for one in before.alarms}
-    new = [one for one in now.alarms if one.name not in old]
+    old = set() if before is None else {alarm.name for alarm in before.alarms}
+    new = [alarm for alarm in now.alarms if alarm.name not in old]
     if new:
         also = f" (alarms also in {', '.join(one.name for one in new[1:])})" if new[1:] else ""
         return _verdict(seen, "probes", "FAIL", f"{new[0].name}: {new[0].reason}{also}.")
@@ -174,7 +174,7 @@ def _alarmed_there(names: set[str], profile: str) -> str:
 
 
 def _ran(report: ProbeReport | None) -> set[str]:
-    return set() if report is None else {one.name for one in report.results if one.status != "not_run"}
+    return set() if report is None else {result.name for result in report.results if result.status != "not_run"}
 
 
 def _verdict(seen: Seen, gate: str, status: Status, detail: str) -> Verdict:

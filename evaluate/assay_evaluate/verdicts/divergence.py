@@ -89,13 +89,13 @@ def judge_divergences(
     """
     prepared = [_prepare(gate, candidate, floor) for gate in gates]
     tests = [one for each in prepared for one in each.tested if one.p_fail is not None]
-    adjusted = dict(zip(map(id, tests), holm([one.p_fail for one in tests if one.p_fail is not None]), strict=True))
+    adjusted = dict(zip(map(id, tests), holm([test.p_fail for test in tests if test.p_fail is not None]), strict=True))
     return [_with_its_say(one.gate, _judged(one, candidate, adjusted, when_passed)) for one in prepared]
 
 
 def worst_value(gate: DivergenceGate, divergence: Divergence) -> float | None:
     """The worse end of the worst number that the gate would be held against. None: there is no such number."""
-    ends = [ends_of(one.best) for one in held_numbers(gate, divergence)]
+    ends = [ends_of(held_number.best) for held_number in held_numbers(gate, divergence)]
     if not ends:
         return None
     return max(high for _, high in ends) if gate.max is not None else min(low for low, _ in ends)
@@ -115,7 +115,11 @@ def _prepare(gate: DivergenceGate, candidate: Measurement, floor: Divergence | N
         why = f"{share} positions had no finite log-probability: a mean over the others would hide them."
         return _without(gate, candidate, why)
     held = list(held_numbers(gate, divergence))
-    noise = {} if floor is None else {(one.where, one.name): value_of(one.best) for one in held_numbers(gate, floor)}
+    noise = (
+        {}
+        if floor is None
+        else {(held_number.where, held_number.name): value_of(held_number.best) for held_number in held_numbers(gate, floor)}
+    )
     too_few = [*(_too_few(gate, one) for one in held if one.num_texts < FEWEST_TEXTS), *_unreached(gate, divergence)]
     tested = [
         _test(gate, one, _limit(gate, candidate, noise.get((one.where, one.name)), one))

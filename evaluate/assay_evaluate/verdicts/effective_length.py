@@ -112,7 +112,7 @@ def measure_effective_length(
         *(_not_judged(one, why, number == reached) for number, (one, why) in enumerate(zip(found, reasons, strict=True))
           if number >= reached),
     ]  # fmt: skip
-    stop = next((number for number, one in enumerate(lengths) if one.status != "within"), len(lengths))
+    stop = next((number for number, length in enumerate(lengths) if length.status != "within"), len(lengths))
     return EffectiveLength(
         candidate=candidate.label,
         tasks=tuple(ours.task for ours, _ in tasks),
@@ -218,8 +218,8 @@ def effective_lengths(recipe: GateRecipe, reference: Measurement, candidate: Mea
 def _wanted(found: EffectiveLength) -> list[AtLength]:
     """The lengths that the verdict is about."""
     if found.at_least_tokens is None:
-        return [one for one in found.lengths if _within_ability(found, one)]
-    return [one for one in found.lengths if one.length_tokens <= found.at_least_tokens]
+        return [length for length in found.lengths if _within_ability(found, length)]
+    return [length for length in found.lengths if length.length_tokens <= found.at_least_tokens]
 
 
 def _within_ability(found: EffectiveLength, one: AtLength) -> bool:
@@ -290,12 +290,12 @@ def _clause(found: EffectiveLength, deciding: AtLength | None, status: Status) -
 
 def _not_judged_words(found: EffectiveLength, reference: str) -> list[str]:
     said = []
-    for one in found.lengths:
-        if one.status == "reference cannot":
-            said.append(f"{tokens_short(one.length_tokens)} is not judged: {one.why_not}")
-        elif one.status == "not measured":
-            said.append(f"{tokens_short(one.length_tokens)} is not measured: {one.why_not}")
-    after = [tokens_short(one.length_tokens) for one in found.lengths if one.status == "not reached"]
+    for length in found.lengths:
+        if length.status == "reference cannot":
+            said.append(f"{tokens_short(length.length_tokens)} is not judged: {length.why_not}")
+        elif length.status == "not measured":
+            said.append(f"{tokens_short(length.length_tokens)} is not measured: {length.why_not}")
+    after = [tokens_short(length.length_tokens) for length in found.lengths if length.status == "not reached"]
     if after:
         said.append(f"nothing is said of {', '.join(after)}")
     longest = found.lengths[-1].length_tokens

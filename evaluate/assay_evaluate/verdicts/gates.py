@@ -106,12 +106,15 @@ def judge(
         (m for m in measurements if m is not reference),
         key=lambda m: (not m.is_noise_floor, -(m.checkpoint_bytes or 0), m.label),
     )
-    floor = next((one.divergence for one in candidates if one.is_noise_floor), None)
+    floor = next((candidate.divergence for candidate in candidates if candidate.is_noise_floor), None)
     beside = compare_published(published, reference, gate_recipe.level)
-    second_pass = next((one for one in candidates if one.is_noise_floor), None)
-    looked = {one.label: look_at_serving(reference, one, second_pass) for one in candidates}
+    second_pass = next((candidate for candidate in candidates if candidate.is_noise_floor), None)
+    looked = {candidate.label: look_at_serving(reference, candidate, second_pass) for candidate in candidates}
     faults = {label: one.by_task for label, one in looked.items()}
-    sound = [(without_tasks(reference, faults[one.label]), without_tasks(one, faults[one.label])) for one in candidates]
+    sound = [
+        (without_tasks(reference, faults[candidate.label]), without_tasks(candidate, faults[candidate.label]))
+        for candidate in candidates
+    ]
     verdicts: list[Verdict] = []
     overall: dict[str, Status] = {}
     wholes: list[WholeClaim] = []
@@ -125,11 +128,14 @@ def judge(
         subgroups += losses
         overall[candidate.label] = _overall(judged)
     reasons = {
-        label: reason_for(status, [one for one in verdicts if one.candidate == label]) for label, status in overall.items()
+        label: reason_for(status, [verdict for verdict in verdicts if verdict.candidate == label])
+        for label, status in overall.items()
     }
-    for repeat in [one.label for one in candidates if one.is_noise_floor and overall[one.label] == "FAIL"]:
-        why = suspect_reason(reference.label, [one for one in verdicts if one.candidate == repeat])
-        for candidate in (one for one in candidates if not one.is_noise_floor):
+    for repeat in [
+        candidate.label for candidate in candidates if candidate.is_noise_floor and overall[candidate.label] == "FAIL"
+    ]:
+        why = suspect_reason(reference.label, [verdict for verdict in verdicts if verdict.candidate == repeat])
+        for candidate in (candidate for candidate in candidates if not candidate.is_noise_floor):
             overall[candidate.label], reasons[candidate.label] = "NOT MEASURED", why
     for label, attempts in earlier.items():
         if label in reasons and attempts:
@@ -147,7 +153,7 @@ def judge(
         wholes=tuple(wholes),
         reasons=reasons,
         long_context=tuple(one for pair in sound for one in long_context(pair[0], pair[1], gate_recipe.level)),
-        effective_lengths=tuple(one for pair in sound for one in effective_lengths(gate_recipe, pair[0], pair[1])),
+        effective_lengths=tuple(length for pair in sound for length in effective_lengths(gate_recipe, pair[0], pair[1])),
         subgroups=tuple(subgroups),
         serving=tuple(finding for one in looked.values() for finding in one.findings),
         not_looked_at={label: one.not_looked_at for label, one in looked.items() if one.not_looked_at},

@@ -35,13 +35,13 @@ def judge_probes(gate: ProbesGate, reports: Sequence[ProbeReport], reference: Me
 
     report = find_probes(reports, candidate)
     if report is None:
-        other = any(one.label == candidate.label for one in reports)
+        other = any(report.label == candidate.label for report in reports)
         why = "the probes of that name are of another checkpoint" if other else "it was not probed"
         return verdict("NOT MEASURED", f"No probes of {candidate.label}: {why}; `assay probe` does it.")
     before = find_probes(reports, reference)
     if report.alarms:
         num_tests = _num_compared(report, before)
-        judged = [(one, *_judge_alarm(one, before, reference.label, ALPHA / num_tests)) for one in report.alarms]
+        judged = [(alarm, *_judge_alarm(alarm, before, reference.label, ALPHA / num_tests)) for alarm in report.alarms]
         alarm, status, why = next(found for word in _WORST_FIRST for found in judged if found[1] == word)
         others = [one.name for one, *_ in judged if one is not alarm]
         also = f" (alarms also in {', '.join(others)})" if others else ""
@@ -57,7 +57,7 @@ def judge_probes(gate: ProbesGate, reports: Sequence[ProbeReport], reference: Me
             return verdict("NOT MEASURED", f"Probe {name} did not run, so no rate of it is bounded.", None, limit)
         if result.upper > limit:
             return verdict("UNDERPOWERED", f"{name}: {result.sentence}; allowed {limit:.2g}.", result.rate, limit)
-    ran = [one for one in report.results if one.status == "ok"]
+    ran = [result for result in report.results if result.status == "ok"]
     said = f"No alarm in {len(ran)} probes, {report.num_requests:,} requests.{_tightest(ran)}"
     return verdict("PASS", f"{said}{_alarms_of(before, reference.label)}")
 
@@ -86,7 +86,7 @@ def _hit(result: ProbeResult | None) -> Hit | None:
         return Hit(min(result.requests_hit, result.num_requests), result.num_requests) if result.num_requests else None
     if result.unit == "request":
         return Hit(result.events, result.trials)
-    named = len({one.request for one in result.witnesses})  # a record of before requests were counted
+    named = len({witness.request for witness in result.witnesses})  # a record of before requests were counted
     return Hit(min(named, result.num_requests), result.num_requests) if result.num_requests else None
 
 
@@ -95,7 +95,7 @@ def _num_compared(report: ProbeReport, before: ProbeReport | None) -> int:
 
     Given the events of both sides together, on which the test is conditioned, this number does not tell the sides apart.
     """
-    named = {one.name for each in (report, before) if each is not None for one in each.results}
+    named = {result.name for each in (report, before) if each is not None for result in each.results}
     counts = [
         sum(hit.requests for each in (report, before) if each is not None and (hit := _hit(each.result(name))) is not None)
         for name in named
@@ -132,7 +132,7 @@ def _alarms_of(before: ProbeReport | None, reference: str) -> str:
     """That the reference itself alarms, where it does."""
     if before is None or not before.alarms:
         return ""
-    return f" {reference} itself alarms: " + "; ".join(f"{one.name}: {one.reason}" for one in before.alarms) + "."
+    return f" {reference} itself alarms: " + "; ".join(f"{alarm.name}: {alarm.reason}" for alarm in before.alarms) + "."
 
 
 def _tightest(ran: Sequence[ProbeResult]) -> str:

@@ -96,7 +96,7 @@ def _closest(passed: Sequence[Verdict]) -> str:
     """Of a PASS the task that comes closest to its margin, by the end of its interval."""
     scores = [(v.observed, v.limit, v) for v in passed if v.gate.startswith("score ")]
     ends = [(drop.high / limit, drop, limit, v) for drop, limit, v in scores if drop is not None and limit is not None]
-    _, drop, limit, closest = max(ends, key=lambda found: found[0])
+    _, drop, limit, closest = max(ends, key=lambda end: end[0])
     most = f"at most {points(drop.high)} lost" if drop.high >= 0 else f"at least {points(-drop.high)} gained"
     seen = f"closest is {name_of(closest)}, {most} ({interval_name(drop.level, drop.coverage)})"
     ends_at = drop.model_copy(update={"value": drop.high})

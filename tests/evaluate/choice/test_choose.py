@@ -58,13 +58,13 @@ def test_the_published_table_of_glm52() -> None:
         "at 1 and 8 streams nvfp4 with MTP may be as fast as w4a16 with MTP; at 32 streams fp8 with MTP may be as fast as "
         "nvfp4 with MTP"
     )
-    assert [(one.concurrency, one.setup, one.next_best) for one in found.picks] == [
+    assert [(pick.concurrency, pick.setup, pick.next_best) for pick in found.picks] == [
         (1, "w4a16 with MTP", "nvfp4 with MTP"), (8, "w4a16 with MTP", "nvfp4 with MTP"),
         (32, "nvfp4 with MTP", "fp8 with MTP"),
     ]  # fmt: skip
-    assert [one.ratio for one in found.picks] == pytest.approx([125.7 / 116.3, 495.7 / 455.5, 925.2 / 921.4])
-    assert [one.chance_best for one in found.picks] == pytest.approx([0.79, 0.80, 0.47], abs=0.03)
-    expected = [one.expected_tokens_s for one in found.picks]
+    assert [pick.ratio for pick in found.picks] == pytest.approx([125.7 / 116.3, 495.7 / 455.5, 925.2 / 921.4])
+    assert [pick.chance_best for pick in found.picks] == pytest.approx([0.79, 0.80, 0.47], abs=0.03)
+    expected = [pick.expected_tokens_s for pick in found.picks]
     assert all(
         one is not None and one.low < one.value < cell for one, cell in zip(expected, (125.7, 495.7, 925.2), strict=True)
     )
@@ -76,11 +76,11 @@ def test_the_published_table_of_glm52() -> None:
     assert (flip.before, flip.after, flip.between) == ("w4a16 with MTP", "nvfp4 with MTP", (8, 32))
     assert flip.at == pytest.approx(14.6, abs=0.1) and flip.low == pytest.approx(2.3, abs=0.4) and (flip.high or 0) > 25
     assert found.origin == "imported" and found.hardware == "8xH200" and found.num_draws == 2000
-    cells = {(one.setup, one.concurrency): one for one in found.cells}
+    cells = {(cell.setup, cell.concurrency): cell for cell in found.cells}
     assert cells["nvfp4 with MTP", 32].usd_per_million_tokens == pytest.approx(3.5 / (3.6e-3 * 925.2 / 8))
     assert cells["w4a16 with MTP", 1].tpot_s == pytest.approx((512 / 125.7 - 0.215) / 511)
     assert cells["w4a16 with MTP", 1].tpot_derived
-    assert {one.setup for one in found.cells if one.state == "missing"} == {"awq-int4"}
+    assert {cell.setup for cell in found.cells if cell.state == "missing"} == {"awq-int4"}
     assert found.one_for_all is not None
     assert (found.one_for_all.setup, found.one_for_all.at) == ("nvfp4 with MTP", 8)
     assert found.one_for_all.worst_tokens_s == pytest.approx(495.7 - 455.5)
@@ -94,7 +94,7 @@ def test_the_claim_of_79_percent_is_refused() -> None:
         "no ratio of w4a16 (132 tokens/s, drafting not stated) to awq-int4 (78, nothing drafted) and nvfp4 (74, nothing "
         "drafted) at 1 stream: a ratio would be of drafting and checkpoint together",
     )
-    ratios = [one.ratio for one in found.picks if one.ratio is not None]
+    ratios = [pick.ratio for pick in found.picks if pick.ratio is not None]
     assert max(ratios) < 1.1
     assert found.set_aside == (
         "6 rows of awq-int4, nvfp4: under other conditions (prompts not stated, engine not stated)",
@@ -108,7 +108,7 @@ def test_an_objective_that_nothing_meets_at_32_streams() -> None:
         "w4a16 with MTP up to about 15 streams (2 to 17), then nvfp4 with MTP up to about 18 streams (16 to 20), then nothing "
         "that meets the objective; at 1 and 8 streams nvfp4 with MTP may be as fast as w4a16 with MTP"
     )
-    assert [one.setup for one in found.picks] == ["w4a16 with MTP", "w4a16 with MTP", None]
+    assert [pick.setup for pick in found.picks] == ["w4a16 with MTP", "w4a16 with MTP", None]
     assert found.picks[2].why_none == "none meets the objective; nvfp4 with MTP, the fastest, misses it: TPOT 33.9 ms"
 
 
@@ -120,7 +120,7 @@ def test_a_change_to_and_fro_within_the_noise_is_none() -> None:
     ]  # fmt: skip
     found = choose(rows, None, Wanted())
     first, second = found.flips
-    assert [one.setup for one in found.picks] == ["a", "b", "a"] and min(first.chance or 0, second.chance or 0) < 0.8
+    assert [pick.setup for pick in found.picks] == ["a", "b", "a"] and min(first.chance or 0, second.chance or 0) < 0.8
     assert found.recommendation == (
         "quality was not measured (--quality assumed): a from 1 to 8 streams; at 4 streams b may be as fast as a"
     )
@@ -153,7 +153,7 @@ def test_a_doubtful_pass_is_no_noise_of_speeds() -> None:
     doubtful = gates(a="PASS", b="PASS")
     verdicts = (doubtful.verdicts[0], verdict("b", "PASS", 0.05 - 0.6745 * 0.02, 1.96 * 0.02))
     found = choose(rows, doubtful.model_copy(update={"verdicts": verdicts}), Wanted())
-    assert [one.chance for one in found.flips] == [pytest.approx(0.75, abs=0.03)] * 2
+    assert [flip.chance for flip in found.flips] == [pytest.approx(0.75, abs=0.03)] * 2
     assert found.within_noise == ()
     assert found.recommendation == "a up to about 2 streams (1 to 2), then b up to about 6 streams (5 to 6), then a"
 
@@ -167,7 +167,7 @@ def test_changes_within_the_noise_inside_each_other() -> None:
     rows += [row("a", 1, 1200.0, 1210.0, 1220.0), row("a", 16, 3000.0, 3010.0, 3020.0)]
     rows += [row(name, at, mean - 10.0, mean, mean + 10.0) for name in "bc" for at, mean in ((1, 910.0), (16, 2010.0))]
     found = choose(rows, None, Wanted())
-    assert [(one.before, one.after) for one in found.flips] == [("a", "b"), ("b", "c"), ("c", "b"), ("b", "a")]
+    assert [(flip.before, flip.after) for flip in found.flips] == [("a", "b"), ("b", "c"), ("c", "b"), ("b", "a")]
     assert found.recommendation == (
         "quality was not measured (--quality assumed): a from 1 to 16 streams; at 2, 4 and 8 streams b and c may be as "
         "fast as a"
@@ -218,7 +218,7 @@ def test_where_rows_end_no_curves_cross() -> None:
 def test_a_row_without_what_is_limited_is_no_pick() -> None:
     rows = [row("a", 1, 120.0, ttft=0.1), row("a", 8, 500.0), row("a", 32, 1200.0, ttft=0.2)]
     found = choose(rows, None, Wanted(objective={"ttft_s": 2.0}))
-    assert [one.setup for one in found.picks] == ["a", None, "a"]
+    assert [pick.setup for pick in found.picks] == ["a", None, "a"]
     assert found.picks[1].why_none == "TTFT not known of a there, which is ahead by its speeds at 1 and 32 streams"
 
 
@@ -232,7 +232,7 @@ def test_a_time_per_token_below_nothing_is_not_derived() -> None:
     """10 tokens at 100 tokens/s end after 0.1 s, and the first is said to come after 5 s: nothing follows from that."""
     rows = [row("a", 1, 100.0, ttft=5.0, output_tokens=10.0), row("b", 1, 90.0, ttft=0.01, output_tokens=10.0)]
     found = choose(rows, None, Wanted(objective={"tpot_s": 0.025}))
-    assert [(one.tpot_s, one.misses) for one in found.cells] == [
+    assert [(cell.tpot_s, cell.misses) for cell in found.cells] == [
         (None, "TPOT not known"), (pytest.approx((10 / 90 - 0.01) / 9), None),
     ]  # fmt: skip
     assert found.picks[0].setup == "b"
@@ -248,7 +248,7 @@ ROWS = [
 
 def test_underpowered_quality_is_no_quality() -> None:
     found = choose(ROWS, gates(w4a16="PASS", nvfp4="UNDERPOWERED"), Wanted())
-    assert [one.setup for one in found.picks] == ["w4a16", "fp8"]
+    assert [pick.setup for pick in found.picks] == ["w4a16", "fp8"]
     assert found.if_passed == (
         "nvfp4 is UNDERPOWERED, which is no quality; to decide it: GSM8K: 400 paired items (250 were asked); if it passed: "
         f"w4a16 up to about {found_flip(ROWS):.0f} streams, then nvfp4",
@@ -266,16 +266,16 @@ def found_flip(rows: list[SpeedRow]) -> float:
 )
 def test_only_a_pass_may_be_chosen(status: Status, picks: list[str]) -> None:
     found = choose(ROWS, gates(w4a16="PASS", nvfp4=status), Wanted())
-    assert [one.setup for one in found.picks] == picks
+    assert [pick.setup for pick in found.picks] == picks
     word = {one.checkpoint: (one.word, one.may_be_chosen) for one in found.quality}
     assert word == {"fp8": ("REFERENCE", True), "w4a16": ("PASS", True), "nvfp4": (status, status == "PASS")}
-    fronts = {one.setup for one in found.cells if one.on_front}
+    fronts = {cell.setup for cell in found.cells if cell.on_front}
     assert ("nvfp4" in fronts) == (status == "PASS")
 
 
 def test_what_no_run_knows_is_not_chosen() -> None:
     found = choose([*ROWS, row("int4", 1, 999.0), row("int4", 32, 9999.0)], gates(w4a16="PASS", nvfp4="PASS"), Wanted())
-    assert "int4" not in {one.setup for one in found.picks}
+    assert "int4" not in {pick.setup for pick in found.picks}
     (quality,) = (one for one in found.quality if one.checkpoint == "int4")
     assert (quality.word, quality.detail) == ("NOT MEASURED", "no candidate of this run (w4a16, nvfp4)")
 
@@ -284,7 +284,7 @@ def test_nothing_may_be_chosen() -> None:
     rows = [one for one in ROWS if one.checkpoint != "fp8"]
     found = choose(rows, gates(w4a16="FAIL", nvfp4="FAIL"), Wanted())
     assert found.recommendation == "nothing can be recommended: no checkpoint that has rows may be chosen: see quality"
-    assert [one.setup for one in found.picks] == [None, None] and found.flips == () and found.one_for_all is None
+    assert [pick.setup for pick in found.picks] == [None, None] and found.flips == () and found.one_for_all is None
 
 
 def test_items_that_would_decide() -> None:
@@ -309,8 +309,8 @@ def test_speculation_is_part_of_the_choice_and_of_no_ratio() -> None:
         row("w4a16", 1, 125.0, 126.0, speculation=5), row("w4a16", 32, 800.0, 801.0, speculation=5),
     ]  # fmt: skip
     found = choose(rows, gates(w4a16="PASS"), Wanted())
-    assert [one.setup for one in found.picks] == ["w4a16 with MTP", "w4a16 without MTP"]
-    assert [one.ratio for one in found.picks] == [None, None]
+    assert [pick.setup for pick in found.picks] == ["w4a16 with MTP", "w4a16 without MTP"]
+    assert [pick.ratio for pick in found.picks] == [None, None]
     assert found.picks[0].no_ratio == "w4a16 drafted 5 tokens a step, w4a16 nothing"
     assert found.one_for_all is not None and found.one_for_all.relative is None
 
@@ -321,7 +321,7 @@ def test_emulated_rows_are_missing_and_predictions_fill_no_pick() -> None:
         row("w4a16", 1, 200.0, origin="predicted", source="assay roofline", prompts="decoding at 8,192 tokens"),
     ]  # fmt: skip
     found = choose(rows, gates(w4a16="PASS"), Wanted())
-    assert [(one.setup, one.state, one.why, one.output_tokens_s) for one in found.cells] == [
+    assert [(cell.setup, cell.state, cell.why, cell.output_tokens_s) for cell in found.cells] == [
         ("fp8", "measured", None, pytest.approx((90.0 * 91.0) ** 0.5)),
         ("w4a16", "predicted", "emulated here, which says nothing about speed", pytest.approx(200.0)),
     ]  # fmt: skip
@@ -375,7 +375,7 @@ def test_noise_of_repeats_and_quality_is_in_flips() -> None:
 def test_the_front_has_what_nothing_beats() -> None:
     rows = [row("fp8", 1, 100.0, ttft=0.5), row("w4a16", 1, 120.0, ttft=0.6), row("nvfp4", 1, 110.0, ttft=0.7)]
     found = choose(rows, gates(w4a16="PASS", nvfp4="PASS"), Wanted())
-    assert {one.setup for one in found.cells if one.on_front} == {"fp8", "w4a16"}
+    assert {cell.setup for cell in found.cells if cell.on_front} == {"fp8", "w4a16"}
 
 
 # ------------------------------------------------------------------------------------------------ what a PASS leaves open
@@ -402,10 +402,12 @@ def test_the_whole_and_undecided_tasks_may_fail_as_well() -> None:
 def test_one_name_in_two_schemes_is_two_setups() -> None:
     rows = [row("glm", 1, 100.0, scheme="fp8"), row("glm", 1, 160.0, scheme="nvfp4"), row("other", 1, 125.0)]
     found = choose(rows, None, Wanted())
-    assert [one.name for one in found.setups] == ["glm (fp8)", "glm (nvfp4)", "other"] and found.picks[0].setup == "glm (nvfp4)"
-    assert [one.name for one in choose([rows[0], row("glm", 8, 400.0)], None, Wanted()).setups] == ["glm"]
+    assert [setup.name for setup in found.setups] == ["glm (fp8)", "glm (nvfp4)", "other"] and found.picks[
+        0
+    ].setup == "glm (nvfp4)"
+    assert [setup.name for setup in choose([rows[0], row("glm", 8, 400.0)], None, Wanted()).setups] == ["glm"]
 
 
 def test_settings_of_a_sweep_tell_setups_apart() -> None:
     rows = [row("glm", 1, 100.0, settings={"max_num_seqs": "128"}), row("glm", 1, 130.0, settings={"max_num_seqs": "256"})]
-    assert [one.name for one in choose(rows, None, Wanted()).setups] == ["glm (max_num_seqs 128)", "glm (max_num_seqs 256)"]
+    assert [setup.name for setup in choose(rows, None, Wanted()).setups] == ["glm (max_num_seqs 128)", "glm (max_num_seqs 256)"]

@@ -97,7 +97,7 @@ def test_the_fastest_of_equals_is_not_believed_to_be_faster() -> None:
         for name in "abcdefgh":
             effects = rng.normal(0, 0.03, 2)
             logs = [effects[start] + rng.normal(0, 0.01) for start in (0, 0, 1)]
-            curves.append(Curve(name, name, (known(8, tuple(100 * math.exp(one) for one in logs), {}, (2, 1)),)))
+            curves.append(Curve(name, name, (known(8, tuple(100 * math.exp(log) for log in logs), {}, (2, 1)),)))
         found = envelope(curves, (8,), {}, num_draws=300, seed=number)
         pick = int(found.at(8)[0])
         measured.append(curves[pick].rows[0].log - math.log(100))

@@ -65,7 +65,7 @@ def value(points: dict[int, Point], streams: float, of: str) -> float | None:
     ends = []
     for at in (below, above):
         point = points[at]
-        logs = [math.log(one) for one in point.tokens_s] if of == "tokens_s" else [math.log(point.tpot_s or math.nan)]
+        logs = [math.log(tokens_) for tokens_ in point.tokens_s] if of == "tokens_s" else [math.log(point.tpot_s or math.nan)]
         ends.append(sum(logs) / len(logs))
     share = 0.0 if below == above else math.log(streams / below) / math.log(above / below)
     return math.exp(ends[0] + share * (ends[1] - ends[0]))
@@ -133,7 +133,7 @@ def rows_of(ladder: Ladder) -> list[SpeedRow]:
                 SpeedRow(
                     checkpoint=name.split()[0], speculation=5 if name.endswith("with MTP") else 0, concurrency=at,
                     origin="measured", prompts="chat", hardware="8xH200", num_gpus=8, source="by hand",
-                    repeats=tuple(SpeedRepeat(output_tokens_s=one, **more) for one in point.tokens_s),
+                    repeats=tuple(SpeedRepeat(output_tokens_s=tokens_, **more) for tokens_ in point.tokens_s),
                 )
             )  # fmt: skip
     return rows
@@ -185,15 +185,15 @@ def test_a_choice_is_what_another_computation_says(
         (cell.setup, cell.concurrency): cell.usd_per_million_tokens for cell in found.cells if cell.state == "measured"
     } == {(name, at): pytest.approx(usd(ladder, name, at, 3.5, 8)) for name, points in ladder.items() for at in points}
     worst = worst_of(ladder, most_tpot_s)
-    assert {one.setup for one in found.regrets} == worst.keys()
-    for one in found.regrets:
-        share, at = worst[one.setup]
+    assert {regret.setup for regret in found.regrets} == worst.keys()
+    for regret in found.regrets:
+        share, at = worst[regret.setup]
         pick = str(picks[at])
-        assert (one.at, one.worst_tokens_s) == (at, pytest.approx(share * mean(ladder, pick, at)))
-        alike = one.setup.endswith("without MTP") == pick.endswith("without MTP")
-        assert one.relative == (pytest.approx(share) if alike else None), "drafting is of one ratio with not drafting never"
-        dearer = usd(ladder, one.setup, at, 3.5, 8) - usd(ladder, pick, at, 3.5, 8)
-        assert one.usd_per_million_tokens == pytest.approx(dearer, abs=1e-9)
+        assert (regret.at, regret.worst_tokens_s) == (at, pytest.approx(share * mean(ladder, pick, at)))
+        alike = regret.setup.endswith("without MTP") == pick.endswith("without MTP")
+        assert regret.relative == (pytest.approx(share) if alike else None), "drafting is of one ratio with not drafting never"
+        dearer = usd(ladder, regret.setup, at, 3.5, 8) - usd(ladder, pick, at, 3.5, 8)
+        assert regret.usd_per_million_tokens == pytest.approx(dearer, abs=1e-9)
 
 
 def test_the_table_above_is_the_published_one() -> None:

@@ -54,7 +54,7 @@ def test_statistics_against_numpy() -> None:
     every, _, held_out = record.drift
 
     parts = [position_divergence(doc.reference, doc.candidate) for doc in documents[:3] if doc.candidate]
-    kl_N = np.concatenate([one.kl_P for one in parts])
+    kl_N = np.concatenate([part.kl_P for part in parts])
     p, q = (np.concatenate([np.exp(side[i]) for side in ((ln_p, ln_q) for _, ln_p, ln_q in made[:3])]) for i in (0, 1))
     tokens = np.concatenate([doc.reference.tokens_P for doc in documents[:3]])
     n = np.arange(len(tokens))
@@ -219,7 +219,7 @@ def test_what_lies_outside_the_list_is_not_passed_unseen() -> None:
     verdict = judge_divergence(gate(metric="kl_mean"), measured(record))
     assert (verdict.status, verdict.detail.split(":")[0]) == ("FAIL", "KL, unbiased")
     by_bound = gate(metric="kl_mean", texts="held_out")
-    held_out = [ScoredDocument(**vars(one) | {"texts": "held_out"}) for one in documents]
+    held_out = [ScoredDocument(**vars(document) | {"texts": "held_out"}) for document in documents]
     both = summarize([*documents, *held_out], reference_checkpoint_sha256="r", top_k=20, position_buckets=(0,))
     verdict = judge_divergence(by_bound, measured(both))
     assert verdict.status == "NOT MEASURED" and verdict.detail.endswith(

@@ -129,9 +129,9 @@ def by_gate(candidate: str = "w4a16") -> dict[str, tuple[str, str]]:
     """Gate of divergence -> its verdict and what it says."""
     report = GateReport.load(Path("runs/model/gates.json"))
     return {
-        one.gate: (one.status, one.detail)
-        for one in report.verdicts
-        if one.candidate == candidate and one.gate.startswith("divergence ")
+        verdict.gate: (verdict.status, verdict.detail)
+        for verdict in report.verdicts
+        if verdict.candidate == candidate and verdict.gate.startswith("divergence ")
     }
 
 

@@ -172,4 +172,4 @@ def _item_of(folder: Path, prompt: list[int]) -> str:
     with Journal(folder / "run" / "journal.db") as journal:
         rows = journal._execute("SELECT items FROM items WHERE what = 'divergence.write'")
     documents = json.loads(_unpack(rows[-1][0]))[0]["documents"]
-    return next(str(one["item"]) for one in documents if [*one["prompt_ids"], *one["reply_ids"]] == prompt)
+    return next(str(document["item"]) for document in documents if [*document["prompt_ids"], *document["reply_ids"]] == prompt)

@@ -119,11 +119,14 @@ def test_a_text_keeps_the_cluster_of_the_question_that_it_answers(tmp_path: Path
     task = ArithmeticTask(kind="arithmetic", name="sums", languages=("en",), num_items=4, num_steps=(2,), max_tokens=64)
     with FakeServer(lambda body: Scripted("so it is #### 7")) as server, session_with(server, tmp_path) as session:
         items = run_generated(session, task, arithmetic_items(task, "eval-test")).items
-        results = {("sums", one.item): replace(one, cluster=f"q{i // 2}") for i, one in enumerate(items[:3])}
+        results = {("sums", item.item): replace(item, cluster=f"q{i // 2}") for i, item in enumerate(items[:3])}
         spec = DivergenceSpec(num_documents=2, max_tokens=8, suite_documents=20)
         documents = write_replies(session, suite_questions(session, spec, WHO, results))
     sides = text(0, 0.1).reference
-    found = {one.item: (one.language, one.cluster) for one in (scored_document(doc, sides, None) for doc in documents)}
+    found = {
+        document.item: (document.language, document.cluster)
+        for document in (scored_document(doc, sides, None) for doc in documents)
+    }
     assert found == {
         f"sums/{items[0].item}": ("en", "sums/q0"),
         f"sums/{items[1].item}": ("en", "sums/q0"),

@@ -32,7 +32,7 @@ def side(tokens: list[int], chances: list[dict[int, float]]) -> TokenLogprobs:
     ids = np.full((len(tokens), 3), -1, np.int32)
     logprobs = np.full((len(tokens), 3), np.nan, np.float32)
     for row, listed in enumerate(chances):
-        for column, (token, p) in enumerate(sorted(listed.items(), key=lambda one: -one[1])[:3]):
+        for column, (token, p) in enumerate(sorted(listed.items(), key=lambda item: -item[1])[:3]):
             ids[row, column], logprobs[row, column] = token, np.log(p)
     chosen = np.log([listed.get(token, 0.001) for token, listed in zip(tokens, chances, strict=True)]).astype(np.float32)
     return TokenLogprobs(tokens_P=np.array(tokens, np.int32), ids_PK=ids, logprobs_PK=logprobs, chosen_P=chosen)

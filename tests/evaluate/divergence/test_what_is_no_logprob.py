@@ -37,8 +37,10 @@ def two_sides(noise: float, seed: int = 1) -> tuple[list[TokenLogprobs], list[To
 def mapped(texts: list[TokenLogprobs], change: Callable[[np.ndarray], np.ndarray]) -> list[TokenLogprobs]:
     """Every value changed in the same way."""
     return [
-        replace(one, logprobs_PK=change(one.logprobs_PK).astype(np.float32), chosen_P=change(one.chosen_P).astype(np.float32))
-        for one in texts
+        replace(
+            text, logprobs_PK=change(text.logprobs_PK).astype(np.float32), chosen_P=change(text.chosen_P).astype(np.float32)
+        )
+        for text in texts
     ]
 
 
@@ -60,7 +62,7 @@ NUM_VALUES = TEXTS * POSITIONS * (K + 1)
 def test_logits_are_named_with_the_remedy() -> None:
     """A divergence of 250,000 nats was made of these."""
     logits = mapped(THEIRS, lambda value: value + 22.5)
-    largest = max(float(one.logprobs_PK.max()) for one in logits)
+    largest = max(float(logit.logprobs_PK.max()) for logit in logits)
     said = (
         "log-probabilities above 0: start vLLM without --logprobs-mode raw_logits (or processed_logits); "
         f"{NUM_VALUES} of {NUM_VALUES} values, up to {largest:.3g}"

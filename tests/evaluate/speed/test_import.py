@@ -228,7 +228,7 @@ tables:
       - {concurrency: 1, repeats: [{output_tokens_s: 10, tpot_s: {mean: 0.1, p50: 0.09}}, {output_tokens_s: 12}]}
 """
     (row,) = read_imported(written(tmp_path, text, "mine.yaml"), None, Stated())
-    assert (row.num_gpus, row.source, [one.output_tokens_s for one in row.repeats]) == (2, "mine.yaml", [10, 12])
+    assert (row.num_gpus, row.source, [repeat.output_tokens_s for repeat in row.repeats]) == (2, "mine.yaml", [10, 12])
 
 
 ROW = {"checkpoint": "a", "hardware": "A", "prompts": "x", "concurrency": 1, "output_tokens_s": 1}

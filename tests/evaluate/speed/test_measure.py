@@ -121,8 +121,8 @@ def test_a_row_for_each_point(world: World) -> None:
     assert {(row.speculation, row.prompts, row.concurrency): len(row.repeats) for row in record.rows} == {
         (0, "chat", 1): 3, (0, "chat", 4): 3, (1, "chat", 1): 3, (1, "chat", 4): 3,
     }  # fmt: skip
-    row = next(one for one in record.rows if (one.speculation, one.concurrency) == (1, 4))
-    rates = [one.output_tokens_s for one in row.repeats]
+    row = next(row for row in record.rows if (row.speculation, row.concurrency) == (1, 4))
+    rates = [repeat.output_tokens_s for repeat in row.repeats]
     assert row == SpeedRow(
         checkpoint="bf16", scheme="bf16", checkpoint_sha256="a" * 64, origin="measured", source="vllm bench serve 0.32.0",
         hardware="a CPU", num_gpus=0, speculation=1, prompts="chat", prompt_tokens=RESULT["total_input_tokens"] / 4,
@@ -134,7 +134,7 @@ def test_a_row_for_each_point(world: World) -> None:
         ),
     )  # fmt: skip
     assert row.startup_s is not None and row.repeats[0].acceptance_length == RESULT["spec_decode_acceptance_length"]
-    assert all(one.acceptance_length is None for other in record.rows if other.speculation == 0 for one in other.repeats)
+    assert all(repeat.acceptance_length is None for other in record.rows if other.speculation == 0 for repeat in other.repeats)
     assert record.settings == {
         "concurrency": [1, 4], "speculation": [0, 1], "prompts": ["chat"], "repeats": 3, "starts": 2, "num_requests": 4,
         "output_tokens": 32, "prompt_tokens": 1024, "objective": {}, "seed": 0, "profile": "cpu-emulated",
@@ -173,7 +173,7 @@ def test_an_interrupted_ladder_goes_on(world: World) -> None:
     record = world.measuring().run()
     assert sorted(len(row.repeats) for row in record.rows) == [3] * 4
     assert len(world.jobs) - asked == 9 + 3, "what was missing, and a warm-up for each start of a server"
-    assert {len({one.server_start for one in row.repeats}) for row in record.rows} == {2}
+    assert {len({repeat.server_start for repeat in row.repeats}) for row in record.rows} == {2}
     before = {(row.speculation, row.concurrency): row.repeats for row in kept.rows}
     after = {(row.speculation, row.concurrency): row.repeats for row in record.rows}
     assert all(after[point][: len(repeats)] == repeats for point, repeats in before.items())

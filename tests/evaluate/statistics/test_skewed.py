@@ -143,7 +143,7 @@ def test_a_limit_is_seldom_passed_by_texts_of_unequal_length(num_texts: int, bef
     """A long text that differs little skews the sample downwards; its upper end was then that of a light tail (before)."""
     draws = [of_unequal_texts(seed, num_texts, 1.2) for seed in range(1000)]
     true = sum(sums.sum() for sums, _ in draws) / sum(length.sum() for _, length in draws)
-    ends = [skewed_ends(*one, np.zeros(num_texts, np.intp))[1] for one in draws]
+    ends = [skewed_ends(*draw, np.zeros(num_texts, np.intp))[1] for draw in draws]
     assert np.mean(np.array(ends) < true) < 0.025 + 2 * np.sqrt(0.025 * 0.975 / 1000) < before
 
 

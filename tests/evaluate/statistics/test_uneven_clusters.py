@@ -66,7 +66,7 @@ def test_one_sample_is_the_same_as_many() -> None:
     assert many._uneven is not None
     assert found.p_at_least(0.15) == pytest.approx(float(many._uneven.p_at_least(0.15)[0]))
     assert (found.interval(0.9).low, found.interval(0.9).high) == pytest.approx(
-        tuple(float(one[0]) for one in many._uneven.ends(0.9))
+        tuple(float(end[0]) for end in many._uneven.ends(0.9))
     )
     assert (found.value, found.standard_error) == (
         pytest.approx(clustered_mean(values, labels).value), pytest.approx(clustered_mean(values, labels).standard_error)

@@ -99,7 +99,7 @@ def test_the_worst_span_counts() -> None:
     drifted = short.model_copy(update={"drift": (every,)})
     by_span = DivergenceGate(kind="divergence", metric="kl_mean", over="spans", max=0.10)
     checks = judge_deployment(limits(KL, by_span), seen(divergence=drifted))
-    assert [one.status for one in checks[:2]] == ["PASS", "FAIL"]
+    assert [check.status for check in checks[:2]] == ["PASS", "FAIL"]
     assert "at positions 128 to 255" in checks[1].detail
 
 

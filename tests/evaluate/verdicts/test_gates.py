@@ -174,7 +174,7 @@ def test_too_many_excluded_items_are_not_measured(failed: int, max_excluded: flo
         item if item.correct is not None else replace(item, error="not asked: HTTP 200" if i == 0 < failed - 1 else QUOTA)
         for i, item in enumerate(items[side])
     ]
-    sides = {label: measured(label, found) for label, found in items.items()}
+    sides = {label: measured(label, item) for label, item in items.items()}
     verdict = judged(sides["fp8"], sides["w4a16"], gates).verdicts[0]
     assert verdict.status == status
     if status == "NOT MEASURED":
@@ -435,7 +435,7 @@ def test_an_interval_of_accepted_drafts_is_one_of_replies_or_says_that_it_is_not
 def test_items_of_one_text_need_more_texts_and_not_fewer_items_than_were_asked() -> None:
     """`about 30 items give a PASS` was said of 100."""
     reference, candidate = (
-        measured(label, tuple(replace(one, cluster="text") for one in answers(100, wrong)))
+        measured(label, tuple(replace(answer, cluster="text") for answer in answers(100, wrong)))
         for label, wrong in (("fp8", range(0)), ("w4a16", range(1)))
     )
     verdict = judged(reference, candidate, recipe(SCORE | {"max_drop": 0.3})).verdicts[0]

@@ -34,7 +34,7 @@ def verdict(task: str, status: Status, low: float, high: float) -> Verdict:
 
 
 def further(recipe: GateRecipe, *tasks: tuple[Status, float, float]) -> set[str]:
-    named = {name: verdict(name, *one) for name, one in zip(TASKS, tasks, strict=False)}
+    named = {name: verdict(name, *task) for name, task in zip(TASKS, tasks, strict=False)}
     return asked_further(recipe, named, "x")
 
 

@@ -76,11 +76,11 @@ def test_a_loss_at_long_range_only_fails_with_the_length_where_it_begins() -> No
     }  # fmt: skip
     clean, lost = noninferiority_p(0, 0, 104, 0.05), noninferiority_p(20, 0, 104, 0.05)
     beyond = holm([inferiority_p(0, 0, 104, 0.05)] * 2 + [inferiority_p(20, 0, 104, 0.05)])
-    assert [(one.length_tokens, one.status, one.num_pairs, one.candidate) for one in found.lengths] == [
+    assert [(length.length_tokens, length.status, length.num_pairs, length.candidate) for length in found.lengths] == [
         (16384, "within", 104, 1.0), (32768, "within", 104, 1.0), (65536, "beyond", 104, 84 / 104),
     ]  # fmt: skip
-    assert [one.p_within for one in found.lengths] == [clean, clean, lost]
-    assert [one.p_beyond for one in found.lengths] == beyond
+    assert [length.p_within for length in found.lengths] == [clean, clean, lost]
+    assert [length.p_beyond for length in found.lengths] == beyond
     assert report.overall == {"w4a16": "FAIL"}
     assert report.reasons["w4a16"].startswith(
         "loses 19.2 points at 64K tokens; 5 allowed; within the margin up to 32K; 1 gate failed"
@@ -153,7 +153,7 @@ def test_more_replies_of_the_reference_count() -> None:
     reference, candidate = measured("fp8", *wrong_at(), second), measured("w4a16", *wrong_at(at_16k=9))
     lengths = judged(reference, candidate, max_drop=0.2).effective_lengths[0].lengths
     ours, theirs = [0.5 if i % 8 == 0 else 1.0 for i in range(104)], [float(i >= 9) for i in range(104)]
-    assert [one.drop for one in lengths] == [
+    assert [length.drop for length in lengths] == [
         graded_difference(ours, theirs), graded_difference(ours, [1.0] * 104), graded_difference(ours, [1.0] * 104),
     ]  # fmt: skip
 

@@ -32,9 +32,9 @@ def item(number: int | str, sample: int, correct: bool | None) -> ItemResult:
 
 def result(replies: dict[str, Sequence[bool | None]], limit: int | None = None) -> TaskResult:
     """Item -> whether each reply is right; None where none came."""
-    items = [item(name, sample, right) for name, found in replies.items() for sample, right in enumerate(found)]
+    items = [item(name, sample, right) for name, reply in replies.items() for sample, right in enumerate(reply)]
     made = task_result("t", "lm_eval", items, 64)
-    num_samples = max(len(found) for found in replies.values())
+    num_samples = max(len(reply) for reply in replies.values())
     return made.model_copy(update={"rounds": (Round(started="", num_samples=num_samples, limit=limit, why=""),)})
 
 

@@ -27,7 +27,7 @@ MANY = (*ALARM[:-1], result("garble", 60, 2000, "60 of 2000 replies are garbled"
 
 
 def measured(label: str) -> Measurement:
-    return next(one for one in make_measurements(0) if one.label == label)
+    return next(measurement for measurement in make_measurements(0) if measurement.label == label)
 
 
 def verdict_of(gate: ProbesGate, *reports: ProbeReport, label: str = "w4a16") -> Verdict:
@@ -194,7 +194,7 @@ def test_report_shows_probes(tmp_path: Path) -> None:
     assert "| w4a16 | garble | **ALARM** | 3 of 2000 replies are garbled, and not by the model's habit. 3 of 2,000" in text
     assert "| fp8 | tools | not run | the server takes no tools |" in text
     assert '<section id="fidelity">' in page and "3 of 2000 replies are garbled" in page
-    assert [one.label for one in load_probes(run_dir)] == ["fp8", "w4a16"]
+    assert [report.label for report in load_probes(run_dir)] == ["fp8", "w4a16"]
 
 
 def test_limits_of_probes(tmp_path: Path) -> None:
@@ -224,7 +224,11 @@ def test_gate_command_reads_them(run: Run, tmp_path: Path) -> None:
     for label in ("fp8", "bf16", "w4a16", "nvfp4a16"):
         probed(label, *(MANY if label == "w4a16" else CLEAN)).save(probes_place(run_dir, label))
     code, out, _ = run("gate", run_dir, "--gates", gates, "--json")
-    seen = {one.candidate: one.status for one in GateReport.model_validate_json(out).verdicts if one.gate == "probes"}
+    seen = {
+        verdict.candidate: verdict.status
+        for verdict in GateReport.model_validate_json(out).verdicts
+        if verdict.gate == "probes"
+    }
     assert code == 1 and seen == {"fp8-repeat": "PASS", "bf16": "PASS", "nvfp4a16": "PASS", "w4a16": "FAIL"}
     probes_place(run_dir, "fp8").write_text("{}")
     code, _, err = run("gate", run_dir, "--gates", gates)

@@ -106,14 +106,14 @@ def test_a_task_that_was_not_asked_is_not_compared() -> None:
 def test_published_scores_of_shipped_recipes_are_of_tasks_that_a_suite_asks_under_the_same_sampling() -> None:
     asked = {task.name for name in recipe_names("suites") for task in load_recipe(SuiteRecipe, name).tasks}
     models = {name: load_recipe(ModelRecipe, name) for name in recipe_names("models")}
-    assert {name: sorted(one.published) for name, one in models.items() if one.published} == {
+    assert {name: sorted(model.published) for name, model in models.items() if model.published} == {
         "glm-4.7": ["gpqa-diamond", "mmlu-pro"], "glm-5": ["gpqa-diamond"],
     }  # fmt: skip
-    for one in models.values():
-        for task, score in one.published.items():
-            assert task in asked and one.sampling is not None
+    for model in models.values():
+        for task, score in model.published.items():
+            assert task in asked and model.sampling is not None
             assert (score.temperature, score.top_p, score.top_k) == (
-                one.sampling.temperature,
-                one.sampling.top_p,
-                one.sampling.top_k,
+                model.sampling.temperature,
+                model.sampling.top_p,
+                model.sampling.top_k,
             )

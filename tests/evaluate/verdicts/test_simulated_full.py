@@ -67,7 +67,7 @@ def asked(one: Design, right: np.ndarray, look: Look, num_samples: int) -> TaskR
 def measured(designs: list[Design], label: str, replies: Replies, looks: dict[str, Look]) -> Measurement:
     side = int(label != "fp8")
     tasks = [
-        asked(one, replies[one.name][side], looks[one.name], looks[one.name][side]) for one in designs
+        asked(design, replies[design.name][side], looks[design.name], looks[design.name][side]) for design in designs
     ]  # fmt: skip
     update = {"tasks": tuple(tasks), "suite_recipe": SUITE.model_dump(mode="json", by_alias=True)}
     return make_measurement(label, SUITE).model_copy(update=update)
@@ -76,7 +76,7 @@ def measured(designs: list[Design], label: str, replies: Replies, looks: dict[st
 def really(designs: list[Design], replies: Replies) -> Outcome:
     """The same by `Rounds` and `judge`."""
     rounds, starts = Rounds(SUITE, GATES), 1
-    at = [{one.name: one.looks[0] for one in designs} for _ in range(2)]
+    at = [{design.name: design.looks[0] for design in designs} for _ in range(2)]
 
     def sides() -> tuple[Measurement, Measurement]:
         return measured(designs, "fp8", replies, at[0]), measured(designs, "w4a16", replies, at[1])
@@ -91,27 +91,28 @@ def really(designs: list[Design], replies: Replies) -> Outcome:
         else:
             break
     report = judge([reference, candidate], GATES, model="tiny-glm")
-    said = {one.gate.removeprefix("score "): one.status for one in report.verdicts}
-    places = [{one.name: one.looks.index(side[one.name]) for one in designs} for side in at]
+    said = {verdict.gate.removeprefix("score "): verdict.status for verdict in report.verdicts}
+    places = [{design.name: design.looks.index(side[design.name]) for design in designs} for side in at]
     return Outcome(
         overall=report.overall["w4a16"], whole=said["whole"], effective_length=said["effective length ruler"],
-        tasks={one.name: said[one.name] for one in designs},
-        asked={one.name: (places[0][one.name], places[1][one.name]) for one in designs}, starts=(starts, starts),
+        tasks={design.name: said[design.name] for design in designs},
+        asked={design.name: (places[0][design.name], places[1][design.name]) for design in designs}, starts=(starts, starts),
     )  # fmt: skip
 
 
 @pytest.mark.slow
 def test_what_is_asked_and_decided_is_what_the_run_asks_and_decides() -> None:
     designs, rng = designs_of(SUITE, GATES), np.random.default_rng(3)
-    drawn = {one.name: [] for one in designs}
+    drawn = {design.name: [] for design in designs}
     for loss in (0.0, 0.04, 0.08, 0.12, 0.2, 0.3):
         lost = {"aime": loss, "ruler": loss / 2, "gsm8k": loss / 4}
-        for one in designs:
-            drawn[one.name].append(draw_replies(rng, "even", one, lost[one.name], 1))
-    seen = [seen_of(one, drawn[one.name]) for one in designs]
+        for design in designs:
+            drawn[design.name].append(draw_replies(rng, "even", design, lost[design.name], 1))
+    seen = [seen_of(design, drawn[design.name]) for design in designs]
     found = decided(designs, GATES, seen, level_step=1e-6)
     runs: list[Replies] = [
-        {one.name: (drawn[one.name][run][0][0], drawn[one.name][run][1][0]) for one in designs} for run in range(len(found))
+        {design.name: (drawn[design.name][run][0][0], drawn[design.name][run][1][0]) for design in designs}
+        for run in range(len(found))
     ]
     assert found == [really(designs, run) for run in runs]
     assert {one.overall for one in found} == {"PASS", "UNDERPOWERED", "FAIL"}
@@ -139,7 +140,7 @@ def test_full_decides() -> None:
     assert sum(one.overall == "PASS" for one in lossless) / 150 >= 0.9
     assert sum(one.overall == "FAIL" for one in lossless) / 150 <= 0.01
     assert gpu_hours(suite, designs, lossless).share <= 1
-    half = simulate(designs, gates, {one.name: one.margin / 2 for one in designs}, "even", 150, 1)
+    half = simulate(designs, gates, {design.name: design.margin / 2 for design in designs}, "even", 150, 1)
     assert sum(one.whole == "PASS" for one in half) / 150 <= 0.025 + 3 * 0.0127
     gpqa = simulate(designs, gates, {"gpqa-diamond": 0.10}, "even", 80, 1)
     assert sum(one.overall == "FAIL" for one in gpqa) / 80 >= 0.45

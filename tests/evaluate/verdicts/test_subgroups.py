@@ -74,7 +74,7 @@ def test_a_ruined_language_fails_a_candidate_whose_task_passes() -> None:
         "by language (false-discovery rate 1 %). In the middle one of them a loss of 3.4 points is missed 1 time in 5, "
         "taken by itself."
     )
-    assert [(one.name, one.num_items, one.limit, one.word) for one in report.subgroups] == [
+    assert [(subgroup.name, subgroup.num_items, subgroup.limit, subgroup.word) for subgroup in report.subgroups] == [
         ("en", 160, 0.16, "no loss shown"), ("zh", 160, 0.16, "no loss shown"), ("es", 160, 0.16, "beyond"),
     ]  # fmt: skip
 
@@ -99,9 +99,9 @@ def test_a_language_is_also_tested_over_all_tasks_that_ask_in_it() -> None:
     ours = {name: in_languages({}) for name in names}
     theirs = {name: in_languages({"zh": 5}) for name in names}
     report = judged(gates(tasks=names, max_drop=0.02), ours, theirs)
-    single = [one for one in report.subgroups if len(one.tasks) == 1]
+    single = [subgroup for subgroup in report.subgroups if len(subgroup.tasks) == 1]
     assert {one.word for one in single} == {"no loss shown"}
-    [zh] = [one for one in report.subgroups if one.tasks == names and one.name == "zh"]
+    [zh] = [subgroup for subgroup in report.subgroups if subgroup.tasks == names and subgroup.name == "zh"]
     assert (zh.title, zh.num_items, zh.drop.value, zh.limit) == ("zh over 3 tasks", 480, 15 / 480, pytest.approx(0.04))
     assert (zh.word, report.verdicts[-1].status) == ("loses, and its limit is not excluded", "UNDERPOWERED")
 
@@ -116,13 +116,13 @@ def test_parts_are_kinds_and_subjects_and_small_ones_are_named_as_not_looked_at(
         for i in range(20)
     ]
     report = judged(gates(tasks=("ruler",), max_drop=0.1), {"ruler": ours}, {"ruler": theirs}, kind="ruler")
-    assert [(one.by, one.name) for one in report.subgroups] == [
+    assert [(subgroup.by, subgroup.name) for subgroup in report.subgroups] == [
         ("part", "niah"), ("part", "vt"), ("length", "4,096 tokens"), ("length", "65,536 tokens"),
     ]  # fmt: skip
-    assert [one.word for one in report.subgroups][:2] == ["no loss shown", "beyond"]
+    assert [subgroup.word for subgroup in report.subgroups][:2] == ["no loss shown", "beyond"]
     subjects = [item(f"mmlu_pro_{s}/{i}", correct=True) for s, n in (("law", 40), ("art", 12)) for i in range(n)]
     small = judged(gates(tasks=("mmlu",)), {"mmlu": subjects}, {"mmlu": subjects}, kind="lm_eval")
-    assert [one.name for one in small.subgroups] == ["mmlu_pro_law"]
+    assert [subgroup.name for subgroup in small.subgroups] == ["mmlu_pro_law"]
     assert small.verdicts[-1].detail.endswith("Not looked at, for fewer than 30 items: mmlu_pro_art of mmlu.")
 
 
@@ -146,7 +146,10 @@ def test_items_that_share_a_text_show_a_loss_only_as_often_as_their_texts_do() -
 
 def test_tasks_without_subgroups_have_no_verdict_and_small_ones_no_say() -> None:
     plain = [item(f"{i}", correct=True) for i in range(200)]
-    assert [one.gate for one in judged(gates(), {"tools": plain}, {"tools": plain}).verdicts] == ["whole", "score tools"]
+    assert [verdict.gate for verdict in judged(gates(), {"tools": plain}, {"tools": plain}).verdicts] == [
+        "whole",
+        "score tools",
+    ]
     small = {"tools": in_languages({}, number=25)}
     report = judged(gates(max_drop=0.1), small, small)
     assert (report.verdicts[-1].status, report.verdicts[-1].has_say) == ("NOT MEASURED", False)

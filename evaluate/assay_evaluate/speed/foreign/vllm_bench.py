@@ -106,7 +106,7 @@ def _row(found: Mapping[str, Any], stated: Stated, here: str, where: str, apart:
 def _ranks(found: Mapping[str, Any]) -> dict[str, int]:
     """As its metadata name them, or a sweep the options of its server."""
     spelt = {name: (name, f"{name}_parallel_size", f"{name}-parallel-size") for name in RANKS}
-    told = {name: next(filter(None, (whole(found, one) for one in names)), None) for name, names in spelt.items()}
+    told = {name: next(filter(None, (whole(found, name) for name in names)), None) for name, names in spelt.items()}
     return {name: ranks for name, ranks in told.items() if ranks is not None}
 
 

@@ -143,7 +143,7 @@ class Path:
         for look in range(int(number.max()) + 1):
             self._come_to(look, (number >= look) & ~self._known[look])
         runs = np.arange(self.num_draws)
-        return Words(*(np.stack([getattr(one, name) for one in self._words])[number, runs] for name in FIELDS))
+        return Words(*(np.stack([getattr(word, name) for word in self._words])[number, runs] for name in FIELDS))
 
     def _come_to(self, number: int, where: Bools) -> None:
         """The words of some runs at a look; those of the look before are known."""
@@ -188,7 +188,7 @@ def resolve(paths: Sequence[Path], rules: Rules) -> Chances:
             if number < len(path.design.looks):
                 at[task][asked & (at[task] == number - 1)] = number
         found = judged(paths, at, rules)
-    drops = [one.drop for one in found.words]
+    drops = [word.drop for word in found.words]
     return Chances(
         passes=float(found.passes.mean()),
         fails=float(found.fails.mean()),
@@ -228,8 +228,8 @@ class Judged:
 def judged(paths: Sequence[Path], at: Sequence[Ints], rules: Rules) -> Judged:
     """All runs, each task at the look that it has come to."""
     words = [path.at(number) for path, number in zip(paths, at, strict=True)]
-    failed = _failed(np.stack([one.strength for one in words]), holm=rules.holm)
-    passed = np.stack([one.passed for one in words]) & ~failed
+    failed = _failed(np.stack([word.strength for word in words]), holm=rules.holm)
+    passed = np.stack([word.passed for word in words]) & ~failed
     if rules.whole is None:
         return Judged(words, passed, failed, np.all(passed, axis=0), np.any(failed, axis=0), None)
     items = [np.array([look.num_items for look in path.design.looks]) for path in paths]
@@ -245,9 +245,9 @@ def _whole(words: Sequence[Words], margins: Sequence[float], enough: Bools, limi
     """As `verdicts.whole.claim` has it."""
     most_mean, most_of_task = limits
     weights = [1 / len(words) / margin for margin in margins]
-    drops = [one.drop for one in words]
+    drops = [word.drop for word in words]
     # An interval contains its value, whatever earlier looks had.
-    lows, highs = [np.minimum(one.low, one.drop) for one in words], [np.maximum(one.high, one.drop) for one in words]
+    lows, highs = [np.minimum(word.low, word.drop) for word in words], [np.maximum(word.high, word.drop) for word in words]
     mean = np.sum([weight * drop for weight, drop in zip(weights, drops, strict=True)], axis=0)
     below = half_width([weight * (drop - low) for weight, drop, low in zip(weights, drops, lows, strict=True)])
     above = half_width([weight * (high - drop) for weight, drop, high in zip(weights, drops, highs, strict=True)])
@@ -261,7 +261,7 @@ def asked_further(paths: Sequence[Path], found: Judged, rules: Rules) -> Bools:
     whole, undecided = found.whole, ~found.passed & ~found.failed
     if whole is None:
         return undecided
-    beyond = np.stack([one.drop > path.design.margin for path, one in zip(paths, found.words, strict=True)])
+    beyond = np.stack([word.drop > path.design.margin for path, word in zip(paths, found.words, strict=True)])
     both_ways = np.array([[path.design.claim == "equivalent"] for path in paths])
     has_say = ~whole.within | beyond | both_ways
     return worth_another_look(undecided, has_say, found.fails, whole.mean_is_shown, every_task=rules.every_task)

@@ -29,14 +29,14 @@ LOOPS = "Loops"
 
 def truncation_limit(recipe: GateRecipe, task: str) -> float:
     """Share of a task's replies that may be cut off: its own limit, or that for all, or DEFAULT_MAX_TRUNCATED."""
-    own = [one.max_truncated for one in recipe.gates if isinstance(one, ScoreGate) and one.task == task]
-    shared = [one.max_share for one in recipe.gates if isinstance(one, TruncationGate)]
+    own = [gate.max_truncated for gate in recipe.gates if isinstance(gate, ScoreGate) and gate.task == task]
+    shared = [gate.max_share for gate in recipe.gates if isinstance(gate, TruncationGate)]
     return own[0] if own and own[0] is not None else min(shared, default=DEFAULT_MAX_TRUNCATED)
 
 
 def allowance(recipe: GateRecipe, task: str) -> float:
     """The same, and at most a third of the task's margin unless the gate says otherwise."""
-    gate = next((one for one in recipe.gates if isinstance(one, ScoreGate) and one.task == task), None)
+    gate = next((gate for gate in recipe.gates if isinstance(gate, ScoreGate) and gate.task == task), None)
     limit = truncation_limit(recipe, task)
     return limit if gate is None or gate.max_truncated is not None else min(limit, SHARE_OF_MARGIN * gate.max_drop)
 

@@ -60,7 +60,7 @@ def _thinking(ours: ItemResult, theirs: ItemResult) -> tuple[int, int] | None:
 
 def length_ratio(lengths: Sequence[Lengths], max_increase: float, level: float = 0.95) -> LengthRatio:
     """ValueError below two clusters. n of the interval counts pairs of replies."""
-    _, index = np.unique([one.cluster for one in lengths], return_inverse=True)
+    _, index = np.unique([length.cluster for length in lengths], return_inverse=True)
     if index.max() < 1:
         raise ValueError("an interval of lengths needs two items")
     ours, theirs = (
@@ -85,7 +85,7 @@ def judge_verbosity(gate: VerbosityGate, reference: Measurement, candidate: Meas
         for ours in reference.tasks
         if (theirs := find_task(candidate, ours.task)) is not None
     }
-    every = [one for lengths in by_task.values() for one in lengths]
+    every = [length for lengths in by_task.values() for length in lengths]
 
     def verdict(status: Status, detail: str, observed: Interval | None = None) -> Verdict:
         counts = gate.decides == "pass_and_fail" or (gate.decides == "fail" and status == "FAIL")
@@ -103,7 +103,7 @@ def judge_verbosity(gate: VerbosityGate, reference: Measurement, candidate: Meas
     single = {
         name: length_ratio(lengths, gate.max_increase, recipe.level)
         for name, lengths in by_task.items()
-        if len(by_task) > 1 and len({one.cluster for one in lengths}) >= recipe.min_items
+        if len(by_task) > 1 and len({length.cluster for length in lengths}) >= recipe.min_items
     }
     names, found = [None, *single], [overall, *single.values()]
     adjusted = holm([one.p_fail for one in found]) if recipe.adjust == "holm" else [one.p_fail for one in found]
@@ -138,9 +138,9 @@ def _signed(share: float) -> str:
 
 def _means(lengths: Sequence[Lengths], reference: Measurement) -> str:
     n = len(lengths)
-    ours, theirs = sum(one.reference for one in lengths), sum(one.candidate for one in lengths)
+    ours, theirs = sum(length.reference for length in lengths), sum(length.candidate for length in lengths)
     text = f"{theirs / n:,.1f} tokens a reply, {ours / n:,.1f} in {reference.label}, over {n:,} pairs"
-    told = [one for one in lengths if one.thinking is not None]
+    told = [length for length in lengths if length.thinking is not None]
     before, after = (sum(one.thinking[side] for one in told if one.thinking is not None) for side in (0, 1))
     if len(told) < n or not before:
         return text

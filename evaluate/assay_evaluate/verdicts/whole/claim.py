@@ -32,14 +32,14 @@ def judge_whole(recipe: GateRecipe, scores: Mapping[str, Verdict], candidate: st
     gate = recipe.whole
     if gate is None or not scores:
         return None
-    left_out = tuple(task for task, one in scores.items() if one.status == "NOT MEASURED" and not one.has_say)
-    missing = [task for task, one in scores.items() if one.status == "NOT MEASURED" and one.has_say]
-    judged = {task: one for task, one in scores.items() if one.status != "NOT MEASURED"}
+    left_out = tuple(task for task, score in scores.items() if score.status == "NOT MEASURED" and not score.has_say)
+    missing = [task for task, score in scores.items() if score.status == "NOT MEASURED" and score.has_say]
+    judged = {task: score for task, score in scores.items() if score.status != "NOT MEASURED"}
     uses = tuple(_use(task, one, gate) for task, one in judged.items())
     if missing or not uses:
         what = f"{', '.join(missing)} not measured" if missing else "no score was measured"
         return _claim(gate, candidate, "NOT MEASURED", None, uses, left_out, f"Nothing is said of the whole: {what}.")
-    mean = weighted_sum([one.use for one in uses], [1 / len(uses)] * len(uses))
+    mean = weighted_sum([use.use for use in uses], [1 / len(uses)] * len(uses))
     few = [task for task, one in judged.items() if one.observed is not None and one.observed.n < recipe.min_items]
     status, detail = _status(gate, mean, uses, few), _detail(gate, mean, uses, few, recipe.min_items)
     still_open = _open(gate, mean, uses, few, recipe.min_items)
@@ -61,10 +61,10 @@ def settled(recipe: GateRecipe, whole: WholeClaim | None, scores: Mapping[str, V
     """
     if whole is None or whole.status == "NOT MEASURED":
         return dict(scores)
-    one_sided = {one.task for one in recipe.gates if isinstance(one, ScoreGate) and one.claim == "non_inferior"}
+    one_sided = {gate.task for gate in recipe.gates if isinstance(gate, ScoreGate) and gate.claim == "non_inferior"}
     return {
-        task: one.model_copy(update={"has_say": False}) if one.status == "UNDERPOWERED" and task in one_sided else one
-        for task, one in scores.items()
+        task: score.model_copy(update={"has_say": False}) if score.status == "UNDERPOWERED" and task in one_sided else score
+        for task, score in scores.items()
     }
 
 
@@ -88,14 +88,14 @@ def _holds_with_cut_replies(gate: WholeGate, judged: Mapping[str, Verdict]) -> b
     """Whether the claim also holds with every cut reply counted against the candidate."""
     worst = {task: one.model_copy(update={"observed": one.worst_case or one.observed}) for task, one in judged.items()}
     uses = tuple(_use(task, one, gate) for task, one in worst.items())
-    mean = weighted_sum([one.use for one in uses], [1 / len(uses)] * len(uses))
+    mean = weighted_sum([use.use for use in uses], [1 / len(uses)] * len(uses))
     return _status(gate, mean, uses, ()) == "PASS"
 
 
 def _status(gate: WholeGate, mean: Interval, uses: Sequence[TaskUse], few: Sequence[str]) -> Status:
     if mean.low > gate.max_mean_use:
         return "FAIL"
-    holds = mean.high < gate.max_mean_use and all(one.within_max for one in uses) and not few
+    holds = mean.high < gate.max_mean_use and all(use.within_max for use in uses) and not few
     return "PASS" if holds else "UNDERPOWERED"
 
 
@@ -117,9 +117,9 @@ def _detail(gate: WholeGate, mean: Interval, uses: Sequence[TaskUse], few: Seque
     task lost 2 margins.`"""
     found = f"{capital(_used(mean))} ({interval_name(mean.level, mean.coverage)}: {_ends(mean)}); {_limit(gate)}"
     still_open = _open(gate, mean, uses, few, min_items)
-    if all(one.within_max for one in uses):
+    if all(use.within_max for use in uses):
         still_open.append(f"no task lost {gate.max_task:g} margins")
-    words = [(word, [one.task for one in uses if one.word == word]) for word in (*WORDS.values(), "undecided alone")]
+    words = [(word, [use.task for use in uses if use.word == word]) for word in (*WORDS.values(), "undecided alone")]
     said = "; ".join(f"{word.capitalize()}: {', '.join(names)}" for word, names in words if names)
     return f"{'; '.join([found, *still_open])}. {said}."
 
@@ -145,6 +145,6 @@ def _limit(gate: WholeGate) -> str:
 def _open(gate: WholeGate, mean: Interval, uses: Sequence[TaskUse], few: Sequence[str], min_items: int) -> list[str]:
     """What is not shown."""
     found = ["whether it is less is open"] if mean.low <= gate.max_mean_use <= mean.high else []
-    beyond = [f"{one.task} (up to {one.use.high:.1f} margins)" for one in uses if not one.within_max]
+    beyond = [f"{use.task} (up to {use.use.high:.1f} margins)" for use in uses if not use.within_max]
     found += [f"a loss of {gate.max_task:g} margins is not excluded on {', '.join(beyond)}"] if beyond else []
     return found + ([f"fewer than {min_items} items on {', '.join(few)}"] if few else [])

@@ -36,24 +36,24 @@ def with_reason(
     """The verdicts; one that is undecided and was not taken to its last look says why."""
     further = _asked(recipe, scores, whole)
     return {
-        task: one.model_copy(update={"detail": f"{one.detail} {NOT_ASKED}"})
-        if one.status == "UNDERPOWERED" and one.looks and one.looks[-1].share < 1 and task not in further
-        else one
-        for task, one in scores.items()
+        task: score.model_copy(update={"detail": f"{score.detail} {NOT_ASKED}"})
+        if score.status == "UNDERPOWERED" and score.looks and score.looks[-1].share < 1 and task not in further
+        else score
+        for task, score in scores.items()
     }
 
 
 def _asked(recipe: GateRecipe, scores: Mapping[str, Verdict], whole: WholeClaim | None) -> set[str]:
     """What is NOT MEASURED is not mended by asking more."""
-    undecided = {task for task, one in scores.items() if one.status == "UNDERPOWERED"}
+    undecided = {task for task, score in scores.items() if score.status == "UNDERPOWERED"}
     if whole is None or whole.mean_use is None:
         return undecided
-    tasks = [one.task for one in whole.tasks]
-    both_ways = {one.task for one in recipe.gates if isinstance(one, ScoreGate) and one.claim == "equivalent"}
+    tasks = [task.task for task in whole.tasks]
+    both_ways = {gate.task for gate in recipe.gates if isinstance(gate, ScoreGate) and gate.claim == "equivalent"}
     has_say = both_ways | {
-        one.task for one in whole.tasks if not one.within_max or _loses_more_than_its_margin(scores[one.task])
+        task.task for task in whole.tasks if not task.within_max or _loses_more_than_its_margin(scores[task.task])
     }
-    is_over = whole.status == "FAIL" or any(one.status == "FAIL" for one in scores.values())
+    is_over = whole.status == "FAIL" or any(score.status == "FAIL" for score in scores.values())
     asked = worth_another_look(
         np.array([[task in undecided] for task in tasks]), np.array([[task in has_say] for task in tasks]),
         np.array([is_over]), np.array([whole.mean_use.high < whole.max_mean_use]),

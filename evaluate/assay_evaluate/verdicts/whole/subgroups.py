@@ -53,7 +53,7 @@ def judge_subgroups(
 ) -> tuple[Verdict | None, tuple[SubgroupLoss, ...]]:
     """scores: the verdict of each score gate, task -> verdict; those without one are left out. No verdict: the tasks declare no
     subgroups."""
-    judged = {task: one for task, one in scores.items() if one.status != "NOT MEASURED" and one.limit is not None}
+    judged = {task: score for task, score in scores.items() if score.status != "NOT MEASURED" and score.limit is not None}
     declared = list(subgroups_of(gate, reference, candidate, judged))
     if not declared:
         return None, ()
@@ -63,7 +63,7 @@ def judge_subgroups(
     if not losses:
         none = f"No subgroup has {gate.min_items} items or more.{_not_looked_at(gate, small)}"
         return _verdict(candidate, "NOT MEASURED", none, has_say=False), ()
-    worst = sorted(losses, key=lambda one: (one.word != "beyond", one.p_loss_adjusted))
+    worst = sorted(losses, key=lambda loss: (loss.word != "beyond", loss.p_loss_adjusted))
     beyond = [one for one in worst if one.word == "beyond"]
     unbounded = [one for one in worst if one.word == "loses, and its limit is not excluded"]
     status: Status = "FAIL" if beyond else "UNDERPOWERED" if unbounded else "PASS"
@@ -75,12 +75,12 @@ def judge_subgroups(
 def _losses(
     gate: SubgroupsGate, recipe: GateRecipe, candidate: str, subgroups: Sequence[Subgroup]
 ) -> tuple[SubgroupLoss, ...]:  # fmt: skip
-    limits = [gate.max_margins * one.margin for one in subgroups]
-    drops = [one.pairs.drop(recipe.level) for one in subgroups]
-    p_loss = [_p_loss(one.pairs, drop.value) for one, drop in zip(subgroups, drops, strict=True)]
+    limits = [gate.max_margins * subgroup.margin for subgroup in subgroups]
+    drops = [subgroup.pairs.drop(recipe.level) for subgroup in subgroups]
+    p_loss = [_p_loss(subgroup.pairs, drop.value) for subgroup, drop in zip(subgroups, drops, strict=True)]
     p_beyond = [
-        one.pairs.evidence(limit, level=recipe.level).p_fail if drop.value > limit else 1.0
-        for one, limit, drop in zip(subgroups, limits, drops, strict=True)
+        subgroup.pairs.evidence(limit, level=recipe.level).p_fail if drop.value > limit else 1.0
+        for subgroup, limit, drop in zip(subgroups, limits, drops, strict=True)
     ]
     alpha = (1 - recipe.level) / 2
     found = screen(p_loss, p_beyond, [drop.high for drop in drops], limits, false_discovery=gate.false_discovery, alpha=alpha)
@@ -142,11 +142,11 @@ def _subgroup(
 
 
 def _over_tasks(language: str, parts: Sequence[Subgroup]) -> Subgroup:
-    num_items = sum(one.num_items for one in parts)
-    margin = sum(one.margin * one.num_items for one in parts) / num_items
-    pairs = joined([one.pairs for one in parts])
+    num_items = sum(part.num_items for part in parts)
+    margin = sum(part.margin * part.num_items for part in parts) / num_items
+    pairs = joined([part.pairs for part in parts])
     return Subgroup(
-        "language", language, tuple(one.tasks[0] for one in parts), tuple(one.titles[0] for one in parts), pairs, margin
+        "language", language, tuple(part.tasks[0] for part in parts), tuple(part.titles[0] for part in parts), pairs, margin
     )
 
 
@@ -188,7 +188,7 @@ def _clause(gate: SubgroupsGate, losses: Sequence[SubgroupLoss], named: Sequence
 
 
 def _count(losses: Sequence[SubgroupLoss]) -> str:
-    names = list(dict.fromkeys(CALLED[one.by] for one in losses))
+    names = list(dict.fromkeys(CALLED[loss.by] for loss in losses))
     return f"{len(losses)} subgroup{'s' if len(losses) > 1 else ''} by {_and(names)}"
 
 
@@ -209,7 +209,7 @@ def _seen(gate: SubgroupsGate, losses: Sequence[SubgroupLoss], named: Sequence[S
         )
         more = f"; and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
         found = f"{capital(listed)}{more}: shown among {_count(losses)} (false-discovery rate {rate})."
-    effects = sorted(one.minimum_detectable_effect for one in losses)
+    effects = sorted(loss.minimum_detectable_effect for loss in losses)
     return (
         f"{found} In the middle one of them a loss of {points_short(effects[len(effects) // 2])} points is missed 1 "
         f"time in 5, taken by itself."
