@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 
 from assay.records.choice.record import Quality
 from assay.records.verdict import GateReport, Verdict
-from assay_evaluate.statistics import normal_quantile
+from assay_evaluate.statistics.proportions import normal_quantile
 
 WHOLE = "whole"
-"""Gate of the claim about all scores together (verdicts/whole/claim.py)."""
+"""Gate of the claim about all scores together (verdicts/whole.py)."""
 
 
-def judged(gates: GateReport | None, checkpoints: Iterable[str]) -> dict[str, Quality]:
+def judge_quality(gates: GateReport | None, checkpoints: Iterable[str]) -> dict[str, Quality]:
     """For every checkpoint that has rows. gates: None: quality is assumed."""
     return {label: _quality(gates, label) for label in dict.fromkeys(checkpoints)}
 
@@ -48,12 +48,12 @@ def _to_run(verdict: Verdict) -> str:
     what = verdict.title or verdict.gate.removeprefix("score ")
     if verdict.status == "NOT MEASURED":
         return f"{what}: {verdict.clause or verdict.detail}"
-    asked = verdict.observed.n if verdict.observed is not None else 0
+    num_items = verdict.observed.n if verdict.observed is not None else 0
     if verdict.items_needed_at_loss is not None:
-        return f"{what}: {verdict.items_needed_at_loss:,} paired items ({asked:,} were asked)"
-    if verdict.items_needed is not None and verdict.items_needed > asked:
-        return f"{what}: {verdict.items_needed:,} paired items ({asked:,} were asked)"
-    return f"{what}: no number of items decides it if the loss seen is the true one ({asked:,} were asked)"
+        return f"{what}: {verdict.items_needed_at_loss:,} paired items ({num_items:,} were asked)"
+    if verdict.items_needed is not None and verdict.items_needed > num_items:
+        return f"{what}: {verdict.items_needed:,} paired items ({num_items:,} were asked)"
+    return f"{what}: no number of items decides it if the loss seen is the true one ({num_items:,} were asked)"
 
 
 def _chance_of_failing(gates: GateReport, label: str) -> float | None:
@@ -75,20 +75,20 @@ def _chance_of_failing(gates: GateReport, label: str) -> float | None:
 
 def _beyond(verdict: Verdict, num_limits: float) -> float | None:
     """Chance that what a gate limits is beyond `num_limits` times its limit. None: no score, or not measured."""
-    seen = verdict.observed
-    if not verdict.gate.startswith(("score ", WHOLE)) or seen is None or verdict.limit is None:
+    drop = verdict.observed
+    if not verdict.gate.startswith(("score ", WHOLE)) or drop is None or verdict.limit is None:
         return None
-    limit, error = num_limits * verdict.limit, (seen.high - seen.low) / (2 * normal_quantile(seen.level))
+    limit, error = num_limits * verdict.limit, (drop.high - drop.low) / (2 * normal_quantile(drop.level))
     if error <= 0:
-        return float(seen.value > limit)
-    return 0.5 * math.erfc((limit - seen.value) / error / math.sqrt(2))
+        return float(drop.value > limit)
+    return 0.5 * math.erfc((limit - drop.value) / error / math.sqrt(2))
 
 
-def losses(gates: GateReport | None) -> Mapping[str, float]:
+def mean_losses(gates: GateReport | None) -> Mapping[str, float]:
     """Checkpoint -> mean loss over its score gates, for the front; the reference's is 0. None measured: absent."""
-    found: dict[str, float] = {}
+    means: dict[str, float] = {}
     if gates is None:
-        return found
+        return means
     for label in gates.overall:
         drops = [
             verdict.observed.value
@@ -96,5 +96,5 @@ def losses(gates: GateReport | None) -> Mapping[str, float]:
             if verdict.candidate == label and verdict.gate.startswith("score ") and verdict.observed is not None
         ]
         if drops:
-            found[label] = sum(drops) / len(drops)
-    return {**found, gates.reference: 0.0, "reference": 0.0}
+            means[label] = sum(drops) / len(drops)
+    return {**means, gates.reference: 0.0, "reference": 0.0}

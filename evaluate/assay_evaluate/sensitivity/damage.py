@@ -14,7 +14,7 @@ from assay.records.diagnosis.sensitivity import KindDamage, KindOfPosition
 from assay.records.divergence import FEWEST_TEXTS
 from assay_evaluate.divergence.documents import Document
 from assay_evaluate.divergence.strata import strata_of
-from assay_evaluate.statistics import skewed_mean
+from assay_evaluate.statistics.skewed import skewed_mean
 
 CONTEXTS = (0, 1024, 8192, 32_768, 131_072)
 """Tokens before a position from which on it counts as further into a context."""
@@ -78,10 +78,10 @@ def _masks(
             yield (kind, name), label_N == name
 
 
-def _parts(one: Document) -> Any:
-    if one.num_thinking is None:
-        return np.full(len(one.reply_ids), "", dtype="<U8")
-    return np.where(np.arange(len(one.reply_ids)) < one.num_thinking, "thinking", "answer")
+def _parts(document: Document) -> Any:
+    if document.num_thinking is None:
+        return np.full(len(document.reply_ids), "", dtype="<U8")
+    return np.where(np.arange(len(document.reply_ids)) < document.num_thinking, "thinking", "answer")
 
 
 def halves(positions: Positions) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]] | None:

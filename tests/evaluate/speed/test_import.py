@@ -169,7 +169,7 @@ def test_a_report_of_guidellm(tmp_path: Path) -> None:
     concurrent, rated = {"type_": "concurrent", "streams": 8}, {"type_": "constant", "rate": 2.0}
     report = {
         "args": {"target": "http://server"},
-        "benchmarks": [guidellm_benchmark(one) for one in (concurrent, {"type_": "synchronous"})],
+        "benchmarks": [guidellm_benchmark(entry) for entry in (concurrent, {"type_": "synchronous"})],
     }
     first, second = read_imported(written(tmp_path, report), None, Stated(hardware="8xH200", speculation=0, prompts="chat"))
     assert first == SpeedRow(
@@ -267,10 +267,10 @@ WRONG: dict[str, tuple[Any, str | None, Stated, str]] = {
 
 @pytest.mark.parametrize("what", WRONG)
 def test_what_cannot_be_imported(tmp_path: Path, what: str) -> None:
-    data, form, stated, why = WRONG[what]
+    data, form, stated, reason = WRONG[what]
     with pytest.raises(AssayError) as error:
         read_imported(written(tmp_path, data), form, stated)
-    assert why in str(error.value) and "\n" not in str(error.value)
+    assert reason in str(error.value) and "\n" not in str(error.value)
 
 
 def test_rows_of_one_source_replace_each_other(tmp_path: Path) -> None:
