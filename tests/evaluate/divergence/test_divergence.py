@@ -171,7 +171,7 @@ def test_record_by_position_and_language() -> None:
     assert record.by_position[0].kl_p99 == pytest.approx(np.percentile(first_ten, 99))
     # Ten texts of a language have no interval.
     assert record.by_language == {
-        language: Estimate(value=np.concatenate([one.kl_P for one in some]).mean(), n=10)
+        language: Estimate(value=np.concatenate([entry.kl_P for entry in some]).mean(), n=10)
         for language, some in (("en", parts[:10]), ("zh", parts[10:]))
     }
     again = summarize(documents, reference_checkpoint_sha256="r", top_k=20, position_buckets=(0, 10, 32, 999))
@@ -207,8 +207,8 @@ def test_no_interval_below_twenty_texts(num_texts: int) -> None:
         drift.kl_mean, drift.kl_unbiased_mean, drift.top1_agreement, drift.probability_change_mean,
         drift.probability_change_rms, drift.perplexity_ratio,
     ]  # fmt: skip
-    wanted = Interval if num_texts >= 20 else Estimate
-    assert [(type(mean), mean.n) for mean in means if mean is not None] == [(wanted, num_texts)] * 11
+    requested = Interval if num_texts >= 20 else Estimate
+    assert [(type(mean), mean.n) for mean in means if mean is not None] == [(requested, num_texts)] * 11
     groups = [*drift.by_span, *drift.by_language, *drift.curve, *drift.by_confidence]
     assert [group.kl_mean_interval is not None for group in groups] == [group.num_documents >= 20 for group in groups]
     assert Divergence.model_validate_json(record.model_dump_json()) == record
@@ -227,8 +227,8 @@ def test_sampling_gap_of_the_record_has_an_interval() -> None:
 
 def test_too_few_texts_are_not_called_nan() -> None:
     ln_p, ln_q, tokens = sampled_pair(seed=1, positions=20, sharpness=1.0, noise=0.5)
-    one = ScoredDocument("a", "en", top_k_of(ln_p, tokens, 5), top_k_of(ln_q, tokens, 5))
-    for documents in ([], [one]):
+    entry = ScoredDocument("a", "en", top_k_of(ln_p, tokens, 5), top_k_of(ln_q, tokens, 5))
+    for documents in ([], [entry]):
         with pytest.raises(MeasureError) as error:
             summarize(documents, reference_checkpoint_sha256="x", top_k=5, position_buckets=[0])
         assert str(error.value) == f"both sides have scored {len(documents)} of the reference's replies, and two are needed"
