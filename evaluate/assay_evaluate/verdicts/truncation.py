@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 from assay.quantities import capital, interval_name, percent_plain, percent_short, points
 from assay.recipes.gate import GateRecipe, ScoreGate, TruncationGate
-from assay.records.base import Interval
 from assay.records.measurement import ItemResult, Measurement, TaskResult
 from assay.records.verdict import Status, Verdict
-from assay_evaluate.statistics import PairedEvidence, holm
+from assay_evaluate.statistics.decisions import PairedEvidence, holm
 from assay_evaluate.statistics.item_pairs import Pairs, accuracy_of, find_task, pair_items
 
 DEFAULT_MAX_TRUNCATED = 0.05
@@ -29,31 +28,31 @@ LOOPS = "Loops"
 
 def truncation_limit(recipe: GateRecipe, task: str) -> float:
     """Share of a task's replies that may be cut off: its own limit, or that for all, or DEFAULT_MAX_TRUNCATED."""
-    own = [gate.max_truncated for gate in recipe.gates if isinstance(gate, ScoreGate) and gate.task == task]
-    shared = [gate.max_share for gate in recipe.gates if isinstance(gate, TruncationGate)]
-    return own[0] if own and own[0] is not None else min(shared, default=DEFAULT_MAX_TRUNCATED)
+    gate = _score_gate(recipe, task)
+    if gate is not None and gate.max_truncated is not None:
+        return gate.max_truncated
+    return min((gate.max_share for gate in recipe.gates if isinstance(gate, TruncationGate)), default=DEFAULT_MAX_TRUNCATED)
 
 
 def allowance(recipe: GateRecipe, task: str) -> float:
     """The same, and at most a third of the task's margin unless the gate says otherwise."""
-    gate = next((gate for gate in recipe.gates if isinstance(gate, ScoreGate) and gate.task == task), None)
-    limit = truncation_limit(recipe, task)
+    gate, limit = _score_gate(recipe, task), truncation_limit(recipe, task)
     return limit if gate is None or gate.max_truncated is not None else min(limit, SHARE_OF_MARGIN * gate.max_drop)
 
 
+def _score_gate(recipe: GateRecipe, task: str) -> ScoreGate | None:
+    return next((gate for gate in recipe.gates if isinstance(gate, ScoreGate) and gate.task == task), None)
+
+
 # ------------------------------------------------------------------------------------------------ can a score be compared?
-def cut_share(task: TaskResult, level: float) -> Interval | None:
-    """Share of the replies that were cut off, over items. None without any reply."""
-    return accuracy_of(_marked(task, lambda item: item.truncated).items, level)[0]
-
-
 def too_much_truncation(recipe: GateRecipe, reference: Measurement, task: TaskResult) -> str | None:
-    """Why a task's budget is too small for the reference; None: it may not be, by the interval of its share.
+    """Why a task's budget is too small for the reference; None: it may not be, by the interval of its share of cut replies.
 
     Replies that only the candidate has cut off are no matter of the budget: they count as they are scored, and the gate on
     truncation judges them.
     """
-    limit, share = allowance(recipe, task.task), cut_share(task, recipe.level)
+    limit = allowance(recipe, task.task)
+    share, _, _ = accuracy_of(_rescored(task, lambda item: item.truncated).items, recipe.level)
     if share is None or share.low <= limit:
         return None
     above = f"above {percent_short(limit)} at {percent_short(0.5 + recipe.level / 2)}"
@@ -68,19 +67,15 @@ def worst_case(reference: TaskResult, candidate: TaskResult) -> tuple[TaskResult
     """Both sides with every cut reply counted against the candidate. None: nothing was cut off."""
     if not any(item.truncated for task in (reference, candidate) for item in task.items):
         return None
-    return _scored(reference, cut=True), _scored(candidate, cut=False)
+    return (
+        _rescored(reference, lambda item: item.truncated or item.correct is True),
+        _rescored(candidate, lambda item: not item.truncated and item.correct is True),
+    )
 
 
-def _scored(task: TaskResult, *, cut: bool) -> TaskResult:
-    items = [
-        dataclasses.replace(item, correct=cut) if item.truncated and item.correct is not None else item for item in task.items
-    ]
-    return task.model_copy(update={"items": tuple(items)})
-
-
-def _marked(task: TaskResult, event: Event) -> TaskResult:
-    """`correct` says whether the event happened; a reply that never came stays None."""
-    items = [item if item.correct is None else dataclasses.replace(item, correct=event(item)) for item in task.items]
+def _rescored(task: TaskResult, is_right: Event) -> TaskResult:
+    """A reply that never came stays None."""
+    items = [item if item.correct is None else dataclasses.replace(item, correct=is_right(item)) for item in task.items]
     return task.model_copy(update={"items": tuple(items)})
 
 
@@ -94,6 +89,16 @@ class _Excess:
     where: str
     pairs: Pairs
     evidence: PairedEvidence
+
+    def clause(self, reference: str) -> str:
+        """`loops in 30 % of its replies to arithmetic (60 of 200), fp8 in none`."""
+        n = self.pairs.n
+        before, after = n - sum(self.pairs.reference), n - sum(self.pairs.candidate)
+        replies = f"{n} replies to {self.where}" if not after else f"replies to {self.where} ({after} of {n})"
+        share = f"{percent_short(after / n)} of its {replies}" if after else f"none of its {replies}"
+        return (
+            f"{self.what.lower()} in {share}, {reference} in {f'{percent_short(before / n)} ({before})' if before else 'none'}"
+        )
 
 
 @dataclass(frozen=True)
@@ -113,8 +118,8 @@ class _Hypothesis:
 
     def rank(self, alpha: float) -> tuple[bool, float]:
         """What is said first of several: loops, then the larger excess."""
-        one = self.named(alpha)
-        return one.what == LOOPS, one.evidence.drop.value
+        excess = self.named(alpha)
+        return excess.what == LOOPS, excess.evidence.drop.value
 
 
 def judge_truncation(
@@ -126,73 +131,76 @@ def judge_truncation(
 
     beyond: tasks that the reference cannot do, of optional gates.
     """
-    alpha, left_out = (1 - recipe.level) / 2, _not_counted(beyond, reference, candidate)
+    alpha = (1 - recipe.level) / 2
+    # Cut replies of tasks that are left out, so that no small share stands beside large ones unexplained.
+    cut = [
+        f"{task.num_truncated} of {task.num_items - task.num_failed} on {task.title or task.task} ({side.label})"
+        for side in (reference, candidate)
+        for task in side.tasks
+        if task.task in beyond and task.num_truncated
+    ]
+    left_out = f" Not counted, for the reference cannot do the task: {', '.join(cut)}." if cut else ""
 
     def verdict(status: Status, detail: str) -> Verdict:
         return Verdict(
             gate="truncation", candidate=candidate.label, status=status, observed=None, limit=gate.max_excess, detail=detail
         )
 
-    def seen(status: Status, at: int, then: str = "") -> Verdict:
-        one = family[at].tested if status == "PASS" else family[at].named(alpha)
-        chance = f": {_may_be_chance(family)}" if status == "UNDERPOWERED" else ""
-        return verdict(status, f"{_sentence(one, reference, gate)}.{then}").model_copy(
+    def verdict_by(status: Status, at: int, then: str = "") -> Verdict:
+        excess = family[at].tested if status == "PASS" else family[at].named(alpha)
+        clause, drop = excess.clause(reference.label), excess.evidence.drop
+        allowed = f"{percent_plain(gate.max_excess)} more allowed"
+        low, high = points(abs(drop.low)), points(abs(drop.high))
+        if drop.low >= 0:
+            ends = f"{low} to {high} points more"
+        else:
+            ends = f"{high} to {low} points fewer" if drop.high < 0 else f"{low} points fewer to {high} more"
+        detail = f"{capital(clause)} ({interval_name(drop.level, drop.coverage)}: {ends}); {allowed}.{then}"
+        chance = f": {may_be_chance}" if status == "UNDERPOWERED" else ""
+        return verdict(status, detail).model_copy(
             update={
-                "observed": one.evidence.drop, "clause": f"{_clause(one, reference)}; {_allowed(gate)}{chance}",
+                "observed": drop, "clause": f"{clause}; {allowed}{chance}",
                 "p_fail": family[at].p_fail, "p_fail_holm": adjusted[at],
             }
         )  # fmt: skip
 
-    both = [
-        (ours, theirs)
-        for ours in reference.tasks
-        if ours.task not in beyond and (theirs := find_task(candidate, ours.task)) is not None
+    tasks = [
+        (reference_task, candidate_task)
+        for reference_task in reference.tasks
+        if reference_task.task not in beyond and (candidate_task := find_task(candidate, reference_task.task)) is not None
     ]
-    family = list(_family(both, gate, recipe))
-    alone = [one.p_fail for one in family]
-    adjusted = holm(alone) if recipe.adjust == "holm" else alone
+    family = list(_family(tasks, gate, recipe))
+    may_be_chance = f"by itself this fails, but among {len(family)} such comparisons it may be chance (Holm)"
+    p_values = [hypothesis.p_fail for hypothesis in family]
+    adjusted = holm(p_values) if recipe.adjust == "holm" else p_values
     order = sorted(range(len(family)), key=lambda at: family[at].rank(alpha), reverse=True)
     failed = [at for at in order if adjusted[at] < alpha]
     if failed:
-        return seen("FAIL", failed[0])
-    for ours, _ in both:
-        if (why := too_much_truncation(recipe, reference, ours)) is not None:
-            return verdict("NOT MEASURED", f"{why}{left_out}")
+        return verdict_by("FAIL", failed[0])
+    for reference_task, _ in tasks:
+        if (reason := too_much_truncation(recipe, reference, reference_task)) is not None:
+            return verdict("NOT MEASURED", f"{reason}{left_out}")
     if not family:
         return verdict("NOT MEASURED", "No task has replies of both sides to two items or more.")
-    unsure = [at for at in order if alone[at] < alpha]
+    unsure = [at for at in order if p_values[at] < alpha]
     if unsure:
-        return seen("UNDERPOWERED", unsure[0], f" {capital(_may_be_chance(family))}.{left_out}")
+        return verdict_by("UNDERPOWERED", unsure[0], f" {capital(may_be_chance)}.{left_out}")
     most = max(order, key=lambda at: (family[at].tested.evidence.drop.value, family[at].tested.pairs.n))
-    return seen("PASS", most, left_out)
+    return verdict_by("PASS", most, left_out)
 
 
-def _may_be_chance(family: Sequence[_Hypothesis]) -> str:
-    return f"by itself this fails, but among {len(family)} such comparisons it may be chance (Holm)"
-
-
-def _not_counted(beyond: frozenset[str], *sides: Measurement) -> str:
-    """Cut replies of tasks that are left out, so that no small share stands beside large ones unexplained."""
-    cut = [
-        f"{task.num_truncated} of {task.num_items - task.num_failed} on {task.title or task.task} ({side.label})"
-        for side in sides
-        for task in side.tasks
-        if task.task in beyond and task.num_truncated
-    ]
-    return f" Not counted, for the reference cannot do the task: {', '.join(cut)}." if cut else ""
-
-
-def _family(both: Sequence[tuple[TaskResult, TaskResult]], gate: TruncationGate, recipe: GateRecipe) -> Iterator[_Hypothesis]:
+def _family(tasks: Sequence[tuple[TaskResult, TaskResult]], gate: TruncationGate, recipe: GateRecipe) -> Iterator[_Hypothesis]:
     """One test for each task and one for all: of replies cut off or looping. Loops are part of these, and a test of their own
     only where the reference has replies that are cut off without looping: elsewhere their excess cannot be the larger one."""
-    groups = [(ours.title or ours.task, [(ours, theirs)]) for ours, theirs in both]
-    for where, tasks in [*groups, *([("all tasks", list(both))] if len(both) > 1 else [])]:
-        known = all(item.loops is not None or item.correct is None for pair in tasks for one in pair for item in one.items)
-        cut = _excess("Is cut off or loops" if known else "Is cut off", _cut_or_loops, where, tasks, gate, recipe)
-        loops = _excess(LOOPS, _loops, where, tasks, gate, recipe) if known else None
+    groups = [(pair[0].title or pair[0].task, [pair]) for pair in tasks]
+    for where, group in [*groups, *([("all tasks", list(tasks))] if len(tasks) > 1 else [])]:
+        known = all(item.loops is not None or item.correct is None for pair in group for task in pair for item in task.items)
+        what = "Is cut off or loops" if known else "Is cut off"
+        cut = _excess(what, lambda item: item.truncated or item.loops is True, where, group, gate, recipe)
+        loops = _excess(LOOPS, lambda item: item.loops is True, where, group, gate, recipe) if known else None
         if cut is None:
             continue
-        if loops is not None and any(item.truncated and not item.loops for ours, _ in tasks for item in ours.items):
+        if loops is not None and any(item.truncated and not item.loops for reference, _ in group for item in reference.items):
             yield _Hypothesis(cut)
             yield _Hypothesis(loops)
         else:
@@ -203,55 +211,18 @@ def _excess(
     what: str, event: Event, where: str, tasks: Sequence[tuple[TaskResult, TaskResult]], gate: TruncationGate,
     recipe: GateRecipe,
 ) -> _Excess | None:  # fmt: skip
-    """None below two items."""
-    pairs = pair_items(*(_together([pair[side] for pair in tasks], event) for side in (0, 1)))
+    """Of the items of all the tasks, right where the event did *not* happen: what is lost are whole replies. None below two
+    items."""
+
+    def joined(side: Sequence[TaskResult]) -> TaskResult:
+        items = [
+            dataclasses.replace(item, item=f"{task.task}/{item.item}", cluster=item.cluster and f"{task.task}/{item.cluster}")
+            for task in side
+            for item in _rescored(task, lambda item: not event(item)).items
+        ]
+        return side[0].model_copy(update={"items": tuple(items)})
+
+    pairs = pair_items(joined([reference for reference, _ in tasks]), joined([candidate for _, candidate in tasks]))
     if len(set(pairs.items)) < 2:
         return None
     return _Excess(what, where, pairs, pairs.evidence(gate.max_excess, level=recipe.level))
-
-
-def _cut_or_loops(item: ItemResult) -> bool:
-    return item.truncated or item.loops is True
-
-
-def _loops(item: ItemResult) -> bool:
-    return item.loops is True
-
-
-def _together(tasks: Sequence[TaskResult], event: Event) -> TaskResult:
-    """Items of all the tasks, right where the event did *not* happen: what is lost are whole replies."""
-    items = [
-        dataclasses.replace(item, item=f"{task.task}/{item.item}", cluster=item.cluster and f"{task.task}/{item.cluster}")
-        for task in tasks
-        for item in _marked(task, lambda one: not event(one)).items
-    ]
-    return tasks[0].model_copy(update={"items": tuple(items)})
-
-
-def _sentence(one: _Excess, reference: Measurement, gate: TruncationGate) -> str:
-    drop = one.evidence.drop
-    name = interval_name(drop.level, drop.coverage)
-    return f"{capital(_clause(one, reference))} ({name}: {_more_or_fewer(drop)}); {_allowed(gate)}"
-
-
-def _allowed(gate: TruncationGate) -> str:
-    return f"{percent_plain(gate.max_excess)} more allowed"
-
-
-def _more_or_fewer(excess: Interval) -> str:
-    """`23.7 to 36.7 points more`, `3.7 points fewer to 3.7 more`."""
-    low, high = points(abs(excess.low)), points(abs(excess.high))
-    if excess.low >= 0:
-        return f"{low} to {high} points more"
-    return f"{high} to {low} points fewer" if excess.high < 0 else f"{low} points fewer to {high} more"
-
-
-def _clause(one: _Excess, reference: Measurement) -> str:
-    """`loops in 30 % of its replies to arithmetic (60 of 200), fp8 in none`."""
-    n = one.pairs.n
-    ours, theirs = n - sum(one.pairs.reference), n - sum(one.pairs.candidate)
-    seen = f"in {percent_short(theirs / n)} of its replies to {one.where} ({theirs} of {n})" if theirs else (
-        f"in none of its {n} replies to {one.where}"
-    )  # fmt: skip
-    before = f"{reference.label} in {percent_short(ours / n)} ({ours})" if ours else f"{reference.label} in none"
-    return f"{one.what.lower()} {seen}, {before}"

@@ -44,23 +44,23 @@ Replies = dict[str, "tuple[np.ndarray, np.ndarray]"]
 
 
 # ------------------------------------------------------------------------------------------------ against the run's own code
-def asked(one: Design, right: np.ndarray, look: Look, num_samples: int) -> TaskResult:
+def asked(entry: Design, right: np.ndarray, look: Look, num_samples: int) -> TaskResult:
     """The records of a task on one side, asked up to a look."""
-    documents = in_drawn_order(SUITE.seed, one.task.tasks[0], range(len(right))) if one.name == "gsm8k" else None  # type: ignore[attr-defined]
-    num_items = one.items[one.looks.index(look)]
+    documents = in_drawn_order(SUITE.seed, entry.task.tasks[0], range(len(right))) if entry.name == "gsm8k" else None  # type: ignore[attr-defined]
+    num_items = entry.items[entry.looks.index(look)]
     items = []
     for number in range(num_items):
-        name = f"gsm8k_cot_zeroshot/{documents[number]}" if documents is not None else f"{one.name} {number}"
+        name = f"gsm8k_cot_zeroshot/{documents[number]}" if documents is not None else f"{entry.name} {number}"
         item = ItemResult(
             item=name, language="en", correct=True, truncated=False, wrong_script=False, finish_reason="stop",
             prompt_tokens=None, output_tokens=None, answer=None,
-            cluster=None if one.cluster is None or one.cluster[number] >= 0 else f"question {one.cluster[number]}",
-            length_tokens=None if one.length is None else one.task.lengths_tokens[one.length[number]],  # type: ignore[attr-defined]
+            cluster=None if entry.cluster is None or entry.cluster[number] >= 0 else f"question {entry.cluster[number]}",
+            length_tokens=None if entry.length is None else entry.task.lengths_tokens[entry.length[number]],  # type: ignore[attr-defined]
         )  # fmt: skip
         items += [
             dataclasses.replace(item, sample=sample, correct=bool(right[number, sample])) for sample in range(num_samples)
         ]
-    made = task_of(one.name, one.task.kind, items)  # type: ignore[attr-defined]
+    made = task_of(entry.name, entry.task.kind, items)  # type: ignore[attr-defined]
     return made.model_copy(update={"rounds": (Round(started="", num_samples=num_samples, limit=look.limit, why=""),)})
 
 
@@ -85,17 +85,17 @@ def really(designs: list[Design], replies: Replies) -> Outcome:
         reference, candidate = sides()
         if now := rounds.wanted_now(candidate, reference):
             at[1] |= {name: look for name, (look, _) in now.items()}
-        elif wanted := rounds.wanted_of_reference(reference, [candidate]):
-            at[0] |= {name: look for name, (look, _) in wanted.items()}
+        elif requested := rounds.wanted_of_reference(reference, [candidate]):
+            at[0] |= {name: look for name, (look, _) in requested.items()}
             starts += 1
         else:
             break
     report = judge([reference, candidate], GATES, model="tiny-glm")
-    said = {verdict.gate.removeprefix("score "): verdict.status for verdict in report.verdicts}
+    text = {verdict.gate.removeprefix("score "): verdict.status for verdict in report.verdicts}
     places = [{design.name: design.looks.index(side[design.name]) for design in designs} for side in at]
     return Outcome(
-        overall=report.overall["w4a16"], whole=said["whole"], effective_length=said["effective length ruler"],
-        tasks={design.name: said[design.name] for design in designs},
+        overall=report.overall["w4a16"], whole=text["whole"], effective_length=text["effective length ruler"],
+        tasks={design.name: text[design.name] for design in designs},
         asked={design.name: (places[0][design.name], places[1][design.name]) for design in designs}, starts=(starts, starts),
     )  # fmt: skip
 
@@ -108,27 +108,27 @@ def test_what_is_asked_and_decided_is_what_the_run_asks_and_decides() -> None:
         lost = {"aime": loss, "ruler": loss / 2, "gsm8k": loss / 4}
         for design in designs:
             drawn[design.name].append(draw_replies(rng, "even", design, lost[design.name], 1))
-    seen = [seen_of(design, drawn[design.name]) for design in designs]
-    found = decided(designs, GATES, seen, level_step=1e-6)
+    observed = [seen_of(design, drawn[design.name]) for design in designs]
+    statuses = decided(designs, GATES, observed, level_step=1e-6)
     runs: list[Replies] = [
         {design.name: (drawn[design.name][run][0][0], drawn[design.name][run][1][0]) for design in designs}
-        for run in range(len(found))
+        for run in range(len(statuses))
     ]
-    assert found == [really(designs, run) for run in runs]
-    assert {one.overall for one in found} == {"PASS", "UNDERPOWERED", "FAIL"}
-    assert max(one.starts[0] for one in found) > 2
+    assert statuses == [really(designs, run) for run in runs]
+    assert {entry.overall for entry in statuses} == {"PASS", "UNDERPOWERED", "FAIL"}
+    assert max(entry.starts[0] for entry in statuses) > 2
 
 
 # ------------------------------------------------------------------------------------------------ the shipped suite
 def test_a_population_has_the_accuracy_and_discordance_that_are_assumed() -> None:
     suite, gates = shipped()
     rng = np.random.default_rng(1)
-    for one in designs_of(suite, gates):
+    for entry in designs_of(suite, gates):
         for kind in simulated_full.KINDS:
-            ours, theirs = simulated_full.draw_chances(rng, 200_000, kind, one, one.margin)
-            assert ours.mean() == pytest.approx(one.accuracy, abs=0.004)
-            assert (2 * ours * (1 - ours)).mean() == pytest.approx(one.discordance, abs=0.003)
-            assert (ours - theirs).mean() == pytest.approx(one.margin, abs=0.005)
+            reference, candidate = simulated_full.draw_chances(rng, 200_000, kind, entry, entry.margin)
+            assert reference.mean() == pytest.approx(entry.accuracy, abs=0.004)
+            assert (2 * reference * (1 - reference)).mean() == pytest.approx(entry.discordance, abs=0.003)
+            assert (reference - candidate).mean() == pytest.approx(entry.margin, abs=0.005)
 
 
 @pytest.mark.slow
@@ -137,12 +137,12 @@ def test_full_decides() -> None:
     suite, gates = shipped()
     designs = designs_of(suite, gates)
     lossless = simulate(designs, gates, {}, "even", 150, 1)
-    assert sum(one.overall == "PASS" for one in lossless) / 150 >= 0.9
-    assert sum(one.overall == "FAIL" for one in lossless) / 150 <= 0.01
+    assert sum(entry.overall == "PASS" for entry in lossless) / 150 >= 0.9
+    assert sum(entry.overall == "FAIL" for entry in lossless) / 150 <= 0.01
     assert gpu_hours(suite, designs, lossless).share <= 1
     half = simulate(designs, gates, {design.name: design.margin / 2 for design in designs}, "even", 150, 1)
-    assert sum(one.whole == "PASS" for one in half) / 150 <= 0.025 + 3 * 0.0127
+    assert sum(entry.whole == "PASS" for entry in half) / 150 <= 0.025 + 3 * 0.0127
     gpqa = simulate(designs, gates, {"gpqa-diamond": 0.10}, "even", 80, 1)
-    assert sum(one.overall == "FAIL" for one in gpqa) / 80 >= 0.45
+    assert sum(entry.overall == "FAIL" for entry in gpqa) / 80 >= 0.45
     aime = simulate(designs, gates, {"aime": 0.15}, "even", 80, 1)
-    assert sum(one.overall == "PASS" for one in aime) / 80 <= 0.05
+    assert sum(entry.overall == "PASS" for entry in aime) / 80 <= 0.05

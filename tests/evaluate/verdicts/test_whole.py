@@ -14,8 +14,8 @@ from assay.recipes.suite import SuiteRecipe
 from assay.records.base import Interval
 from assay.records.measurement import ItemResult, Measurement
 from assay.records.verdict import GateReport, TaskUse, WholeClaim
-from assay_evaluate.statistics import paired_difference
-from assay_evaluate.statistics.pooled import p_at_least, weighted_sum
+from assay_evaluate.statistics.paired import paired_difference
+from assay_evaluate.statistics.proportions import p_at_least, weighted_sum
 from assay_evaluate.verdicts.gates import judge
 
 SUITE = load_recipe(SuiteRecipe, "quick")
@@ -39,7 +39,7 @@ def items(n: int, wrong: range) -> list[ItemResult]:
 
 
 def side(label: str, *wrong: range, n: int = 200) -> Measurement:
-    tasks = tuple(task_of(task, "arithmetic", items(n, one)) for task, one in zip(TASKS, wrong, strict=False))
+    tasks = tuple(task_of(task, "arithmetic", items(n, entry)) for task, entry in zip(TASKS, wrong, strict=False))
     return make_measurement(label, SUITE).model_copy(update={"tasks": tasks})
 
 
