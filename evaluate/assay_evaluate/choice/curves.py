@@ -220,9 +220,10 @@ def turns(envelope: Envelope) -> list[Turn]:
     Where draw 0 itself has a change twice, one of another draw is of the turn that it is nearer to.
     """
     made = []
+    first = envelope.best[0]
     changes = [
-        (int(envelope.best[0, at]), int(envelope.best[0, at + 1]), _middle(envelope.streams, at))
-        for at in _changes(envelope.best[0])
+        (int(first[at]), int(first[at + 1]), _middle(envelope.streams, int(at)))
+        for at in np.flatnonzero(first[1:] != first[:-1])
     ]
     for before, after, place in changes:
         low = high = chance = None
@@ -250,10 +251,6 @@ def gap(envelope: Envelope, turn: Turn, curves: Sequence[Curve], objective: Mapp
 
 def _known(curve: Curve, objective: Mapping[str, float]) -> list[int]:
     return [row.concurrency for row in curve.rows if objective.keys() <= row.limits.keys()]
-
-
-def _changes(best: npt.NDArray[np.int64]) -> list[int]:
-    return [int(at) for at in np.flatnonzero(best[1:] != best[:-1])]
 
 
 def _middle(streams: Array, at: int) -> float:

@@ -29,7 +29,9 @@ class Prompts:
         self._asked = {name: list(dict.fromkeys(texts)) for name, texts in prompts.items() if texts}
         code = {task.name for task in suite.tasks if isinstance(task, LmEvalTask) and task.allow_code_execution}
         self._asked_code = [text for name in sorted(code) for text in self._asked.get(name, [])]
-        languages = {language for task in suite.tasks for language in _generated_languages(task)}
+        languages = {
+            language for task in suite.tasks if isinstance(task, ArithmeticTask | NeedleTask) for language in task.languages
+        }
         if suite.divergence is not None:
             languages |= set(suite.divergence.languages)
         self._languages: tuple[Language, ...] = tuple(sorted(languages)) or ("en",)
@@ -63,10 +65,6 @@ class Prompts:
         return needle_item(
             seed, index, language, num_needles=5, depth=draw.random(), max_tokens=self._long_tokens, count_tokens=count_tokens
         ).prompt
-
-
-def _generated_languages(task: object) -> tuple[Language, ...]:
-    return task.languages if isinstance(task, ArithmeticTask | NeedleTask) else ()
 
 
 def _drawn(pool: Sequence[str], draw: random.Random, num: int) -> Iterator[str]:

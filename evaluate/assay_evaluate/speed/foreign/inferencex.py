@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from assay.errors import AssayError
-from assay.records.speed import Quantiles, SpeedRepeat, SpeedRow
+from assay.records.speed import SpeedRepeat, SpeedRow
 from assay_evaluate.speed.foreign.stated import (
     SPECULATION_UNKNOWN,
     Stated,
@@ -45,7 +45,8 @@ def read_inferencex(content: Any, stated: Stated, where: str) -> list[SpeedRow]:
         raise wrong(where, "no rows of InferenceX (each has `hw`, `conc` and `output_tput_per_gpu`)")
     names = _names(objects)
     one_label(stated, filter(None, names), where)
-    drafted = [_drafting(entry) for entry in objects]
+    words = [_drafting(entry) for entry in objects]
+    drafted = [0 if word in _OFF else None if word == _NOT_STATED else "on" for word in words]
     # An option for the rows that drafted says nothing of those that did not, where a file has both.
     has_both = "on" in drafted and 0 in drafted and bool(stated.speculation)
     rows = []
@@ -68,13 +69,7 @@ def _names(objects: Sequence[Mapping[str, Any]]) -> list[str | None]:
     ]
 
 
-def _drafting(entry: Mapping[str, Any]) -> int | str | None:
-    """0: it did not; `on`: it did; None: not stated."""
-    word = _told_drafting(entry)
-    return 0 if word in _OFF else None if word == _NOT_STATED else "on"
-
-
-def _told_drafting(entry: Mapping[str, Any]) -> str:
+def _drafting(entry: Mapping[str, Any]) -> str:
     return str(entry["spec_decoding"] if "spec_decoding" in entry else entry.get("mtp", _NOT_STATED)).strip().lower()
 
 
@@ -86,7 +81,11 @@ def _row(
     is_split = entry.get("disagg") is not False and whole(entry, "num_prefill_gpu") is not None
     decode = whole(entry, "num_decode_gpu")
     parallelism = _split(entry) if is_split else _ranks(entry)
-    num_gpus = (whole(entry, "num_prefill_gpu") or 0) + (decode or 0) if is_split else _num_gpus(parallelism)
+    num_gpus = (
+        (whole(entry, "num_prefill_gpu") or 0) + (decode or 0)
+        if is_split
+        else parallelism.get("tensor", 0) * parallelism.get("pipeline", 1)
+    )
     per_gpu, concurrency = number(entry, "output_tput_per_gpu"), whole(entry, "conc")
     if not num_gpus or not per_gpu or not concurrency:
         raise wrong(place, "has no number of GPUs (tp), requests in flight (conc) or throughput")
@@ -95,11 +94,19 @@ def _row(
     # Where prefill has GPUs of its own, output is counted for the GPUs that decode.
     output = per_gpu * ((decode or num_gpus) if is_split else num_gpus)
     isl, osl = whole(entry, "isl"), whole(entry, "osl")
-    notes = [] if speculation is not None else [_unknown_drafts(entry)]
+    word, notes = _drafting(entry), list[str]()
+    if speculation is None:
+        notes.append(SPECULATION_UNKNOWN if word == _NOT_STATED else f"drafts: {word}; how many tokens is not stated")
     notes += ["prefill and decode ran on GPUs of their own"] if is_split and decode else []
     gpu = required(text(entry, "hw"), "the hardware", "--hardware 8xH200", place)
     total = number(entry, "tput_per_gpu")
-    ttft, tpot, end_to_end = (_quantiles(entry, metric) for metric in ("ttft", "tpot", "e2el"))
+    ttft, tpot, end_to_end = (
+        quantiles_of(mean, median, p90, p99)
+        for mean, median, p90, p99 in (
+            [number(entry, f"{name}_{metric}") for name in ("mean", "median", "p90", "p99")]
+            for metric in ("ttft", "tpot", "e2el")
+        )
+    )
     return SpeedRow(
         checkpoint=required(stated.label or name, "the checkpoint", "--label NAME", place),
         scheme=text(entry, "precision"),
@@ -130,11 +137,6 @@ def _row(
     )
 
 
-def _unknown_drafts(entry: Mapping[str, Any]) -> str:
-    word = _told_drafting(entry)
-    return SPECULATION_UNKNOWN if word == _NOT_STATED else f"drafts: {word}; how many tokens is not stated"
-
-
 def _ranks(entry: Mapping[str, Any], prefix: str = "", words: str = "") -> dict[str, int]:
     """Kind of parallelism -> ranks. prefix: of the keys; words: of the names, for `prefill tensor`."""
     spelt = {"tensor": "tp", "expert": "ep", "pipeline": "pp"}
@@ -155,12 +157,3 @@ def _split(entry: Mapping[str, Any]) -> dict[str, int]:
         **(_ranks(entry, "prefill_", "prefill ") | _ranks(entry, "decode_", "decode ")),
         **{name: num for name, num in (gpus | workers).items() if num},
     }
-
-
-def _num_gpus(ranks: Mapping[str, int]) -> int:
-    return ranks.get("tensor", 0) * ranks.get("pipeline", 1)
-
-
-def _quantiles(entry: Mapping[str, Any], metric: str) -> Quantiles | None:
-    mean, median, p90, p99 = (number(entry, f"{name}_{metric}") for name in ("mean", "median", "p90", "p99"))
-    return quantiles_of(mean, median, p90, p99)
