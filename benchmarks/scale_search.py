@@ -41,7 +41,7 @@ from assay.recipes.precision import PrecisionRecipe  # noqa: E402
 from assay.recipes.suite import DivergenceSpec  # noqa: E402
 from assay.records.plan import Plan  # noqa: E402
 from assay_evaluate.divergence.documents import document_items  # noqa: E402
-from assay_evaluate.statistics import cluster_bootstrap_mean  # noqa: E402
+from assay_evaluate.statistics.clustered import cluster_bootstrap_mean  # noqa: E402
 from assay_quantize.checkpoint.checkpoint import open_checkpoint  # noqa: E402
 from assay_quantize.checkpoint.torch_tensors import read_tensor  # noqa: E402
 from assay_quantize.formats.schemes import SHARES_GLOBAL_SCALE  # noqa: E402

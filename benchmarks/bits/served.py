@@ -32,7 +32,7 @@ from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
 from assay.records.measurement import Acceptance, Measurement
 from assay_evaluate.client.journal import Journal
-from assay_evaluate.divergence.exact_phase import candidate_scores
+from assay_evaluate.divergence.exact import candidate_scores
 from assay_evaluate.divergence.phase import ReferenceText, reference_text
 from assay_evaluate.divergence.positions import position_divergence
 from assay_evaluate.divergence.scoring import pair_scores

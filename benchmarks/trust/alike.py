@@ -32,7 +32,7 @@ from alike_worlds import (
 )
 
 from assay_evaluate.alike.rules import RULES, look
-from assay_evaluate.statistics import clopper_pearson
+from assay_evaluate.statistics.proportions import clopper_pearson
 
 REAL = "## Real servers"
 """Where the part of the page begins that `--real` writes."""

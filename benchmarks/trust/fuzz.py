@@ -44,7 +44,7 @@ from assay.records.choice.record import Choice  # noqa: E402
 from assay.records.plan import Plan  # noqa: E402
 from assay.records.run import RunRecord, SourceData, SuiteIdentity  # noqa: E402
 from assay.records.speed import SpeedRecord  # noqa: E402
-from assay_evaluate.choice.choose import Wanted, choose  # noqa: E402
+from assay_evaluate.choice.choose import ChoiceRequest, choose  # noqa: E402
 from assay_evaluate.client.journal import Identity, Journal, Reply, Request, count_replies  # noqa: E402
 from assay_evaluate.speed.foreign.read import read_imported  # noqa: E402
 from assay_evaluate.speed.foreign.stated import Stated  # noqa: E402
@@ -249,7 +249,7 @@ def import_speeds(path: Path) -> None:
 def deployed(folder: Path) -> None:
     record = with_rows(None, read_imported(PUBLISHED, None, Stated()))
     record.save(folder / "speed.json")
-    choose(record.rows, None, Wanted()).save(folder / "choice.json")
+    choose(record.rows, None, ChoiceRequest()).save(folder / "choice.json")
 
 
 def void(_: object) -> None:

@@ -16,15 +16,18 @@ from assay.recipes.suite import ArithmeticTask, Range
 from assay.records.base import Interval
 from assay.records.measurement import Acceptance
 from assay_evaluate.preflight.known_tasks import REPOSITORIES
-from assay_evaluate.statistics import clustered_mean, clustered_proportion, mean_of_shares, paired_difference, wider
+from assay_evaluate.statistics.clustered import clustered_mean, clustered_proportion
+from assay_evaluate.statistics.decisions import wider_interval
 from assay_evaluate.statistics.drafts import acceptance_difference, ratio_standard_error
+from assay_evaluate.statistics.graded import mean_of_shares
 from assay_evaluate.statistics.item_pairs import Pairs
-from assay_evaluate.statistics.pooled import weighted_sum
+from assay_evaluate.statistics.paired import paired_difference
+from assay_evaluate.statistics.proportions import weighted_sum
 from assay_evaluate.statistics.sequential import nominal_levels
 from assay_evaluate.statistics.swe_difference import InstancePair, difference
 from assay_evaluate.tasks.looks import planned_looks, planned_shares
-from assay_evaluate.verdicts.looks import repeated_interval, spendings_of
-from assay_evaluate.verdicts.replies.verbosity import Lengths, length_ratio
+from assay_evaluate.verdicts.scores import repeated_interval, spendings_of
+from assay_evaluate.verdicts.verbosity import Lengths, length_ratio
 
 paired = functools.cache(paired_difference)
 
@@ -125,7 +128,7 @@ def translations(rng: np.random.Generator, questions: int, languages: int, corre
     shared, own = rng.choice([1, -1, 0], p=chances, size=questions)[labels], rng.choice([1, -1, 0], p=chances, size=n)
     moves = np.where(rng.random(n) < math.sqrt(correlation), shared, own)
     by_item = paired(int((moves > 0).sum()), int((moves < 0).sum()), n)
-    return wider(by_item, clustered_mean(moves, labels))
+    return wider_interval(by_item, clustered_mean(moves, labels))
 
 
 def repositories(rng: np.random.Generator, name: str, spread: float, trajectories: int) -> Interval:

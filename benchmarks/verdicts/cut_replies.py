@@ -21,8 +21,8 @@ from simulated_full import Design, designs_of
 
 from assay.recipes.gate import GateRecipe, TruncationGate
 from assay.records.measurement import ItemResult, Measurement, TaskResult
-from assay_evaluate.statistics import wilson
-from assay_evaluate.verdicts.replies.truncation import allowance, judge_truncation, too_much_truncation
+from assay_evaluate.statistics.proportions import wilson
+from assay_evaluate.verdicts.truncation import allowance, judge_truncation, too_much_truncation
 
 SHARES = (0.0, 0.001, 0.0033, 0.01, 0.02, 0.05, 0.10)
 """Of the replies to every task, cut off on either side."""

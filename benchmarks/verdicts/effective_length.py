@@ -3,7 +3,7 @@
     python benchmarks/verdicts/effective_length.py > benchmarks/verdicts/effective_length.md
 
 Paired items, independent; of each length the counts (right in the reference only, in the candidate only) are drawn, and the
-sequence of tests is followed as `assay_evaluate.verdicts.effective_length` does it.
+sequence of tests is followed as `assay_evaluate.verdicts.long_context` does it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import numpy as np
 from scipy import stats
 
-from assay_evaluate.statistics import exact_tail, holm, score_statistic
+from assay_evaluate.statistics.decisions import holm
+from assay_evaluate.statistics.paired import exact_tail, score_statistic
 
 NUM_RUNS = 100_000
 NUM_LENGTHS = 5

@@ -38,8 +38,8 @@ from coverage_texts import AGREEING, DESIGNS, POPULATIONS, SIGNED, Design, Popul
 from assay.records.base import Coverage as CoverageWord
 from assay.records.base import Interval
 from assay_evaluate.divergence.strata import strata_of
-from assay_evaluate.statistics import clopper_pearson, mean_of_shares, wilson
-from assay_evaluate.statistics.proportions import difference_of
+from assay_evaluate.statistics.graded import mean_of_shares
+from assay_evaluate.statistics.proportions import clopper_pearson, difference_of, wilson
 from assay_evaluate.statistics.rates import upper_bound
 from assay_evaluate.statistics.skewed import skewed_ends
 
@@ -131,7 +131,7 @@ def scores() -> Iterator[Row]:
         ("60 problems, broken, 6 points lost", Items(60, 0.85, 0.15, 0.06, "broken"), 0.06),
     ):
         yield Row(
-            "loss over several looks, when it is decided", "verdicts.looks", name, items.loss,
+            "loss over several looks, when it is decided", "verdicts.scores", name, items.loss,
             partial(items.drop_over_looks, margin=margin),
         )  # fmt: skip
     for n, replies, loss in ((60, 2, 0.0), (198, 5, 0.04)):
@@ -242,7 +242,7 @@ def lengths() -> Iterator[Row]:
     for items, samples, between, within in ((30, 1, 0.5, 0.3), (100, 1, 1.0, 0.5), (100, 4, 1.0, 0.5), (400, 1, 1.0, 0.5)):
         what = f"{items} items, {samples} replies, log-normal: sigma {between:g} between items, {within:g} between replies"
         yield Row(
-            "tokens per answer (verbosity)", "verdicts.replies.verbosity", what, 0.05,
+            "tokens per answer (verbosity)", "verdicts.verbosity", what, 0.05,
             partial(verbosity, items=items, samples=samples, between=between, within=within),
         )  # fmt: skip
     for items, between, within in ((30, 0.5, 0.3), (198, 1.0, 0.5), (1319, 1.0, 0.5)):
@@ -253,7 +253,7 @@ def lengths() -> Iterator[Row]:
         )  # fmt: skip
     for n, before, after in ((200, 0.02, 0.02), (1000, 0.01, 0.01), (1000, 0.01, 0.03)):
         yield Row(
-            "more replies cut off or looping", "verdicts.replies.truncation",
+            "more replies cut off or looping", "verdicts.truncation",
             f"{n} replies, {100 * before:g} % of the reference's and {100 * after:g} % of the candidate's", after - before,
             partial(events, num_items=n, before=before, after=after),
         )  # fmt: skip

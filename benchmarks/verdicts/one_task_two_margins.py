@@ -19,7 +19,7 @@ from full_decides import shipped
 from assay.recipes.gate import WholeGate
 from assay_evaluate.preflight.power import lasting_passes, suite_power
 from assay_evaluate.preflight.power_designs import Assumptions, gated_tasks, rules_of
-from assay_evaluate.statistics.joint import draw, expected, resolve
+from assay_evaluate.statistics.joint.chances import draw_path, expected_value, resolve
 
 PARTS = (0.25, 0.5, 0.75, 1.0)
 LIMITS = ((0.5, 2.0), (0.5, 1.75), (0.5, 1.5), (0.5, 1.25), (0.5, 1.0), (0.33, 2.0))
@@ -46,7 +46,7 @@ def lines() -> Iterator[str]:
         twice = [one.candidate_passes for one in found.alone_at_twice]
         lossless = found.all_gates.lossless
         replies = sum(
-            expected(stops, [look.num_items * look.candidate_samples for look in one.design.looks])
+            expected_value(stops, [look.num_items * look.candidate_samples for look in one.design.looks])
             for stops, one in zip(lossless.stops, found.gated, strict=True)
         )
         half = lasting_passes(found, changed)["0.5"]
@@ -65,7 +65,7 @@ def of_every_margin() -> Iterator[str]:
     yield "| lost | PASS | FAIL | some task FAILs, at most |"
     yield "|---|---|---|---|"
     for part in PARTS:
-        paths = [draw(one.design, part * one.design.margin, rules, of=len(gated)) for one in gated]
+        paths = [draw_path(one.design, part * one.design.margin, rules, of=len(gated)) for one in gated]
         found = resolve(paths, rules)
         cells = (found.passes, found.fails, min(1.0, sum(found.fails_alone)))
         yield f"| {part:g} of every margin | {' | '.join(f'{100 * cell:.1f} %' for cell in cells)} |"

@@ -21,7 +21,7 @@ from assay.recipes.gate import ProbesGate
 from assay.records.measurement import Measurement
 from assay.records.probe import ProbeReport, ProbeResult, ProbeSettings
 from assay_evaluate.diagnosis.probes.planned import EVERYTHING
-from assay_evaluate.statistics import clopper_pearson, independent_difference
+from assay_evaluate.statistics.proportions import clopper_pearson, independent_difference
 from assay_evaluate.statistics.rates import sentence, upper_bound
 from assay_evaluate.verdicts.probes import judge_probes
 

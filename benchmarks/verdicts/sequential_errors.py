@@ -24,7 +24,7 @@ from assay_evaluate.statistics.graded import POWERS
 from assay_evaluate.statistics.joint.drawn import Bools, Evidence, Floats
 from assay_evaluate.statistics.sequential import Spending, nominal_levels
 from assay_evaluate.tasks.looks import Look, planned_looks, planned_shares
-from assay_evaluate.verdicts.looks import spendings_of
+from assay_evaluate.verdicts.scores import spendings_of
 
 Kind = Literal["even", "broken", "sure"]
 ALPHA = 0.025

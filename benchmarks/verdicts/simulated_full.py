@@ -24,9 +24,10 @@ from assay.recipes.suite import RulerTask, SuiteRecipe, TaskBase
 from assay.records.verdict import Status
 from assay_evaluate.preflight.power_designs import discordance_of, rules_of
 from assay_evaluate.preflight.suite_items import num_items
-from assay_evaluate.statistics import holm
+from assay_evaluate.statistics.decisions import holm
 from assay_evaluate.statistics.graded import POWERS, MeanDifference
-from assay_evaluate.statistics.joint import Assumed, Evidence, LookDesign, Path, ScoreDesign, asked_further, judged
+from assay_evaluate.statistics.joint.chances import Path, judge_runs, runs_asked_further
+from assay_evaluate.statistics.joint.drawn import Assumption, Evidence, LookDesign, ScoreDesign
 from assay_evaluate.tasks.looks import Look, asked_for, planned_looks, planned_shares
 
 Floats = NDArray[np.float64]
@@ -82,7 +83,7 @@ class Design:
             raise ValueError(f"{self.name}: the simulation knows tasks that are sampled more than once on some side")
         planned = zip(self.looks, self.items, planned_shares(self.looks), strict=True)
         looks = tuple(LookDesign(look.reference_samples, look.candidate_samples, n, share) for look, n, share in planned)
-        assumed = Assumed(self.discordance)
+        assumed = Assumption(self.discordance)
         return ScoreDesign(self.name, self.margin, assumed, looks, cluster_sizes=self.cluster_sizes)
 
 
@@ -244,8 +245,8 @@ def decided(
     starts = np.ones(paths[0].num_draws, dtype=np.int64)
     last = np.array([[len(one.looks) - 1] for one in designs])
     while True:
-        seen = judged(paths, list(at), rules)
-        wanted = asked_further(paths, seen, rules) & (at < last)
+        seen = judge_runs(paths, list(at), rules)
+        wanted = runs_asked_further(paths, seen, rules) & (at < last)
         if not wanted.any():
             break
         has_replies = np.stack([_has_replies(one)[of_reference[task], at[task]] for task, one in enumerate(designs)])

@@ -26,7 +26,7 @@ from assay_evaluate.statistics.fixed_items import fixed_items
 from assay_evaluate.statistics.graded import graded_difference
 from assay_evaluate.statistics.sequential import nominal_levels
 from assay_evaluate.tasks.looks import Look, planned_shares
-from assay_evaluate.verdicts.looks import spendings_of
+from assay_evaluate.verdicts.scores import spendings_of
 
 ALPHA, SNAPPED = 0.025, 50
 TASKS = ("gpqa-diamond", "aime", "gsm8k")

@@ -28,7 +28,8 @@ from assay.records.verdict import Status
 from assay_evaluate.preflight.known_tasks import CODES_DISCORDANCE
 from assay_evaluate.preflight.power_designs import rules_of
 from assay_evaluate.statistics.item_pairs import Pairs, accuracy_of, pair_items
-from assay_evaluate.statistics.joint import Assumed, Chances, LookDesign, ScoreDesign, chances_of
+from assay_evaluate.statistics.joint.chances import Chances, chances_of
+from assay_evaluate.statistics.joint.drawn import Assumption, LookDesign, ScoreDesign
 from assay_evaluate.verdicts.gates import judge
 
 HERE = Path(__file__).resolve().parent
@@ -74,7 +75,7 @@ def judge_slices(reference: Measurement, candidate: Measurement, gates: GateReci
 def foretell(gates: GateRecipe, num_items: int, discordance: float, loss: float) -> Chances:
     """Chances of one judgement of so many items."""
     [gate] = [one for one in gates.gates if isinstance(one, ScoreGate)]
-    design = ScoreDesign(gate.task, gate.max_drop, Assumed(discordance), (LookDesign(1, 1, num_items),))
+    design = ScoreDesign(gate.task, gate.max_drop, Assumption(discordance), (LookDesign(1, 1, num_items),))
     return chances_of([design], [loss], rules_of(gates))
 
 

@@ -153,7 +153,7 @@ class PlannedLadder:
         """Everything that is missing; the run is held meanwhile. AssayError: there is no such kind of prompts."""
         from assay_evaluate.client.journal import Journal
         from assay_evaluate.run.identity import checkpoint_sha256, identity_of
-        from assay_evaluate.speed.measure import Measuring, Subject
+        from assay_evaluate.speed.measure import LadderRun, Subject
         from assay_evaluate.speed.prompts import Prompts, asked_in
 
         run_dir, ladder = self.place.run_dir, self.ladder
@@ -170,7 +170,7 @@ class PlannedLadder:
                     for label, folder in self.folders.items()
                 ]
             serving = self.place.aim.recipe.serving
-            return Measuring(subjects, ladder, prompts, self.profile, serving, run_dir, on_progress).run()
+            return LadderRun(subjects, ladder, prompts, self.profile, serving, run_dir, on_progress).run()
 
 
 def plan_ladder(

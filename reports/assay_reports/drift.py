@@ -5,7 +5,7 @@ from __future__ import annotations
 from assay.records.base import Interval, Part
 from assay.records.divergence import Drift, Estimate
 from assay.records.measurement import Divergence, ItemResult, Measurement, TaskResult
-from assay_evaluate.statistics import clustered_proportion
+from assay_evaluate.statistics.clustered import clustered_proportion
 from assay_evaluate.statistics.item_pairs import find_task
 
 TIMED = (

@@ -20,7 +20,14 @@ from assay.records.verdict import Verdict
 from assay.records.verification import Verification
 from assay_evaluate.statistics import swe_difference as swe
 from assay_evaluate.statistics.drafts import acceptance_difference
-from assay_evaluate.statistics.item_pairs import Pairs, accuracy_of, find_task, output_tokens, pair_items, truncation_share
+from assay_evaluate.statistics.item_pairs import (
+    Pairs,
+    accuracy_of,
+    compare_output_tokens,
+    find_task,
+    pair_items,
+    truncation_share,
+)
 from assay_reports.drift import flips, times_floor
 from assay_reports.limits import find_limits
 from assay_reports.run import Run
@@ -158,7 +165,7 @@ def task_numbers(reference: TaskResult | None, task: TaskResult, level: float, v
                 "discordant": pairs.discordant,
                 "mcnemar_midp": pairs.p_difference,
                 "minimum_detectable_effect": pairs.detectable(level),
-                "extra_output_tokens": tokens.extra if (tokens := output_tokens(reference, task, level)) else None,
+                "extra_output_tokens": tokens.extra if (tokens := compare_output_tokens(reference, task, level)) else None,
             }
     if verdict is not None and (
         verdict.looks or verdict.estimand in {"these_items", "these_clusters"}

@@ -303,7 +303,7 @@ def test_a_command_line_is_quoted(tmp_path: Path) -> None:
 
 def lever_report(text: str) -> Any:
     from assay.records.diagnosis.lever import LeverEffect, LeverReport, Observation
-    from assay_evaluate.statistics import clopper_pearson
+    from assay_evaluate.statistics.proportions import clopper_pearson
 
     seen = Observation(setting={}, num_requests=1, rate=clopper_pearson(0, 1), passes=((),), seconds=0.0)
     effect = LeverEffect(lever="eager", before="a", after="b", effect="not tried", p_value=None, sentence=text)

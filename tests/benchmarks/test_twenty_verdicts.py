@@ -14,7 +14,8 @@ from assay.recipes.gate import GateRecipe
 from assay.recipes.load import load_recipe
 from assay.recipes.suite import SuiteRecipe
 from assay.records.measurement import ItemResult, Measurement
-from assay_evaluate.statistics import noninferiority_power, paired_difference
+from assay_evaluate.statistics.paired import paired_difference
+from assay_evaluate.statistics.power import noninferiority_power
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "verdicts"))
 

@@ -101,7 +101,7 @@ STAND_INS: dict[str, Callable[..., Any]] = {
     "assay_evaluate.run.evaluate.evaluate": measures,
     "assay_evaluate.run.deployment.deploy": lambda *_, **__: make_deployment(),
     "assay_evaluate.run.deployment.check_deployable": returning(None),
-    "assay_evaluate.speed.measure.Measuring.run": speeds,
+    "assay_evaluate.speed.measure.LadderRun.run": speeds,
     "assay_evaluate.run.identity.checkpoint_sha256": lambda *_: "0" * 64,
     "assay_evaluate.serving.server.serve": serves,
     "assay_evaluate.serving.server.find_interpreter": returning(Path(sys.executable)),

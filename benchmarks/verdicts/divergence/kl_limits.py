@@ -31,8 +31,8 @@ from assay_evaluate.client.journal import TokenLogprobs
 from assay_evaluate.divergence import ScoredDocument, summarize
 from assay_evaluate.divergence.drift import Positions, mean_over_texts
 from assay_evaluate.divergence.strata import strata_of
-from assay_evaluate.statistics import skewed, unseen_share
-from assay_evaluate.statistics.skewed import skewed_ends
+from assay_evaluate.statistics import skewed
+from assay_evaluate.statistics.skewed import skewed_ends, unseen_share
 from assay_evaluate.verdicts.divergence import judge_divergence
 
 Floats = NDArray[np.float64]

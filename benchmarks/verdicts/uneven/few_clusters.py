@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special, stats
 
-from assay_evaluate.statistics import score_statistic
 from assay_evaluate.statistics.clustered import cr2_factors, satterthwaite_degrees
-from assay_evaluate.statistics.uneven.clusters import UnevenMean, chance_of_none, effective_number
+from assay_evaluate.statistics.paired import score_statistic
+from assay_evaluate.statistics.uneven_clusters import UnevenMean, chance_of_none, effective_number
 
 Floats = NDArray[np.float64]
 ALPHA = 0.025

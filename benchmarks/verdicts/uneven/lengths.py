@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special, stats
 
-from assay_evaluate.statistics import clustered_difference, mcnemar_midp
-from assay_evaluate.statistics.clustered import cr2_factors, satterthwaite_degrees
+from assay_evaluate.statistics.clustered import clustered_difference, cr2_factors, satterthwaite_degrees
+from assay_evaluate.statistics.decisions import benjamini_hochberg
 from assay_evaluate.statistics.drafts import paired_acceptance_difference
+from assay_evaluate.statistics.paired import mcnemar_midp
 from assay_evaluate.statistics.skewed import HALF_AT_DEGREES, LACKING, MOST_LACKING, skewed_ends
-from assay_evaluate.statistics.uneven.subgroups import adjusted
 
 Floats = NDArray[np.float64]
 MARGIN, TAIL, SHOWN = 0.10, 0.025, 0.01
@@ -143,7 +143,7 @@ def of_subgroups(num_runs: int, seed: int) -> Iterator[str]:
                     by_item[number] = mcnemar_midp(int((one > 0).sum()), int((one < 0).sum())) / 2
                     if by_item[number] < SHOWN:
                         by_text[number] = max(by_item[number], clustered_difference(one, labels).p_at_most(0.0))
-            shown += [(adjusted(p) < SHOWN).any() for p in (by_item, by_text)]
+            shown += [(benjamini_hochberg(p) < SHOWN).any() for p in (by_item, by_text)]
         before, now = 100 * shown / num_runs
         yield f"| {num} | {size} | {correlation:g} | {before:.1f} | {now:.1f} |"
 

@@ -23,8 +23,8 @@ from simulated_full import AT_ONCE, Design, Floats, Kind, Outcome, Replies, deci
 
 from assay.recipes.gate import GateRecipe, SubgroupsGate
 from assay.recipes.suite import RulerTask
+from assay_evaluate.statistics.decisions import screen_subgroups
 from assay_evaluate.statistics.graded import POWERS, MeanDifference
-from assay_evaluate.statistics.uneven.subgroups import screen
 
 SUBJECTS = 14
 Labels = dict[str, NDArray[np.int64]]
@@ -160,7 +160,7 @@ def words(
     designs: Sequence[Design], gates: GateRecipe, gate: SubgroupsGate, groups: Sequence[Group],
     by_look: Mapping[int, list[Floats]], outcomes: Sequence[Outcome],
 ) -> list[str]:  # fmt: skip
-    """By the rules of `verdicts.whole.subgroups`, at the last look of each task."""
+    """By the rules of `verdicts.subgroups`, at the last look of each task."""
     num_runs, alpha = len(outcomes), (1 - gates.level) / 2
     columns: list[tuple[NDArray[np.int64], Floats, Floats]] = []  # items, powers [power, runs], margin x items
     pooled = dict[int, list[int]]()
@@ -184,7 +184,7 @@ def words(
         p_beyond.append(np.array([float(p) for p in found.p_at_most(float(limit[0]))]))
         high.append(found.ends(gates.level)[1])
         limits.append(limit)
-    seen = screen(
+    seen = screen_subgroups(
         np.stack(p_loss, axis=1), np.stack(p_beyond, axis=1), np.stack(high, axis=1), np.stack(limits, axis=1),
         false_discovery=gate.false_discovery, alpha=alpha,
     )  # fmt: skip

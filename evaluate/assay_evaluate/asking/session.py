@@ -20,7 +20,7 @@ from assay_evaluate.client.client import Client
 from assay_evaluate.client.journal import Reply, Request
 from assay_evaluate.client.message import thinking_apart
 from assay_evaluate.client.truncation import count_loops, count_thinking_cut, count_truncations, loops, truncated_by
-from assay_evaluate.statistics import mean_of_shares
+from assay_evaluate.statistics.graded import mean_of_shares
 from assay_evaluate.statistics.item_pairs import accuracy_of
 
 T = TypeVar("T")

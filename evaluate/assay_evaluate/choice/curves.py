@@ -181,15 +181,15 @@ def _scores(curve: Curve, streams: Array, noise: Array, objective: Mapping[str, 
     at = np.log([row.concurrency for row in curve.rows])
     where = np.log(streams)
     logs = np.array([row.log for row in curve.rows])
-    found = _between(where, at, logs + noise)
-    moved = np.zeros_like(found)
+    scores = _between(where, at, logs + noise)
+    moved = np.zeros_like(scores)
     if "tpot_s" in objective:
-        moved = np.where(np.isfinite(found), _between(where, at, noise), 0.0)  # beyond the rows there is nothing to move
+        moved = np.where(np.isfinite(scores), _between(where, at, noise), 0.0)  # beyond the rows there is nothing to move
     for name, most in objective.items():
         taken = _between(where, at, np.log([max(row.limits[name], 1e-9) for row in curve.rows]))
         slower = moved if name == "tpot_s" else np.zeros_like(moved)  # what writes faster takes less time a token
-        found = np.where(taken - slower <= math.log(most) + ROUNDING, found, -np.inf)
-    return found
+        scores = np.where(taken - slower <= math.log(most) + ROUNDING, scores, -np.inf)
+    return scores
 
 
 def _between(where: Array, at: Array, values: Array) -> Array:
@@ -198,8 +198,8 @@ def _between(where: Array, at: Array, values: Array) -> Array:
     left = right - 1
     right = np.minimum(right, len(at) - 1)  # of one row both ends are the same
     share = (where - at[left]) / np.where(at[right] > at[left], at[right] - at[left], 1.0)
-    found = values[..., left] * (1 - share) + values[..., right] * share
-    return np.where((where >= at[0]) & (where <= at[-1]), found, -np.inf)
+    interpolated = values[..., left] * (1 - share) + values[..., right] * share
+    return np.where((where >= at[0]) & (where <= at[-1]), interpolated, -np.inf)
 
 
 @dataclass(frozen=True)
@@ -214,61 +214,59 @@ class Turn:
     chance: float | None
 
 
-def turns(found: Envelope) -> list[Turn]:
+def turns(envelope: Envelope) -> list[Turn]:
     """Of draw 0; with the range over those draws in which the same change happens, the nearest where it does twice.
 
     Where draw 0 itself has a change twice, one of another draw is of the turn that it is nearer to.
     """
     made = []
+    first = envelope.best[0]
     changes = [
-        (int(found.best[0, at]), int(found.best[0, at + 1]), _middle(found.streams, at)) for at in _changes(found.best[0])
+        (int(first[at]), int(first[at + 1]), _middle(envelope.streams, int(at)))
+        for at in np.flatnonzero(first[1:] != first[:-1])
     ]
     for before, after, place in changes:
         low = high = chance = None
-        if found.noisy:
+        if envelope.noisy:
             rivals = [other for *same, other in changes if same == [before, after] and other != place]
-            places = _same_change(found, before, after, place, rivals)
-            chance = len(places) / (len(found.best) - 1)
+            places = _same_change(envelope, before, after, place, rivals)
+            chance = len(places) / (len(envelope.best) - 1)
             if places:
                 low, high = (float(np.quantile(places, q)) for q in ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
         made.append(Turn(before, after, place, low, high, chance))
     return made
 
 
-def gap(found: Envelope, turn: Turn, curves: Sequence[Curve], objective: Mapping[str, float]) -> str | None:
+def gap(envelope: Envelope, turn: Turn, curves: Sequence[Curve], objective: Mapping[str, float]) -> str | None:
     """Who is not known on the other side of the change, in a clause: it is where rows end, and not where curves cross. None: it
     is where they cross, or where one misses the objective."""
-    above, below = found.streams[found.streams > turn.at].min(), found.streams[found.streams < turn.at].max()
-    said = []
+    above, below = envelope.streams[envelope.streams > turn.at].min(), envelope.streams[envelope.streams < turn.at].max()
+    clauses = []
     if turn.before != NOBODY and max(_known(curves[turn.before], objective)) < above:
-        said.append(f"beyond which nothing is known of {curves[turn.before].setup}")
+        clauses.append(f"beyond which nothing is known of {curves[turn.before].setup}")
     if turn.after != NOBODY and min(_known(curves[turn.after], objective)) > below:
-        said.append(f"below which nothing is known of {curves[turn.after].setup}")
-    return " and ".join(said) or None
+        clauses.append(f"below which nothing is known of {curves[turn.after].setup}")
+    return " and ".join(clauses) or None
 
 
 def _known(curve: Curve, objective: Mapping[str, float]) -> list[int]:
     return [row.concurrency for row in curve.rows if objective.keys() <= row.limits.keys()]
 
 
-def _changes(best: npt.NDArray[np.int64]) -> list[int]:
-    return [int(at) for at in np.flatnonzero(best[1:] != best[:-1])]
-
-
 def _middle(streams: Array, at: int) -> float:
     return float(math.sqrt(streams[at] * streams[at + 1]))
 
 
-def _same_change(found: Envelope, before: int, after: int, place: float, rivals: Sequence[float]) -> list[float]:
+def _same_change(envelope: Envelope, before: int, after: int, place: float, rivals: Sequence[float]) -> list[float]:
     """Of every draw that has it the nearest, unless that is nearer to one of `rivals`."""
     places = []
-    for draw in found.best[1:]:
-        there = (_middle(found.streams, int(at)) for at in np.flatnonzero((draw[:-1] == before) & (draw[1:] == after)))
-        mine = [one for one in there if all(_apart(one, place) <= _apart(one, rival) for rival in rivals)]
-        if mine:
-            places.append(min(mine, key=lambda one: _apart(one, place)))
+    for draw in envelope.best[1:]:
+        changes = (_middle(envelope.streams, int(at)) for at in np.flatnonzero((draw[:-1] == before) & (draw[1:] == after)))
+        nearer = [change for change in changes if all(_apart(change, place) <= _apart(change, rival) for rival in rivals)]
+        if nearer:
+            places.append(min(nearer, key=lambda change: _apart(change, place)))
     return places
 
 
-def _apart(one: float, other: float) -> float:
-    return abs(math.log(one / other))
+def _apart(streams: float, other_streams: float) -> float:
+    return abs(math.log(streams / other_streams))

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 
 from assay.records.choice.record import Quality
 from assay.records.verdict import GateReport, Verdict
-from assay_evaluate.statistics import normal_quantile
+from assay_evaluate.statistics.proportions import normal_quantile
 
 WHOLE = "whole"
-"""Gate of the claim about all scores together (verdicts/whole/claim.py)."""
+"""Gate of the claim about all scores together (verdicts/whole.py)."""
 
 
-def judged(gates: GateReport | None, checkpoints: Iterable[str]) -> dict[str, Quality]:
+def judge_quality(gates: GateReport | None, checkpoints: Iterable[str]) -> dict[str, Quality]:
     """For every checkpoint that has rows. gates: None: quality is assumed."""
     return {label: _quality(gates, label) for label in dict.fromkeys(checkpoints)}
 
@@ -30,13 +30,15 @@ def _quality(gates: GateReport | None, label: str) -> Quality:
             to_run=(f"measure {label}: `assay evaluate`",),
         )  # fmt: skip
     word = gates.overall[label]
-    verdicts = [one for one in gates.verdicts if one.candidate == label and one.has_say]
+    verdicts = [verdict for verdict in gates.verdicts if verdict.candidate == label and verdict.has_say]
     return Quality(
         checkpoint=label,
         word=word,
         may_be_chosen=word == "PASS",
         detail=gates.reasons.get(label) or f"its gates say {word}",
-        to_run=() if word in ("PASS", "FAIL") else tuple(map(_to_run, (one for one in verdicts if one.status == word))),
+        to_run=()
+        if word in ("PASS", "FAIL")
+        else tuple(map(_to_run, (verdict for verdict in verdicts if verdict.status == word))),
         chance_of_failing=_chance_of_failing(gates, label) if word == "PASS" else None,
     )
 
@@ -46,12 +48,12 @@ def _to_run(verdict: Verdict) -> str:
     what = verdict.title or verdict.gate.removeprefix("score ")
     if verdict.status == "NOT MEASURED":
         return f"{what}: {verdict.clause or verdict.detail}"
-    asked = verdict.observed.n if verdict.observed is not None else 0
+    num_items = verdict.observed.n if verdict.observed is not None else 0
     if verdict.items_needed_at_loss is not None:
-        return f"{what}: {verdict.items_needed_at_loss:,} paired items ({asked:,} were asked)"
-    if verdict.items_needed is not None and verdict.items_needed > asked:
-        return f"{what}: {verdict.items_needed:,} paired items ({asked:,} were asked)"
-    return f"{what}: no number of items decides it if the loss seen is the true one ({asked:,} were asked)"
+        return f"{what}: {verdict.items_needed_at_loss:,} paired items ({num_items:,} were asked)"
+    if verdict.items_needed is not None and verdict.items_needed > num_items:
+        return f"{what}: {verdict.items_needed:,} paired items ({num_items:,} were asked)"
+    return f"{what}: no number of items decides it if the loss seen is the true one ({num_items:,} were asked)"
 
 
 def _chance_of_failing(gates: GateReport, label: str) -> float | None:
@@ -61,38 +63,38 @@ def _chance_of_failing(gates: GateReport, label: str) -> float | None:
     may lose as much as the claim allows a task. And of the whole with its limit. They share losses, so this is no less than the
     chance.
     """
-    max_task = next((one.max_task for one in gates.wholes if one.candidate == label), 1.0)
+    max_task = next((whole.max_task for whole in gates.wholes if whole.candidate == label), 1.0)
     chances = [
         chance
-        for one in gates.verdicts
-        if one.candidate == label and (one.has_say or one.status == "UNDERPOWERED")
-        and (chance := _beyond(one, max_task if not one.has_say else 1.0)) is not None
+        for verdict in gates.verdicts
+        if verdict.candidate == label and (verdict.has_say or verdict.status == "UNDERPOWERED")
+        and (chance := _beyond(verdict, max_task if not verdict.has_say else 1.0)) is not None
     ]  # fmt: skip
     return 1 - math.prod(1 - chance for chance in chances) if chances else None
 
 
 def _beyond(verdict: Verdict, num_limits: float) -> float | None:
     """Chance that what a gate limits is beyond `num_limits` times its limit. None: no score, or not measured."""
-    seen = verdict.observed
-    if not verdict.gate.startswith(("score ", WHOLE)) or seen is None or verdict.limit is None:
+    drop = verdict.observed
+    if not verdict.gate.startswith(("score ", WHOLE)) or drop is None or verdict.limit is None:
         return None
-    limit, error = num_limits * verdict.limit, (seen.high - seen.low) / (2 * normal_quantile(seen.level))
+    limit, error = num_limits * verdict.limit, (drop.high - drop.low) / (2 * normal_quantile(drop.level))
     if error <= 0:
-        return float(seen.value > limit)
-    return 0.5 * math.erfc((limit - seen.value) / error / math.sqrt(2))
+        return float(drop.value > limit)
+    return 0.5 * math.erfc((limit - drop.value) / error / math.sqrt(2))
 
 
-def losses(gates: GateReport | None) -> Mapping[str, float]:
+def mean_losses(gates: GateReport | None) -> Mapping[str, float]:
     """Checkpoint -> mean loss over its score gates, for the front; the reference's is 0. None measured: absent."""
-    found: dict[str, float] = {}
+    means: dict[str, float] = {}
     if gates is None:
-        return found
+        return means
     for label in gates.overall:
         drops = [
-            one.observed.value
-            for one in gates.verdicts
-            if one.candidate == label and one.gate.startswith("score ") and one.observed is not None
+            verdict.observed.value
+            for verdict in gates.verdicts
+            if verdict.candidate == label and verdict.gate.startswith("score ") and verdict.observed is not None
         ]
         if drops:
-            found[label] = sum(drops) / len(drops)
-    return {**found, gates.reference: 0.0, "reference": 0.0}
+            means[label] = sum(drops) / len(drops)
+    return {**means, gates.reference: 0.0, "reference": 0.0}

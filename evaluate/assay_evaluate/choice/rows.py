@@ -32,7 +32,7 @@ def key_of(row: SpeedRow, in_several_schemes: Collection[str]) -> Key:
 
 
 @dataclass(frozen=True)
-class Usable:
+class SelectedRows:
     """rows: (setup, streams) -> row, all under the same conditions. set_aside, refused: one line each."""
 
     conditions: Conditions
@@ -46,27 +46,27 @@ class Usable:
 def on_hardware(rows: Iterable[SpeedRow], hardware: str | None) -> list[SpeedRow]:
     """hardware: as rows name it, in any case; `cpu`: of any CPU. None: the only one of the best origin. AssayError: none."""
     every = list(rows)
-    there = sorted({row.hardware for row in every})
+    names = sorted({row.hardware for row in every})
     if hardware is None:
         best = next((origin for origin in ORIGINS if any(row.origin == origin for row in every)), None)
         known = sorted({row.hardware for row in every if row.origin == best})
         if len(known) > 1:
             raise AssayError(f"there are speeds on {', '.join(known)}: say which with --hardware")
         return [row for row in every if row.hardware in known]
-    found = [row for row in every if is_on(row, hardware)]
-    if not found:
-        hint = did_you_mean(hardware, there)
-        raise AssayError(f"--hardware {shown(hardware)}: {hint}there are speeds on {', '.join(there) or 'no hardware at all'}")
-    return found
+    on_it = [row for row in every if is_on(row, hardware)]
+    if not on_it:
+        hint = did_you_mean(hardware, names)
+        raise AssayError(f"--hardware {shown(hardware)}: {hint}there are speeds on {', '.join(names) or 'no hardware at all'}")
+    return on_it
 
 
 def is_on(row: SpeedRow, hardware: str | None) -> bool:
     """As `on_hardware` understands the word; None: any."""
-    wanted = None if hardware is None else hardware.strip().casefold()
-    return wanted in (None, row.hardware.casefold()) or (wanted == "cpu" and row.num_gpus == 0)
+    word = None if hardware is None else hardware.strip().casefold()
+    return word in (None, row.hardware.casefold()) or (word == "cpu" and row.num_gpus == 0)
 
 
-def usable(rows: Sequence[SpeedRow], prompts: str | None, concurrency: Sequence[int] | None) -> Usable:
+def select_rows(rows: Sequence[SpeedRow], prompts: str | None, concurrency: Sequence[int] | None) -> SelectedRows:
     """The largest set of rows under the same conditions; measured before imported before predicted. AssayError: none."""
     kinds = sorted({row.prompts for row in rows})
     if prompts is not None and prompts not in kinds:
@@ -80,12 +80,12 @@ def usable(rows: Sequence[SpeedRow], prompts: str | None, concurrency: Sequence[
         if row.is_comparable and prompts in (None, row.prompts):
             groups[conditions(row)].append(row)
     if not groups:
-        why = "; ".join(_left_out(rows, None)[:3]) if rows else "there are no rows"
-        raise AssayError(f"no speeds to choose by: {why}; measure with `assay speed`, or import with --speed FILE")
+        reason = "; ".join(_left_out(rows, None)[:3]) if rows else "there are no rows"
+        raise AssayError(f"no speeds to choose by: {reason}; measure with `assay speed`, or import with --speed FILE")
 
     def worth(group: Conditions) -> tuple[int, int]:
-        asked = [row for row in groups[group] if concurrency is None or row.concurrency in concurrency]
-        return -ORIGINS.index(group[0]), len({(key_of(row, several), row.concurrency) for row in asked})
+        requested = [row for row in groups[group] if concurrency is None or row.concurrency in concurrency]
+        return -ORIGINS.index(group[0]), len({(key_of(row, several), row.concurrency) for row in requested})
 
     chosen = max(groups, key=worth)
     taken: dict[tuple[Key, int], SpeedRow] = {}
@@ -98,7 +98,7 @@ def usable(rows: Sequence[SpeedRow], prompts: str | None, concurrency: Sequence[
         else:
             taken[at] = row
     others = tuple(row for row in rows if not row.is_comparable or conditions(row) != chosen)
-    return Usable(chosen, _setups(taken), taken, others, (*aside, *_left_out(others, chosen)), tuple(_refused(rows)))
+    return SelectedRows(chosen, _setups(taken), taken, others, (*aside, *_left_out(others, chosen)), tuple(_refused(rows)))
 
 
 def _setups(rows: Mapping[tuple[Key, int], SpeedRow]) -> dict[Key, Setup]:
@@ -127,7 +127,7 @@ def _setups(rows: Mapping[tuple[Key, int], SpeedRow]) -> dict[Key, Setup]:
 
 def _left_out(rows: Iterable[SpeedRow], chosen: Conditions | None) -> list[str]:
     """One line for each reason. chosen: None: none could be."""
-    why: dict[str, list[SpeedRow]] = defaultdict(list)
+    rows_by_reason: dict[str, list[SpeedRow]] = defaultdict(list)
     for row in rows:
         if chosen is not None and row.origin == "predicted" != chosen[0]:
             continue  # it fills a cell
@@ -140,16 +140,16 @@ def _left_out(rows: Iterable[SpeedRow], chosen: Conditions | None) -> list[str]:
         elif chosen is not None:
             names = ("origin", "prompts", "hardware", "number of GPUs", "engine")
             unlike = [
-                f"{name} {shown(str(theirs)) if theirs is not None else 'not stated'}"
-                for name, theirs, ours in zip(names, conditions(row), chosen, strict=True)
-                if theirs != ours
+                f"{name} {shown(str(value)) if value is not None else 'not stated'}"
+                for name, value, chosen_value in zip(names, conditions(row), chosen, strict=True)
+                if value != chosen_value
             ]
             reason = f"under other conditions ({', '.join(unlike)})"
-        why[reason].append(row)
+        rows_by_reason[reason].append(row)
     lines = []
-    for reason, found in why.items():
-        of = ", ".join(sorted({row.checkpoint for row in found}))
-        lines.append(f"{len(found)} row{'s' * (len(found) != 1)} of {of}: {reason}")
+    for reason, left_out in rows_by_reason.items():
+        of = ", ".join(sorted({row.checkpoint for row in left_out}))
+        lines.append(f"{len(left_out)} row{'s' * (len(left_out) != 1)} of {of}: {reason}")
     return lines
 
 
@@ -163,14 +163,16 @@ def _refused(rows: Iterable[SpeedRow]) -> list[str]:
     for table in tables.values():
         first = min(row.concurrency for row in table)
         at = sorted((row for row in table if row.concurrency == first), key=_speed, reverse=True)
-        one = at[0]
-        likes = [row for row in at[1:] if row.checkpoint != one.checkpoint and why_unlike(one, row) is not None]
-        rivals = [row for row in likes if row.speculation != one.speculation and not _has_like(row, table, one.checkpoint)]
+        fastest = at[0]
+        likes = [row for row in at[1:] if row.checkpoint != fastest.checkpoint and why_unlike(fastest, row) is not None]
+        rivals = [
+            row for row in likes if row.speculation != fastest.speculation and not _has_like(row, table, fastest.checkpoint)
+        ]
         if not rivals:
             continue
         others = " and ".join(f"{row.checkpoint} ({_speed(row):g}, {_drafts(row)})" for row in rivals)
         lines.append(
-            f"no ratio of {one.checkpoint} ({_speed(one):g} tokens/s, {_drafts(one)}) to {others} at "
+            f"no ratio of {fastest.checkpoint} ({_speed(fastest):g} tokens/s, {_drafts(fastest)}) to {others} at "
             f"{first} stream{'s' * (first != 1)}: a ratio would be of drafting and checkpoint together"
         )
     return lines
@@ -178,7 +180,7 @@ def _refused(rows: Iterable[SpeedRow]) -> list[str]:
 
 def _has_like(row: SpeedRow, table: Iterable[SpeedRow], checkpoint: str) -> bool:
     """Whether the checkpoint has a row with which `row` may be compared: then nobody needs the unlike one."""
-    return any(one.checkpoint == checkpoint and why_unlike(row, one) is None for one in table)
+    return any(other.checkpoint == checkpoint and why_unlike(row, other) is None for other in table)
 
 
 def _drafts(row: SpeedRow) -> str:
@@ -197,17 +199,17 @@ def latencies(row: SpeedRow) -> tuple[dict[str, float], bool]:
 
     Derived: with c streams always full a reply of n tokens takes n * c / (tokens/s), and TPOT is that less TTFT, over n - 1.
     """
-    found: dict[str, float] = {}
+    known: dict[str, float] = {}
     if (first := mean_of(row, ttft_s)) is not None:
-        found["ttft_s"] = first.value
+        known["ttft_s"] = first.value
     for name, quantity in (("tpot_s", tpot_s), ("end_to_end_s", end_to_end_s)):
         if (mean := mean_of(row, quantity)) is not None:
-            found[name] = mean.value
-    if "tpot_s" in found or row.output_tokens is None or row.output_tokens <= 1:
-        return found, False
+            known[name] = mean.value
+    if "tpot_s" in known or row.output_tokens is None or row.output_tokens <= 1:
+        return known, False
     whole = row.output_tokens * row.concurrency / _speed(row)
-    if whole <= found.get("ttft_s", 0.0):  # its numbers are not of the same requests
-        return found, False
-    found.setdefault("end_to_end_s", whole)
-    found["tpot_s"] = (whole - found.get("ttft_s", 0.0)) / (row.output_tokens - 1)
-    return found, True
+    if whole <= known.get("ttft_s", 0.0):  # its numbers are not of the same requests
+        return known, False
+    known.setdefault("end_to_end_s", whole)
+    known["tpot_s"] = (whole - known.get("ttft_s", 0.0)) / (row.output_tokens - 1)
+    return known, True

@@ -24,9 +24,9 @@ def recommendation(
 
     limited: there is an objective.
     """
-    said = "quality was not measured (--quality assumed): " if assumed else ""
-    alike = [] if origin == "predicted" else _alike(names, best, flips, points)
-    return "; ".join([f"{said}{HOW[origin]}{_clause(names, best, flips, points, picks, limited)}", *alike])
+    prefix = "quality was not measured (--quality assumed): " if assumed else ""
+    ties = [] if origin == "predicted" else _alike(names, best, flips, points)
+    return "; ".join([f"{prefix}{HOW[origin]}{_clause(names, best, flips, points, picks, limited)}", *ties])
 
 
 def _alike(names: Sequence[str], best: Envelope, flips: Sequence[Flip], points: Sequence[int]) -> list[str]:
@@ -41,11 +41,11 @@ def _alike(names: Sequence[str], best: Envelope, flips: Sequence[Flip], points: 
         rivals = [rival for rival in range(len(names)) if rival != number and (drawn == rival).mean() >= LEAST_LIKELY]
         if rivals:
             places.setdefault((number, *rivals), []).append(at)
-    said = []
+    clauses = []
     for (number, *rivals), streams in places.items():
         where = f"at {_and(list(map(str, streams)))} stream{'s' * (streams != [1])}"
-        said.append(f"{where} {_and([names[rival] for rival in rivals])} may be as fast as {names[number]}")
-    return said
+        clauses.append(f"{where} {_and([names[rival] for rival in rivals])} may be as fast as {names[number]}")
+    return clauses
 
 
 def _and(words: list[str]) -> str:
@@ -114,12 +114,12 @@ def nothing(beside: Sequence[Flip], limited: bool) -> str:
 
 def about(flip: Flip) -> str:
     """`15 streams`, or `15 streams (12 to 18)`, or `8 streams, beyond which nothing is known of w4a16`."""
-    said = f"{flip.at:.0f} stream{'s' * (round(flip.at) != 1)}"
+    text = f"{flip.at:.0f} stream{'s' * (round(flip.at) != 1)}"
     if flip.gap is not None:
-        return f"{said}, {flip.gap}"
+        return f"{text}, {flip.gap}"
     if flip.low is None or flip.high is None or round(flip.low) == round(flip.high):
-        return said
-    return f"{said} ({flip.low:.0f} to {flip.high:.0f})"
+        return text
+    return f"{text} ({flip.low:.0f} to {flip.high:.0f})"
 
 
 def without_speed(quality: Quality) -> str:
@@ -134,7 +134,7 @@ def if_passed(
 ) -> str:  # fmt: skip
     """What to run, and whether it matters."""
     run = f"; to decide it: {'; '.join(quality.to_run)}" if quality.to_run else ""
-    said = f"{quality.checkpoint} is {quality.word}, which is no quality{run}"
+    text = f"{quality.checkpoint} is {quality.word}, which is no quality{run}"
     if not changes:
-        return f"{said}; it would not be chosen if it passed"
-    return f"{said}; if it passed: {_clause(names, then, flips, points, [], limited)}"
+        return f"{text}; it would not be chosen if it passed"
+    return f"{text}; if it passed: {_clause(names, then, flips, points, [], limited)}"

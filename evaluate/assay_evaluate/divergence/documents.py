@@ -22,7 +22,7 @@ from assay.records.measurement import ItemResult
 from assay_evaluate.asking.dialect import sampling
 from assay_evaluate.asking.session import Session
 from assay_evaluate.client.client import NotMeasured
-from assay_evaluate.client.journal import Identity, Journal, Reply, Request
+from assay_evaluate.client.journal import Identity, Journal, Request
 from assay_evaluate.tasks.items import Item, arithmetic_item, filler_sentence, haystack, writing_item
 
 TASK_WRITE = "divergence.write"
@@ -117,22 +117,14 @@ def keep_texts(journal: Journal, made_from: Any, texts: KeptTexts) -> None:
 # ------------------------------------------------------------------------------------------------ what the reference writes
 def own_questions(session: Session, spec: DivergenceSpec) -> list[TextQuestion]:
     """Our own questions: open texts and calculations."""
-    return [
-        TextQuestion(
-            item.language,
-            "replies",
-            item.kind,
-            session.request(
-                TASK_WRITE,
-                item.id,
-                [{"role": "user", "content": item.prompt}],
-                max_tokens=spec.max_tokens,
-                temperature=1.0,
-                with_ids=True,
-            ),
-        )
-        for item in document_items(spec, session.seed)
-    ]
+    questions = []
+    for item in document_items(spec, session.seed):
+        messages: list[dict[str, Any]] = [{"role": "user", "content": item.prompt}]
+        request = session.request(
+            TASK_WRITE, item.id, messages, max_tokens=spec.max_tokens, temperature=1.0, with_ids=True
+        )  # fmt: skip
+        questions.append(TextQuestion(item.language, "replies", item.kind, request))
+    return questions
 
 
 def suite_questions(
@@ -145,15 +137,17 @@ def suite_questions(
     if not spec.suite_documents:
         return []
     questions = []
-    for task, asked in session.client.journal.answered_items(who).items():
+    for task, answered in session.client.journal.answered_items(who).items():
         if task.startswith("divergence."):
             continue
-        items = [(item, key) for item, key in asked if "#" not in item]  # repeats ask the same
+        items = [(item, key) for item, key in answered if "#" not in item]  # repeats ask the same
         step = max(1, len(items) / spec.suite_documents)
         chosen = [items[int(i * step)] for i in range(min(len(items), spec.suite_documents))]
         for item, key in chosen:
             path, body = session.client.journal.request_of(key)
-            request = Request(TASK_WRITE, f"{task}/{item}", 0, path, _sampled(body))
+            # The same question, its reply drawn from the model's own distribution; with its token ids.
+            body = {name: value for name, value in body.items() if name != "seed"} | sampling(1.0, None)
+            request = Request(TASK_WRITE, f"{task}/{item}", 0, path, body | {"return_token_ids": True})
             result = results.get((task, item))
             language, cluster = ("", None) if result is None else (result.language, result.cluster)
             own = None if cluster is None else f"{task}/{cluster}"
@@ -161,46 +155,28 @@ def suite_questions(
     return questions
 
 
-def _sampled(body: dict[str, Any]) -> dict[str, Any]:
-    """The same question, its reply drawn from the model's own distribution; with its token ids."""
-    return {key: value for key, value in body.items() if key != "seed"} | sampling(1.0, None) | {"return_token_ids": True}
-
-
 def write_replies(session: Session, questions: Sequence[TextQuestion]) -> list[Document]:
     """Let the reference answer. NotMeasured if the server does not return token ids, or nearly no reply came."""
-    documents, why = [], ""
+    documents, reason = [], ""
     replies = session.client.ask([question.request for question in questions])
     for question, reply in zip(questions, replies, strict=True):
         if reply.status != "answered":
-            why = why or f"; the first error: {reply.error}"
+            reason = reason or f"; the first error: {reply.error}"
         elif reply.token_ids is None or reply.prompt_token_ids is None:
-            why = why or "; the server returns no token ids (vLLM's return_token_ids), so texts cannot be scored exactly"
-        elif (document := _document(session, question, reply.prompt_token_ids, reply.token_ids, reply)) is not None:
-            documents.append(document)
+            reason = reason or "; the server returns no token ids (vLLM's return_token_ids), so texts cannot be scored exactly"
+        else:
+            # One position must stay free: scoring asks for one new token.
+            room = len(reply.token_ids)
+            if session.max_model_len is not None:
+                room = min(room, session.max_model_len - 1 - len(reply.prompt_token_ids))
+            if room > 0:
+                thinking = None if reply.thinking_tokens is None else min(reply.thinking_tokens, room)
+                item, language, texts = question.request.item, question.language, question.texts
+                ids = reply.prompt_token_ids, reply.token_ids[:room]
+                documents.append(Document(item, language, *ids, texts, question.domain, thinking, question.cluster))
     if len(documents) < max(2, len(questions) // 2):
-        raise NotMeasured(f"only {len(documents)} of {len(questions)} texts were written by the reference{why}")
+        raise NotMeasured(f"only {len(documents)} of {len(questions)} texts were written by the reference{reason}")
     return documents
-
-
-def _document(
-    session: Session, question: TextQuestion, prompt_ids: tuple[int, ...], reply_ids: tuple[int, ...], reply: Reply
-) -> Document | None:
-    # One position must stay free: scoring asks for one new token.
-    room = len(reply_ids)
-    if session.max_model_len is not None:
-        room = min(room, session.max_model_len - 1 - len(prompt_ids))
-    if room <= 0:
-        return None
-    return Document(
-        question.request.item,
-        question.language,
-        prompt_ids,
-        reply_ids[:room],
-        question.texts,
-        question.domain,
-        None if reply.thinking_tokens is None else min(reply.thinking_tokens, room),
-        question.cluster,
-    )
 
 
 # ------------------------------------------------------------------------------------------------ held-out text
@@ -217,7 +193,9 @@ def held_out_documents(session: Session, spec: DivergenceSpec) -> list[Document]
         length = min(length, session.max_model_len - 1)
     documents: list[Document] = []
     for name, language, text in _texts(spec, session.seed, length):
-        ids = _tokenized(session, text)
+        response = session.client.post("/tokenize", {"prompt": text, "add_special_tokens": False})
+        if not (ids := response.tokens):
+            raise NotMeasured(f"held-out text cannot be tokenized: /tokenize: HTTP {response.status}: {response.message}")
         windows = [ids[at : at + length] for at in range(0, len(ids) - length + 1, length)]
         if spec.held_out is None:
             windows = windows[:1]
@@ -250,13 +228,6 @@ def _texts(spec: DivergenceSpec, seed: str, length: int) -> Iterator[tuple[str, 
                 language,
                 haystack([filler_sentence(draw, language) for _ in range(length // 2)], language),
             )
-
-
-def _tokenized(session: Session, text: str) -> tuple[int, ...]:
-    response = session.client.post("/tokenize", {"prompt": text, "add_special_tokens": False})
-    if not response.tokens:
-        raise NotMeasured(f"held-out text cannot be tokenized: /tokenize: HTTP {response.status}: {response.message}")
-    return response.tokens
 
 
 def num_tokens(documents: Iterable[Document]) -> int:

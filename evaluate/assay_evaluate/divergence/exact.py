@@ -5,23 +5,34 @@
 Nothing is truncated, so there is no tail and no estimate. It is an audit of the online values rather than a replacement: hidden
 states come from another server than the one that is deployed (no speculation, vLLM's pooling runner), and the product is
 computed here in FP32. How far the two are apart is therefore part of the result.
+
+In a run hidden states of reference and candidate come each from a server of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from assay.records.divergence import Agreement, TextMean
+from assay.records.base import sha256_of
+from assay.records.divergence import EXACT_MODE, Agreement, ExactDivergence, TextMean
+from assay.records.measurement import Measurement
 from assay.safe_files import read_json_object
 from assay.safetensors_index import INDEX_NAME, weight_map
-from assay_evaluate.client.client import NotMeasured
-from assay_evaluate.divergence.drift import NOT_NEGATIVE, gather, text_mean
+from assay_evaluate.client.client import Endpoint, NotMeasured
+from assay_evaluate.client.journal import Identity, Journal, Reply
+from assay_evaluate.divergence.documents import num_tokens
+from assay_evaluate.divergence.drift import NOT_NEGATIVE, drift_of, gather, text_mean
+from assay_evaluate.divergence.hidden_states import WIRE_DTYPES, HiddenStates
+from assay_evaluate.divergence.phase import ReferenceText
 from assay_evaluate.divergence.positions import Floats, PositionDivergence, ScoredDocument, position_divergence
+from assay_evaluate.divergence.scoring import exact_requests, pair_scores, scoring_requests
 from assay_evaluate.serving.vllm_command import read_config
 
 if TYPE_CHECKING:
@@ -115,9 +126,9 @@ def exact_divergence(
                 "ln_qx": ln_q.gather(1, x)[:, 0],
             }
         )
-    found: dict[str, Floats] = {name: torch.cat([part[name] for part in parts]).cpu().numpy() for name in parts[0]}
-    finite_P, agrees_P = found["finite"].astype(np.bool_), found["agrees"].astype(np.bool_)
-    values = {name: np.where(finite_P, found[name], 0.0) for name in ("kl", "confidence", "margin", "ln_px", "ln_qx")}
+    arrays: dict[str, Floats] = {name: torch.cat([part[name] for part in parts]).cpu().numpy() for name in parts[0]}
+    finite_P, agrees_P = arrays["finite"].astype(np.bool_), arrays["agrees"].astype(np.bool_)
+    values = {name: np.where(finite_P, arrays[name], 0.0) for name in ("kl", "confidence", "margin", "ln_px", "ln_qx")}
     kl_P = np.maximum(values["kl"], 0.0)  # below zero is rounding
     divergence = PositionDivergence(
         kl_P,
@@ -130,12 +141,12 @@ def exact_divergence(
         ln_ratio_P=values["ln_px"] - values["ln_qx"],
         probability_change_P=np.exp(values["ln_qx"]) - np.exp(values["ln_px"]),
     )
-    return divergence, found["ln_px"], found["ln_qx"]
+    return divergence, arrays["ln_px"], arrays["ln_qx"]
 
 
 # ------------------------------------------------------------------------------------------------ beside the server's values
 @dataclass(frozen=True, eq=False)
-class Beside:
+class ExactText:
     """One text: the server's log-probabilities of both sides, and what exact mode has at the same positions."""
 
     online: ScoredDocument
@@ -145,39 +156,161 @@ class Beside:
     candidate_ln_P: Floats
 
 
-def agreement(texts: Sequence[Beside], *, level: float = 0.95) -> Agreement:
+def agreement(texts: Sequence[ExactText], *, level: float = 0.95) -> Agreement:
     """How far exact mode and the server's own values are apart, over the positions that are finite in both."""
     differences: dict[str, list[Any]] = {"reference": [], "candidate": []}
     exact, lumped = [], []
     for text in texts:
         assert text.online.candidate is not None, "texts without a candidate are left out"
         online = position_divergence(text.online.reference, text.online.candidate)
-        both_P = online.finite_P & text.exact.finite_P
-        lumped.append((text.online, _masked(online, both_P)))
-        exact.append((text.online, _masked(text.exact, both_P)))
+        is_finite_P = online.finite_P & text.exact.finite_P
+        lumped.append((text.online, _masked(online, is_finite_P)))
+        exact.append((text.online, _masked(text.exact, is_finite_P)))
         pair = ((text.online.reference, text.reference_ln_P), (text.online.candidate, text.candidate_ln_P))
-        for name, (ours, theirs_P) in zip(differences, pair, strict=True):
-            apart_P = np.abs(ours.chosen_P.astype(np.float64) - theirs_P)[both_P]
-            differences[name].append((apart_P, np.exp(ours.chosen_P[both_P]) >= SEEN_PROBABILITY))
+        for name, (server, exact_ln_P) in zip(differences, pair, strict=True):
+            apart_P = np.abs(server.chosen_P.astype(np.float64) - exact_ln_P)[is_finite_P]
+            differences[name].append((apart_P, np.exp(server.chosen_P[is_finite_P]) >= SEEN_PROBABILITY))
     bound, truth = gather(lumped), gather(exact)
-    sampled_N = np.concatenate([np.full(int(one.finite_P.sum()), doc.texts != "held_out") for doc, one in exact])
+    sampled_N = np.concatenate([np.full(int(values.finite_P.sum()), doc.texts != "held_out") for doc, values in exact])
     gap: TextMean | None = None
     if sampled_N.any():
         gap_N = (bound.unbiased_N - truth.kl_N)[sampled_N]
         gap = text_mean(truth.only(sampled_N), gap_N, level=level)
-    found: dict[str, float] = {}
+    statistics: dict[str, float] = {}
     for name, parts in differences.items():
-        apart_N, seen_N = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
-        found[f"{name}_mean_difference"] = float(apart_N.mean())
-        found[f"{name}_max_difference"] = float(apart_N[seen_N].max(initial=0.0))
+        apart_N, likely_N = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
+        statistics[f"{name}_mean_difference"] = float(apart_N.mean())
+        statistics[f"{name}_max_difference"] = float(apart_N[likely_N].max(initial=0.0))
     return Agreement(
         num_positions=len(truth.kl_N),
         lumped_mean=text_mean(bound, bound.kl_N, NOT_NEGATIVE, level=level),
         unbiased_minus_exact=gap,
         num_bound_violations=int((bound.kl_N > truth.kl_N * (1 + BOUND_SLACK) + BOUND_SLACK_NATS).sum()),
-        **found,
+        **statistics,
     )
 
 
-def _masked(one: PositionDivergence, finite_P: Any) -> PositionDivergence:
-    return PositionDivergence(**vars(one) | {"finite_P": finite_P})
+def _masked(values: PositionDivergence, finite_P: Any) -> PositionDivergence:
+    return PositionDivergence(**vars(values) | {"finite_P": finite_P})
+
+
+# ------------------------------------------------------------------------------------------------ a run's exact mode
+StartStates = Callable[[], AbstractContextManager[Endpoint]]
+
+
+@dataclass(frozen=True)
+class ExactSide:
+    """One checkpoint: how to start the server that gives its hidden states, called only if some are missing."""
+
+    measurement: Measurement
+    who: Identity
+    start: StartStates
+
+
+def measure_exact(
+    reference: ExactSide,
+    candidate: ExactSide,
+    text: ReferenceText,
+    journal: Journal,
+    *,
+    folder: Path,
+    spans: tuple[int, ...],
+    concurrency: int,
+    on_progress: Callable[[str], None],
+) -> Measurement:
+    """The candidate's measurement with `divergence.exact`, or with the reason why not in `not_measured`.
+
+    folder: where hidden states are kept; about 12 kB a token and checkpoint for a large model. It may be deleted afterwards.
+    """
+    measured = candidate.measurement
+    divergence = measured.divergence
+    if divergence is None or divergence.exact is not None or EXACT_MODE in measured.not_measured:
+        return measured
+    try:
+        exact = _exact(reference, candidate, text, journal, folder, spans, concurrency, on_progress)
+    except NotMeasured as error:
+        return measured.model_copy(update={"not_measured": {**measured.not_measured, EXACT_MODE: str(error)}})
+    return measured.model_copy(update={"divergence": divergence.model_copy(update={"exact": exact})})
+
+
+def _exact(
+    reference: ExactSide,
+    candidate: ExactSide,
+    text: ReferenceText,
+    journal: Journal,
+    folder: Path,
+    spans: tuple[int, ...],
+    concurrency: int,
+    on_progress: Callable[[str], None],
+) -> ExactDivergence:
+    heads = tuple(Head.load(Path(side.measurement.checkpoint)) for side in (reference, candidate))
+    if heads[0].w_VH.shape != heads[1].w_VH.shape:
+        raise NotMeasured(f"exact mode: output matrices of {tuple(heads[0].w_VH.shape)} and {tuple(heads[1].w_VH.shape)}")
+    all_states, seconds = [], 0.0
+    for side in (reference, candidate):
+        states = HiddenStates(folder, sha256_of([vars(side.who)]), _dtype(side.measurement))
+        if states.missing(text.documents):
+            with side.start() as server:
+                started = time.monotonic()
+                states.fetch(server, text.documents, concurrency=concurrency, on_progress=on_progress)
+                seconds = time.monotonic() - started
+        all_states.append(states)
+    started = time.monotonic()
+    documents = {document.item: document for document in text.documents}
+    online = pair_scores(text.documents, text.scores, candidate_scores(text, candidate.measurement, candidate.who, journal))
+    texts = []
+    for doc in online:
+        if doc.candidate is None:
+            continue  # it computed NaN: counted online
+        document = documents[doc.item]
+        reference_PH, candidate_PH = (states.load(document) for states in all_states)
+        values, ln_p, ln_q = exact_divergence(reference_PH, candidate_PH, (heads[0], heads[1]), document.reply_ids)
+        texts.append(ExactText(doc, values, ln_p, ln_q))
+    drift, held_out = (
+        drift_of(
+            name,
+            [doc for doc in online if (doc.texts == "held_out") is (name == "held_out")],
+            [(text.online, text.exact) for text in texts],
+            is_sampled=name == "all",
+            spans=spans,
+        )
+        for name in ("all", "held_out")
+    )
+    if drift is None:
+        raise NotMeasured("exact mode: fewer than two texts have finite values on both sides")
+    return ExactDivergence(
+        drift=drift,
+        held_out=held_out,
+        agreement=agreement(texts),
+        hidden_size=heads[0].w_VH.shape[1],
+        vocabulary=heads[0].w_VH.shape[0],
+        stored_dtype=all_states[1].dtype,
+        bytes_per_token=all_states[1].num_bytes(text.documents) / num_tokens(text.documents),
+        seconds=round(seconds + time.monotonic() - started, 3),
+    )
+
+
+def candidate_scores(text: ReferenceText, measurement: Measurement, who: Identity, journal: Journal) -> list[Reply]:
+    """The log-probabilities behind a measured divergence, text by text. NotMeasured: the journal has lost some."""
+    assert measurement.divergence is not None
+    sample = int(measurement.is_noise_floor)
+    if measurement.divergence.scored_by == "exact_ids":
+        requests = exact_requests(text.documents, text.scores, sample)
+    else:
+        requests = scoring_requests(text.documents, text.top_k, sample, text.form)
+    keys = [request.key(who) for request in requests]
+    replies = journal.find_last(keys)
+    if any(key not in replies for key in keys):
+        raise NotMeasured("the journal has lost the candidate's log-probabilities; measure it again")
+    return [replies[key] for key in keys]
+
+
+def _dtype(measurement: Measurement) -> str:
+    """What the server computes in: `--dtype`, else the checkpoint's own."""
+    flag = measurement.fingerprint.flags.get("dtype")
+    if flag in WIRE_DTYPES:
+        return str(flag)
+    config = read_config(Path(measurement.checkpoint))
+    text = config.get("text_config") or config
+    named = str(text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype"))
+    return named.removeprefix("torch.") if named.removeprefix("torch.") in WIRE_DTYPES else "float32"

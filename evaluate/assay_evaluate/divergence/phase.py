@@ -106,14 +106,14 @@ def write_and_score(
     journal, made_from = session.client.journal, _text_made_from(suite, who)
     kept = find_texts(journal, made_from)
     if kept is None:
-        why: str | None = None
+        no_held_out: str | None = None
         documents = write_replies(session, text_questions(session, spec, who, tasks))
         try:
             documents += held_out_documents(session, spec)
         except NotMeasured as error:
-            why = str(error)
+            no_held_out = str(error)
         top_k = min(spec.top_k, _vocabulary(checkpoint) or spec.top_k)
-        kept = KeptTexts(tuple(documents), top_k, learn_scoring(session.client, fingerprint).form, why)
+        kept = KeptTexts(tuple(documents), top_k, learn_scoring(session.client, fingerprint).form, no_held_out)
         keep_texts(journal, made_from, kept)
     scores = session.client.ask(scoring_requests(kept.documents, kept.top_k, session.sample, kept.form))
     note = require_scores(kept.documents, scores, REFERENCE)[1]  # now, instead of with every candidate

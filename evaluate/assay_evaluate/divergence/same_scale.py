@@ -30,19 +30,19 @@ SHIFTED_SHARE, TIMES_UNSHIFTED = 0.6, 3.0
 
 def check_same_scale(documents: Sequence[ScoredDocument]) -> None:
     """NotMeasured: the candidate's values are the reference's at another base or temperature, or of other positions."""
-    for why in (_other_scale(documents), _other_position(documents)):
-        if why is not None:
-            raise NotMeasured(why)
+    for reason in (_other_scale(documents), _other_position(documents)):
+        if reason is not None:
+            raise NotMeasured(reason)
 
 
 def _other_scale(documents: Sequence[ScoredDocument]) -> str | None:
-    found = [_moments(doc) for doc in documents if doc.candidate is not None]
-    if not found:
+    moments = [_moments(doc) for doc in documents if doc.candidate is not None]
+    if not moments:
         return None
-    rows, both, var_p, var_q, ratio = (float(sum(part[i] for part in found)) for i in range(5))
+    rows, covariance, var_p, var_q, ratio = (float(sum(part[i] for part in moments)) for i in range(5))
     if rows < FEWEST_ROWS or min(var_p, var_q) == 0:
         return None
-    slope, correlation = both / var_p, both / np.sqrt(var_p * var_q)
+    slope, correlation = covariance / var_p, covariance / np.sqrt(var_p * var_q)
     if abs(slope - 1) < OTHER_SLOPE or correlation < STRAIGHT:
         return None
     if abs(slope / BASE_2 - 1) < SAME_BASE and abs(ratio / rows / BASE_2 - 1) < SAME_BASE:
@@ -60,16 +60,16 @@ def _moments(doc: ScoredDocument) -> tuple[float, float, float, float, float]:
     """Over positions with two shared ids or more: their number; sums of products and squares of what each side's
     log-probabilities are off their mean at the position; and the sum of the ratios of these means."""
     assert doc.candidate is not None, "the caller leaves out texts without a candidate"
-    ours, theirs = doc.reference, doc.candidate
-    same_PKK = (ours.ids_PK[:, :, None] == theirs.ids_PK[:, None, :]) & (ours.ids_PK >= 0)[:, :, None]
-    ln_p_PK = ours.logprobs_PK.astype(np.float64)
-    ln_q_PK = np.take_along_axis(theirs.logprobs_PK.astype(np.float64), same_PKK.argmax(axis=2), axis=1)
-    both_PK = same_PKK.any(axis=2) & np.isfinite(ln_p_PK) & np.isfinite(ln_q_PK) & (ln_p_PK > NEVER) & (ln_q_PK > NEVER)
-    both_PK &= (both_PK.sum(axis=1) >= 2)[:, None]
-    n_P1 = np.maximum(both_PK.sum(axis=1), 1)[:, None]
-    means = [np.where(both_PK, side, 0.0).sum(axis=1, keepdims=True) / n_P1 for side in (ln_p_PK, ln_q_PK)]
-    off_p, off_q = (np.where(both_PK, side - mean, 0.0) for side, mean in zip((ln_p_PK, ln_q_PK), means, strict=True))
-    rows_P = both_PK.any(axis=1) & (means[0][:, 0] < 0)
+    reference, candidate = doc.reference, doc.candidate
+    same_PKK = (reference.ids_PK[:, :, None] == candidate.ids_PK[:, None, :]) & (reference.ids_PK >= 0)[:, :, None]
+    ln_p_PK = reference.logprobs_PK.astype(np.float64)
+    ln_q_PK = np.take_along_axis(candidate.logprobs_PK.astype(np.float64), same_PKK.argmax(axis=2), axis=1)
+    shared_PK = same_PKK.any(axis=2) & np.isfinite(ln_p_PK) & np.isfinite(ln_q_PK) & (ln_p_PK > NEVER) & (ln_q_PK > NEVER)
+    shared_PK &= (shared_PK.sum(axis=1) >= 2)[:, None]
+    n_P1 = np.maximum(shared_PK.sum(axis=1), 1)[:, None]
+    means = [np.where(shared_PK, side, 0.0).sum(axis=1, keepdims=True) / n_P1 for side in (ln_p_PK, ln_q_PK)]
+    off_p, off_q = (np.where(shared_PK, side - mean, 0.0) for side, mean in zip((ln_p_PK, ln_q_PK), means, strict=True))
+    rows_P = shared_PK.any(axis=1) & (means[0][:, 0] < 0)
     ratios = means[1][rows_P, 0] / means[0][rows_P, 0]
     return rows_P.sum(), (off_p * off_q).sum(), (off_p**2).sum(), (off_q**2).sum(), ratios.sum()
 
@@ -80,12 +80,12 @@ def _other_position(documents: Sequence[ScoredDocument]) -> str | None:
     for doc in documents:
         if doc.candidate is None or len(doc.reference.ids_PK) < 3:
             continue
-        ours, theirs = doc.reference.ids_PK[:, 0], doc.candidate.ids_PK[:, 0]
-        own += int((ours == theirs)[1:-1].sum())
+        reference_P, candidate_P = doc.reference.ids_PK[:, 0], doc.candidate.ids_PK[:, 0]
+        own += int((reference_P == candidate_P)[1:-1].sum())
         for by in shifted:
-            shifted[by] += int((np.roll(ours, by) == theirs)[1:-1].sum())
-        total += len(ours) - 2
-    by, most = max(shifted.items(), key=lambda one: one[1])
+            shifted[by] += int((np.roll(reference_P, by) == candidate_P)[1:-1].sum())
+        total += len(reference_P) - 2
+    by, most = max(shifted.items(), key=lambda item: item[1])
     if total < FEWEST_ROWS or most < SHIFTED_SHARE * total or most < TIMES_UNSHIFTED * own:
         return None
     return (

@@ -61,8 +61,8 @@ def _try(client: Client, more: dict[str, Any]) -> dict[str, Any]:
     return client.post(GENERATE, body).data
 
 
-def _has_array(told: dict[str, Any]) -> bool:
-    return isinstance(told.get("prompt_token_id_logprobs"), str)
+def _has_array(reply: dict[str, Any]) -> bool:
+    return isinstance(reply.get("prompt_token_id_logprobs"), str)
 
 
 def scoring_requests(documents: Sequence[Document], top_k: int, sample: int, form: ScoringForm) -> list[Request]:
@@ -79,22 +79,13 @@ def scoring_requests(documents: Sequence[Document], top_k: int, sample: int, for
 
 def exact_requests(documents: Sequence[Document], reference: Sequence[Reply], sample: int) -> list[Request]:
     """Requests for the log-probabilities of the ids that the reference likes best, and of the server's own first choice."""
-    return [
-        _request(
-            document,
-            sample,
-            GENERATE,
-            _token_body(
-                document,
-                {
-                    "prompt_logprobs": 1,
-                    "prompt_logprob_token_ids": [] if scored.logprobs is None else scored.logprobs.ids_PK.tolist(),
-                    "prompt_logprob_start": len(document.prompt_ids) - 1,
-                },
-            ),
-        )
-        for document, scored in zip(documents, reference, strict=True)
-    ]
+    requests = []
+    for document, scored in zip(documents, reference, strict=True):
+        ids = [] if scored.logprobs is None else scored.logprobs.ids_PK.tolist()
+        start = len(document.prompt_ids) - 1
+        how = {"prompt_logprobs": 1, "prompt_logprob_token_ids": ids, "prompt_logprob_start": start}
+        requests.append(_request(document, sample, GENERATE, _token_body(document, how)))
+    return requests
 
 
 def _token_body(document: Document, how: dict[str, Any]) -> dict[str, Any]:
@@ -113,8 +104,8 @@ def find_scores(
 ) -> list[Reply] | None:
     """The reference's scores from the journal alone, those that failed among them, or None if one was never asked for."""
     keys = [request.key(who) for request in scoring_requests(documents, top_k, 0, form)]
-    found = journal.find_last(keys)
-    return [found[key] for key in keys] if all(key in found for key in keys) else None
+    replies = journal.find_last(keys)
+    return [replies[key] for key in keys] if all(key in replies for key in keys) else None
 
 
 def require_scores(
@@ -125,24 +116,24 @@ def require_scores(
     One text whose scoring fails, out of memory say, is one text. may_be_nan: NaN counts as a score, as of a candidate, whose
     NaN is counted by positions.
     """
-    has = [reply.logprobs is not None or (may_be_nan and is_nan(reply)) for reply in replies]
-    lost = [(document, reply) for document, reply, there in zip(documents, replies, has, strict=True) if not there]
+    is_scored = [reply.logprobs is not None or (may_be_nan and is_nan(reply)) for reply in replies]
+    lost = [
+        (document, reply) for document, reply, has_scores in zip(documents, replies, is_scored, strict=True) if not has_scores
+    ]
     if not lost:
-        return has, None
+        return is_scored, None
     document, reply = lost[0]
-    first = f"{whose} cannot score {document.item}: {_why_lost(reply)}"
+    if is_nan(reply):
+        reason = f"its log-probabilities are NaN ({reply.error})"
+    elif reply.status == "answered":
+        reason = "no prompt_logprobs in the reply, which vLLM's /v1/completions has"
+    else:
+        reason = reply.error or "no reply"
+    first = f"{whose} cannot score {document.item}: {reason}"
     if len(lost) > max(1, int(MOST_LOST_SHARE * len(documents))):
         raise NotMeasured(f"{len(lost)} of {len(documents)} texts cannot be scored, more than 1 in 10: {first}")
     are = "is" if len(lost) == 1 else "are"
-    return has, f"divergence: {len(lost)} of {len(documents)} texts {are} left out: {first}"
-
-
-def _why_lost(reply: Reply) -> str:
-    if is_nan(reply):
-        return f"its log-probabilities are NaN ({reply.error})"
-    if reply.status == "answered":
-        return "no prompt_logprobs in the reply, which vLLM's /v1/completions has"
-    return reply.error or "no reply"
+    return is_scored, f"divergence: {len(lost)} of {len(documents)} texts {are} left out: {first}"
 
 
 def pair_scores(documents: Sequence[Document], reference: Sequence[Reply], candidate: Sequence[Reply]) -> list[ScoredDocument]:
@@ -152,23 +143,18 @@ def pair_scores(documents: Sequence[Document], reference: Sequence[Reply], candi
     can be no log-probabilities: logits, other logarithms, values cut off or of other positions.
     """
     scored = [
-        scored_document(document, ours.logprobs, theirs.logprobs)
-        for document, ours, theirs in zip(documents, reference, candidate, strict=True)
-        if ours.logprobs is not None and (theirs.logprobs is not None or is_nan(theirs))
+        scored_document(document, reference_reply.logprobs, candidate_reply.logprobs)
+        for document, reference_reply, candidate_reply in zip(documents, reference, candidate, strict=True)
+        if reference_reply.logprobs is not None and (candidate_reply.logprobs is not None or is_nan(candidate_reply))
     ]
-    _check_believed(scored, is_one_side=reference is candidate)
+    is_one_side = reference is candidate
+    if (reason := why_not_believed([doc.reference for doc in scored])) is not None:
+        raise NotMeasured(reason if is_one_side else f"the reference's server: {reason}")
+    if not is_one_side:
+        if (reason := why_not_believed([doc.candidate for doc in scored if doc.candidate is not None])) is not None:
+            raise NotMeasured(reason)
+        check_same_scale(scored)
     return scored
-
-
-def _check_believed(scored: Sequence[ScoredDocument], *, is_one_side: bool) -> None:
-    why = why_not_believed([doc.reference for doc in scored])
-    if why is not None:
-        raise NotMeasured(why if is_one_side else f"the reference's server: {why}")
-    if is_one_side:
-        return
-    if (why := why_not_believed([doc.candidate for doc in scored if doc.candidate is not None])) is not None:
-        raise NotMeasured(why)
-    check_same_scale(scored)
 
 
 def scored_document(document: Document, reference: TokenLogprobs, candidate: TokenLogprobs | None) -> ScoredDocument:

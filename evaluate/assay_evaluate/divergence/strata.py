@@ -23,12 +23,12 @@ def strata_of(kinds: Sequence[Kind], fewest: int = FEWEST_TEXTS) -> list[Kind]:
     From the finest parts up: kinds with fewer than `fewest` texts are joined with the other small ones of the same coarser
     part, or, if they are still too few together, with all texts of that part. Fewer than `fewest` in all are one stratum.
     """
-    found = list(kinds)
+    strata = list(kinds)
     for depth in reversed(range(max(map(len, kinds), default=0))):
-        sizes = Counter(found)
-        joined = Counter(kind[:depth] for kind in found if sizes[kind] < fewest)
-        for i, kind in enumerate(found):
+        sizes = Counter(strata)
+        joined = Counter(kind[:depth] for kind in strata if sizes[kind] < fewest)
+        for i, kind in enumerate(strata):
             part = kind[:depth]
             if part in joined and (sizes[kind] < fewest or joined[part] < fewest):
-                found[i] = part
-    return found
+                strata[i] = part
+    return strata

@@ -7,7 +7,7 @@ vLLM returns and scores. A tag that a tokenizer writes in several tokens is not 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,11 +15,11 @@ from typing import Any, Literal
 import numpy as np
 
 from assay.errors import AssayError
-from assay.records.divergence import DriftGroup, StopChance, Structural, TextMean
+from assay.records.divergence import StopChance, Structural, TextMean
 from assay.safe_files import read_json_object
 from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.client.journal import TokenLogprobs
-from assay_evaluate.divergence.drift import NOT_NEGATIVE, SHARE, Positions, group_of, text_mean
+from assay_evaluate.divergence.drift import NOT_NEGATIVE, SHARE, Positions, groups_of, text_mean
 from assay_evaluate.divergence.positions import Bools, Floats, PositionDivergence, ScoredDocument
 
 TokenKind = Literal["end", "thinking", "tools", "other"]
@@ -59,23 +59,25 @@ def structural_ids(checkpoint: Path) -> StructuralIds:
 def _added_tokens(checkpoint: Path) -> dict[int, str]:
     listed = _read(checkpoint, "tokenizer.json").get("added_tokens")
     if isinstance(listed, list):
-        found = [(one.get("id"), one.get("content")) for one in listed if isinstance(one, dict)]
+        tokens = [(entry.get("id"), entry.get("content")) for entry in listed if isinstance(entry, dict)]
     else:
         decoder = _read(checkpoint, "tokenizer_config.json").get("added_tokens_decoder")
         entries = decoder.items() if isinstance(decoder, dict) else ()
-        found = [(int(token), one.get("content")) for token, one in entries if isinstance(one, dict) and token.isdecimal()]
-    return {token: name for token, name in found if isinstance(token, int) and isinstance(name, str)}
+        tokens = [
+            (int(token), entry.get("content")) for token, entry in entries if isinstance(entry, dict) and token.isdecimal()
+        ]
+    return {token: name for token, name in tokens if isinstance(token, int) and isinstance(name, str)}
 
 
 def _ends(checkpoint: Path) -> list[int]:
     config = _read(checkpoint, "config.json")
     text = config.get("text_config")
-    for found in (_read(checkpoint, "generation_config.json"), config, text if isinstance(text, dict) else {}):
-        ends = found.get("eos_token_id")
+    for source in (_read(checkpoint, "generation_config.json"), config, text if isinstance(text, dict) else {}):
+        ends = source.get("eos_token_id")
         if isinstance(ends, int):
             return [ends]
         if isinstance(ends, list) and ends:
-            return [one for one in ends if isinstance(one, int)]
+            return [end for end in ends if isinstance(end, int)]
     return []
 
 
@@ -90,48 +92,47 @@ def _read(checkpoint: Path, name: str) -> dict[str, Any]:
 
 
 def structural(
-    scored: Sequence[tuple[ScoredDocument, PositionDivergence]], found: Positions, ids: StructuralIds, level: float
+    scored: Sequence[tuple[ScoredDocument, PositionDivergence]], positions: Positions, ids: StructuralIds, level: float
 ) -> Structural | str:
     """Over the finite positions of sampled texts; `found` are theirs. A sentence if no structural token stands in them."""
-    tokens_N = np.concatenate([doc.reference.tokens_P[one.finite_P] for doc, one in scored])
+    tokens_N = np.concatenate([doc.reference.tokens_P[values.finite_P] for doc, values in scored])
     kind_N = np.array([ids.kinds.get(int(token), "") for token in tokens_N])
     inside_N = kind_N != ""
     if not inside_N.any():
         return "no structural token stands in the texts"
-    inside = found.only(inside_N)
+    inside = positions.only(inside_N)
+    masks = [(kind, kind_N == kind) for kind in ("end", "thinking", "tools", "other")]
     return Structural(
         num_documents=len(np.unique(inside.cluster_N)),
         num_positions=int(inside_N.sum()),
         kl_mean=text_mean(inside, inside.kl_N, NOT_NEGATIVE, level=level),
         top1_agreement=text_mean(inside, inside.agrees_N.astype(np.float64), SHARE, level=level),
-        groups=tuple(_groups(found, kind_N, level)),
-        stop=_stop(scored, found, kind_N == "end", ids.ends, level),
+        groups=groups_of(positions, masks, level, is_sampled=False),
+        stop=_stop(scored, positions, kind_N == "end", ids.ends, level),
     )
-
-
-def _groups(found: Positions, kind_N: Any, level: float) -> Iterator[DriftGroup]:
-    for kind in ("end", "thinking", "tools", "other"):
-        if (kind_N == kind).any():
-            yield group_of(kind, found.only(kind_N == kind), level, is_sampled=False)
 
 
 def _stop(
     scored: Sequence[tuple[ScoredDocument, PositionDivergence]],
-    found: Positions,
+    positions: Positions,
     is_end_N: Bools,
     ends: list[int],
     level: float,
 ) -> StopChance:
     reference_N, candidate_N = (
-        np.concatenate([_chance(side, ends)[one.finite_P] for side, one in sides])
+        np.concatenate([_chance(side, ends)[values.finite_P] for side, values in sides])
         for sides in (
-            [(doc.reference, one) for doc, one in scored],
-            [(doc.candidate, one) for doc, one in scored if doc.candidate is not None],
+            [(doc.reference, values) for doc, values in scored],
+            [(doc.candidate, values) for doc, values in scored if doc.candidate is not None],
         )
     )
 
     def change(mask_N: Bools) -> TextMean | None:
-        return text_mean(found.only(mask_N), (candidate_N - reference_N)[mask_N], CHANGE, level=level) if mask_N.any() else None
+        return (
+            text_mean(positions.only(mask_N), (candidate_N - reference_N)[mask_N], CHANGE, level=level)
+            if mask_N.any()
+            else None
+        )
 
     def mean(values_N: Floats, mask_N: Bools) -> float:
         return float(values_N[mask_N].mean()) if mask_N.any() else 0.0

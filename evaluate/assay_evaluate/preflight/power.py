@@ -27,7 +27,7 @@ from assay_evaluate.preflight.power_designs import (
     rules_of,
 )
 from assay_evaluate.preflight.suite_items import UNKNOWN_COUNT, num_items
-from assay_evaluate.statistics.joint import Chances, Path, Rules, draw, resolve
+from assay_evaluate.statistics.joint.chances import Chances, Path, Rules, draw_path, resolve
 
 ENOUGH = 0.5
 """Below it a suite says so: a lossless candidate is more likely not to pass than to pass."""
@@ -135,7 +135,7 @@ def _gated(suite: SuiteRecipe, gates: GateRecipe, assumptions: Assumptions) -> t
 def _paths(gated: Sequence[Gated], margins: float, rules: Rules) -> list[Path]:
     """Of a candidate that loses so many times every margin."""
     losses = [min(margins * one.design.margin, LARGEST_LOSS) for one in gated]
-    return [draw(one.design, loss, rules, of=len(gated)) for one, loss in zip(gated, losses, strict=True)]
+    return [draw_path(one.design, loss, rules, of=len(gated)) for one, loss in zip(gated, losses, strict=True)]
 
 
 def _scaled(gated: Sequence[Gated], factor: float) -> list[Gated]:
@@ -177,7 +177,7 @@ def cut_passes(found: SuitePower, gates: GateRecipe) -> float:
     """Chance of an identical copy of which, as of the reference, `CUT` of the replies to every task are cut off: a PASS must
     also hold with these right in the reference and wrong in the candidate, as if it had lost as much."""
     rules = rules_of(gates)
-    return resolve([draw(one.design, CUT, rules, of=len(found.gated)) for one in found.gated], rules).passes
+    return resolve([draw_path(one.design, CUT, rules, of=len(found.gated)) for one in found.gated], rules).passes
 
 
 # ------------------------------------------------------------------------------------------------ in words
@@ -250,7 +250,7 @@ def advice(found: SuitePower, gates: GateRecipe, assumptions: Assumptions | None
         if better is None:
             stuck.add(at)
             continue
-        path = draw(better[1].design, 0.0, rules, of=len(current))
+        path = draw_path(better[1].design, 0.0, rules, of=len(current))
         then = resolve([*paths[:at], path, *paths[at + 1 :]], rules)
         was_enough = rules.whole is not None and paths[at].design.num_items >= rules.min_items
         if was_enough and then.passes < seen.passes + LEAST_GAIN:

@@ -19,9 +19,10 @@ from assay_evaluate.preflight.known_tasks import (
 )
 from assay_evaluate.preflight.suite_items import cluster_sizes, num_items
 from assay_evaluate.statistics.item_pairs import find_task, pair_items
-from assay_evaluate.statistics.joint import Assumed, LookDesign, Rules, ScoreDesign
+from assay_evaluate.statistics.joint.chances import Rules
+from assay_evaluate.statistics.joint.drawn import Assumption, LookDesign, ScoreDesign
 from assay_evaluate.tasks.looks import asked_for, planned_looks, planned_shares
-from assay_evaluate.verdicts.looks import spendings_of
+from assay_evaluate.verdicts.scores import spendings_of
 
 LARGEST_DISCORDANCE = 0.5
 """Of two runs that guess between right and wrong."""
@@ -44,10 +45,10 @@ class Assumptions:
     noise_of_others: float = 1.0
     losses: Mapping[str, float] = field(default_factory=dict)
 
-    def of(self, task: TaskBase) -> Assumed:
+    def of(self, task: TaskBase) -> Assumption:
         stated = self.discordance.get(task.name)
         discordance = discordance_of(task) if stated is None else stated
-        return Assumed(min(discordance, LARGEST_DISCORDANCE), self.noise.get(task.name, self.noise_of_others))
+        return Assumption(min(discordance, LARGEST_DISCORDANCE), self.noise.get(task.name, self.noise_of_others))
 
     def source(self, task: str) -> str:
         return self.sources.get(task, FROM_TABLE)

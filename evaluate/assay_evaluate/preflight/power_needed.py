@@ -12,14 +12,11 @@ from typing import NamedTuple
 
 from scipy import stats
 
-from assay_evaluate.statistics import (
-    ClusteredMean,
-    clustered_values_needed,
-    items_needed,
-    normal_quantile,
-    satterthwaite_degrees,
-)
-from assay_evaluate.statistics.joint import Assumed, Rules, ScoreDesign
+from assay_evaluate.statistics.clustered import ClusteredMean, clustered_values_needed, satterthwaite_degrees
+from assay_evaluate.statistics.joint.chances import Rules
+from assay_evaluate.statistics.joint.drawn import Assumption, ScoreDesign
+from assay_evaluate.statistics.power import items_needed
+from assay_evaluate.statistics.proportions import normal_quantile
 
 MOST_ITEMS = 1_000_000
 MOST_REPLIES = 100
@@ -75,7 +72,7 @@ def _replies(design: ScoreDesign, rules: Rules, power: float, loss: float) -> in
     return found if found <= MOST_REPLIES else None
 
 
-def _variance(assumed: Assumed, share: float) -> float:
+def _variance(assumed: Assumption, share: float) -> float:
     """Of an item's difference. share: of the noise that is left, 1 for one reply of either side."""
     discordance, noise = assumed
     return discordance * (1 - noise) + discordance * noise * share

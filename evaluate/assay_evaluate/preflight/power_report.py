@@ -27,9 +27,8 @@ from assay_evaluate.preflight.power_designs import FROM_TABLE, Assumptions, rule
 from assay_evaluate.preflight.power_needed import needed
 from assay_evaluate.preflight.workload import Load, Workload, workload_of
 from assay_evaluate.roofline.weights import ServedWeights
-from assay_evaluate.statistics import POWER
-from assay_evaluate.statistics.joint import expected
-from assay_evaluate.statistics.joint.chances import NUM_DRAWS, SEED
+from assay_evaluate.statistics.joint.chances import NUM_DRAWS, SEED, expected_value
+from assay_evaluate.statistics.power import POWER
 
 COLUMNS = (
     "gate", "items", "replies", "differ", "copy: PASS", "loses the margin: PASS", "FAIL", "candidate PASS", "loses twice: FAIL",
@@ -53,7 +52,9 @@ def gate_powers(found: SuitePower, assumptions: Assumptions) -> Iterator[GatePow
             at_margin_passes=margin.passes, at_margin_fails=margin.fails,
             at_margin_candidate_passes=margin.candidate_passes, at_twice_passes=twice.passes,
             at_twice_fails=twice.fails, at_twice_candidate_passes=twice.candidate_passes,
-            mean_candidate_replies=expected(seen.stops[at], [one.num_items * one.candidate_samples for one in design.looks]),
+            mean_candidate_replies=expected_value(
+                seen.stops[at], [one.num_items * one.candidate_samples for one in design.looks]
+            ),
         )  # fmt: skip
 
 

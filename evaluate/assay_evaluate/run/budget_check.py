@@ -26,11 +26,11 @@ from assay_evaluate.run.identity import identity
 from assay_evaluate.run.suite import measure_suite
 from assay_evaluate.serving.given import join
 from assay_evaluate.serving.server import Server, ServerSpec, serve
-from assay_evaluate.statistics import clopper_pearson
+from assay_evaluate.statistics.proportions import clopper_pearson
 from assay_evaluate.tasks.cells import num_cells
 from assay_evaluate.tasks.lm_eval.load import count_tasks
 from assay_evaluate.tasks.published.choice import settle_sources
-from assay_evaluate.verdicts.replies.truncation import truncation_limit
+from assay_evaluate.verdicts.truncation import truncation_limit
 
 NUM_ITEMS = 20
 """Of each task, at least: without a cut among them more than 17 % are excluded (95 %, exact)."""

@@ -31,7 +31,7 @@ from assay_evaluate.run.identity import checkpoint_sha256, identity, identity_of
 from assay_evaluate.run.own_texts import Asked, OwnTexts, find_own_texts
 from assay_evaluate.serving.server import Server, ServerSpec, serve
 from assay_evaluate.verdicts.acceptance import DraftingSide
-from assay_evaluate.verdicts.deployment import Seen, judge_deployment, outcome_of, sentence_of
+from assay_evaluate.verdicts.deployment import DeployedCandidate, judge_deployment, outcome_of, outcome_sentence
 
 StartServer = Callable[[ServerSpec, Say], AbstractContextManager[Server]]
 
@@ -72,7 +72,7 @@ def deploy(
             )
             fingerprint = server.fingerprint
             probes = _probe(server, measured, suite, probed, profile, run_dir, on_progress)
-    seen = Seen(
+    seen = DeployedCandidate(
         measured,
         profile.name,
         divergence,
@@ -112,7 +112,7 @@ def deploy(
         not_measured=missing,
         checks=checks,
         outcome=outcome_of(checks),
-        sentence=sentence_of(checks, profile.name, judged.overall[measured.label]),
+        sentence=outcome_sentence(checks, profile.name, judged.overall[measured.label]),
         started=started.isoformat(timespec="milliseconds"),
         seconds=round(time.monotonic() - clock, 3),
     )

@@ -31,7 +31,7 @@ from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.client.journal import Identity, Journal
 from assay_evaluate.diagnosis.probes.served import probe_served
 from assay_evaluate.divergence.documents import own_suite
-from assay_evaluate.divergence.exact_phase import ExactSide, measure_exact
+from assay_evaluate.divergence.exact import ExactSide, measure_exact
 from assay_evaluate.divergence.phase import ReferenceText, reference_text
 from assay_evaluate.run.answering.asked_again import require_as_before
 from assay_evaluate.run.answering.weights import (

@@ -20,7 +20,7 @@ from assay_evaluate.run.suite import task_notes
 from assay_evaluate.statistics.item_pairs import find_task
 from assay_evaluate.tasks.looks import Look, asked_for, has_second_replies, planned_looks
 from assay_evaluate.verdicts.scores import judge_scores
-from assay_evaluate.verdicts.whole.going_on import asked_further
+from assay_evaluate.verdicts.whole import tasks_to_ask_further
 
 FIRST = "every task is asked at first"
 AHEAD = "asked ahead, while the server of the reference runs: candidates may have to be asked so much"
@@ -74,7 +74,7 @@ class Rounds:
         """Task -> its next look, and why: those that can still change this candidate's verdict and have looks left."""
         verdicts, open_tasks = self._verdicts(candidate, reference), {task.name for task in self.suite.tasks}
         if self.gates is not None and verdicts is not None:
-            open_tasks = asked_further(self.gates, verdicts, candidate.label)
+            open_tasks = tasks_to_ask_further(self.gates, verdicts, candidate.label)
         found = {}
         for task in self.suite.tasks:
             measured = find_task(candidate, task.name)

@@ -14,7 +14,7 @@ from assay.records.diagnosis.sensitivity import KindDamage, KindOfPosition
 from assay.records.divergence import FEWEST_TEXTS
 from assay_evaluate.divergence.documents import Document
 from assay_evaluate.divergence.strata import strata_of
-from assay_evaluate.statistics import skewed_mean
+from assay_evaluate.statistics.skewed import skewed_mean
 
 CONTEXTS = (0, 1024, 8192, 32_768, 131_072)
 """Tokens before a position from which on it counts as further into a context."""
@@ -36,20 +36,20 @@ class Positions:
 
 def positions_of(documents: Sequence[Document], structural: Mapping[int, str] | None = None) -> Positions:
     """structural: token id -> kind of structural token; None: they are not known."""
-    clusters = list(dict.fromkeys(one.cluster or f"\0{i}" for i, one in enumerate(documents)))
+    clusters = list(dict.fromkeys(document.cluster or f"\0{i}" for i, document in enumerate(documents)))
     number = {cluster: i for i, cluster in enumerate(clusters)}
-    of_document = [number[one.cluster or f"\0{i}"] for i, one in enumerate(documents)]
+    of_document = [number[document.cluster or f"\0{i}"] for i, document in enumerate(documents)]
     languages: dict[int, set[str]] = {}
     kinds: dict[int, tuple[str, str]] = {}
-    for one, text in zip(documents, of_document, strict=True):
-        languages.setdefault(text, set()).add(one.language)
-        kinds.setdefault(text, (one.texts, one.domain))
+    for document, text in zip(documents, of_document, strict=True):
+        languages.setdefault(text, set()).add(document.language)
+        kinds.setdefault(text, (document.texts, document.domain))
     strata = strata_of([(*kinds[i], *(languages[i] if len(languages[i]) == 1 else {""})) for i in range(len(clusters))])
     stratum_number = {stratum: i for i, stratum in enumerate(dict.fromkeys(strata))}
-    lengths = [len(one.reply_ids) for one in documents]
+    lengths = [len(document.reply_ids) for document in documents]
     text_N = np.repeat(np.array(of_document, np.intp), lengths)
     stratum_N = np.array([stratum_number[stratum] for stratum in strata], np.intp)[text_N]
-    longest = max(len(one.prompt_ids) + len(one.reply_ids) for one in documents)
+    longest = max(len(document.prompt_ids) + len(document.reply_ids) for document in documents)
     return Positions(text_N, stratum_N, len(clusters), dict(_masks(documents, lengths, structural, longest)), longest)
 
 
@@ -57,13 +57,15 @@ def _masks(
     documents: Sequence[Document], lengths: Sequence[int], structural: Mapping[int, str] | None, longest: int
 ) -> Iterator[tuple[tuple[KindOfPosition, str], npt.NDArray[np.bool_]]]:
     labels: dict[KindOfPosition, Any] = {
-        "domain": np.repeat(np.array([one.domain for one in documents], np.str_), lengths),
-        "language": np.repeat(np.array([one.language for one in documents], np.str_), lengths),
-        "part": np.concatenate([_parts(one) for one in documents]),
+        "domain": np.repeat(np.array([document.domain for document in documents], np.str_), lengths),
+        "language": np.repeat(np.array([document.language for document in documents], np.str_), lengths),
+        "part": np.concatenate([_parts(document) for document in documents]),
     }
     if structural is not None:
-        labels["structural"] = np.array([structural.get(token, "") for one in documents for token in one.reply_ids], np.str_)
-    before_N = np.concatenate([len(one.prompt_ids) + np.arange(len(one.reply_ids)) for one in documents])
+        labels["structural"] = np.array(
+            [structural.get(token, "") for document in documents for token in document.reply_ids], np.str_
+        )
+    before_N = np.concatenate([len(document.prompt_ids) + np.arange(len(document.reply_ids)) for document in documents])
     spans = [first for first in CONTEXTS if first < longest]
     if len(spans) > 1:
         named = [
@@ -76,10 +78,10 @@ def _masks(
             yield (kind, name), label_N == name
 
 
-def _parts(one: Document) -> Any:
-    if one.num_thinking is None:
-        return np.full(len(one.reply_ids), "", dtype="<U8")
-    return np.where(np.arange(len(one.reply_ids)) < one.num_thinking, "thinking", "answer")
+def _parts(document: Document) -> Any:
+    if document.num_thinking is None:
+        return np.full(len(document.reply_ids), "", dtype="<U8")
+    return np.where(np.arange(len(document.reply_ids)) < document.num_thinking, "thinking", "answer")
 
 
 def halves(positions: Positions) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]] | None:

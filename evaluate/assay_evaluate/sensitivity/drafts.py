@@ -15,22 +15,22 @@ from assay.records.plan import Plan
 
 def mtp_acceptance(run_dir: Path) -> tuple[MtpAcceptance, ...]:
     """Of every measured precision that has a plan and drafted; by label."""
-    found = []
+    acceptances = []
     for path in sorted((run_dir / "measurements").glob("*.json"), key=lambda path: path.stem):
         measured = Measurement.load(path)
         plan = Plan.load_if_there(run_dir / measured.label / "plan.json")
         drafts = measured.acceptance
         if plan is None or measured.is_noise_floor or drafts is None or not drafts.num_draft_tokens:
             continue
-        mine = [tensor for tensor in plan.tensors if tensor.role == "mtp" and tensor.action != "drop"]
-        schemes = {tensor.scheme for tensor in mine} - {None}
-        found.append(
+        drafting = [tensor for tensor in plan.tensors if tensor.role == "mtp" and tensor.action != "drop"]
+        schemes = {tensor.scheme for tensor in drafting} - {None}
+        acceptances.append(
             MtpAcceptance(
                 label=measured.label,
                 scheme=", ".join(sorted(filter(None, schemes))) or "bf16",
                 accepted_share=drafts.num_accepted_tokens / drafts.num_draft_tokens,
                 num_drafted=drafts.num_draft_tokens,
-                bytes=sum(output.num_bytes for tensor in mine for output in tensor.outputs),
+                bytes=sum(output.num_bytes for tensor in drafting for output in tensor.outputs),
             )
         )
-    return tuple(found)
+    return tuple(acceptances)

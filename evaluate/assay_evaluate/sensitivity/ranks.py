@@ -27,28 +27,28 @@ PartOf = tuple[int | None, Role, str]
 
 
 def rank_correlation(
-    of: str, ours: Mapping[PartOf, float], beside: str, theirs: Mapping[PartOf, float], *, seed: str
+    of: str, first_values: Mapping[PartOf, float], beside: str, other_values: Mapping[PartOf, float], *, seed: str
 ) -> RankCorrelation:
     """Over the parts and schemes that both know."""
-    both = [part for part in ours if part in theirs]
-    pairs = tuple((*part, ours[part], theirs[part]) for part in both)
-    if len(both) < FEWEST_PARTS:
-        why = f"{len(both)} parts in both; {FEWEST_PARTS} are needed"
-        return RankCorrelation(of=of, beside=beside, spearman=None, parts=pairs, why_not=why)
-    values = np.array([[ours[part], theirs[part]] for part in both])
+    common = [part for part in first_values if part in other_values]
+    pairs = tuple((*part, first_values[part], other_values[part]) for part in common)
+    if len(common) < FEWEST_PARTS:
+        reason = f"{len(common)} parts in both; {FEWEST_PARTS} are needed"
+        return RankCorrelation(of=of, beside=beside, spearman=None, parts=pairs, why_not=reason)
+    values = np.array([[first_values[part], other_values[part]] for part in common])
     if (np.ptp(values, axis=0) == 0).any():
         return RankCorrelation(of=of, beside=beside, spearman=None, parts=pairs, why_not="one side gives all parts the same")
     rows_of: dict[tuple[int | None, Role], list[int]] = defaultdict(list)
-    for row, (layer, role, _) in enumerate(both):
+    for row, (layer, role, _) in enumerate(common):
         rows_of[layer, role].append(row)
     rows, draw = list(rows_of.values()), random.Random(f"{seed}:{of}:{beside}")
     resampled = (values[[row for _ in rows for row in rows[draw.randrange(len(rows))]]] for _ in range(DRAWS))
-    found = [_spearman(one) for one in resampled if (np.ptp(one, axis=0) > 0).all()]
+    correlations = [_spearman(resample) for resample in resampled if (np.ptp(resample, axis=0) > 0).all()]
     value = _spearman(values)
-    ends = _bonett_wright(value, len(rows) if abs(value) > 1 - 1e-12 else len(both))
-    low, high = np.quantile(found, [0.025, 0.975]) if found else ends
+    ends = _bonett_wright(value, len(rows) if abs(value) > 1 - 1e-12 else len(common))
+    low, high = np.quantile(correlations, [0.025, 0.975]) if correlations else ends
     low, high = min(float(low), ends[0], value), max(float(high), ends[1], value)
-    interval = Interval(value=value, low=low, high=high, n=len(both), coverage="about")
+    interval = Interval(value=value, low=low, high=high, n=len(common), coverage="about")
     return RankCorrelation(of=of, beside=beside, spearman=interval, parts=pairs)
 
 

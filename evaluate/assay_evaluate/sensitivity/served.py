@@ -73,15 +73,17 @@ def measure_served(
 def kl_of(measured: Measurement) -> Interval:
     """Mean KL, lower bound, with its interval. MeasureError: there is none, with the reason."""
     if measured.divergence is None or not isinstance(measured.divergence.kl_mean, Interval):
-        why = measured.not_measured.get("divergence", "fewer than 20 texts")
-        raise MeasureError(f"{measured.label}: its divergence was not measured: {why}")
+        reason = measured.not_measured.get("divergence", "fewer than 20 texts")
+        raise MeasureError(f"{measured.label}: its divergence was not measured: {reason}")
     return measured.divergence.kl_mean
 
 
 def texts_of_run(run_dir: Path) -> Sequence[Document]:
     """The texts that the run's reference wrote, from its journal. MeasureError: there are none."""
-    found = [Measurement.load(path) for path in sorted((run_dir / "measurements").glob("*.json"))]
-    reference = next((one for one in found if one.is_reference and not one.is_noise_floor), None)
+    measurements = [Measurement.load(path) for path in sorted((run_dir / "measurements").glob("*.json"))]
+    reference = next(
+        (measurement for measurement in measurements if measurement.is_reference and not measurement.is_noise_floor), None
+    )
     if reference is None:
         raise MeasureError(f"{run_dir}: holds no measurement of a reference, so no texts; run `assay evaluate`, or say --text")
     suite = SuiteRecipe.model_validate(reference.suite_recipe)
@@ -89,8 +91,8 @@ def texts_of_run(run_dir: Path) -> Sequence[Document]:
     with Journal(run_dir / "journal.db") as journal:
         text = reference_text(journal, suite, who, reference.not_measured.get("divergence"))
     if text is None or text.why_not is not None or not text.documents:
-        why = "its journal does not hold them" if text is None else text.why_not
-        raise MeasureError(f"{run_dir}: there are no texts of its reference: {why}; run `assay evaluate`, or say --text")
+        reason = "its journal does not hold them" if text is None else text.why_not
+        raise MeasureError(f"{run_dir}: there are no texts of its reference: {reason}; run `assay evaluate`, or say --text")
     return text.documents
 
 

@@ -13,17 +13,17 @@ import sys
 from typing import Any
 
 
-def predict(asked: dict[str, Any]) -> dict[str, Any]:
+def predict(question: dict[str, Any]) -> dict[str, Any]:
     from aiconfigurator_core.sdk import EngineHandle
 
     engines: dict[int, Any] = {}
     points: list[dict[str, Any]] = []
-    for concurrency, drafts, prompt_tokens, reply_tokens in asked["points"]:
+    for concurrency, drafts, prompt_tokens, reply_tokens in question["points"]:
         try:
             if drafts not in engines:
                 engines[drafts] = EngineHandle.compile(
-                    asked["model"], asked["system"], "vllm", nextn=drafts, gemm_quant_mode=asked["quant"],
-                    moe_quant_mode=asked["quant"], kvcache_quant_mode=asked["kv"], **asked["ranks"],
+                    question["model"], question["system"], "vllm", nextn=drafts, gemm_quant_mode=question["quant"],
+                    moe_quant_mode=question["quant"], kvcache_quant_mode=question["kv"], **question["ranks"],
                 )  # fmt: skip
             engine = engines[drafts]
             points.append(

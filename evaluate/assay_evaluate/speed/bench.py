@@ -79,7 +79,9 @@ class Benchmark:
         deadline = time.monotonic() + JOB_S + (START_S if number == 0 else 0)
         while not done.is_file():
             if (status := self._process.exit_status()) is not None:
-                raise MeasureError(f"vllm bench serve stopped (exit status {status}): {self._last_words()}")
+                lines = [line for line in self._process.log_lines() if line.strip()]
+                last = one_line(lines[-1]) if lines else f"its log {self._process.log_path} is empty"
+                raise MeasureError(f"vllm bench serve stopped (exit status {status}): {last}")
             self._server.check_alive()
             if time.monotonic() > deadline:
                 raise MeasureError(f"vllm bench serve did not end within {JOB_S:.0f} s; its log is {self._process.log_path}")
@@ -90,10 +92,6 @@ class Benchmark:
             return read_json_object(self._folder, result.name)
         except CheckpointError as error:  # safe_files speaks of checkpoints
             raise MeasureError(f"vllm bench serve saved no result: {error}") from None
-
-    def _last_words(self) -> str:
-        lines = [line for line in self._process.log_lines() if line.strip()]
-        return one_line(lines[-1]) if lines else f"its log {self._process.log_path} is empty"
 
 
 @contextmanager

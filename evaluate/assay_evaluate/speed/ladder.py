@@ -61,8 +61,8 @@ class Ladder:
 
     def settings(self) -> dict[str, Any]:
         """All of it, for the record."""
-        asked = {name: list(getattr(self, name)) for name in ("concurrency", "speculation", "prompts")}
-        return {**asked, "repeats": self.repeats, "starts": self.starts, **self.same_points()}
+        points = {name: list(getattr(self, name)) for name in ("concurrency", "speculation", "prompts")}
+        return {**points, "repeats": self.repeats, "starts": self.starts, **self.same_points()}
 
 
 def shuffled(points: Mapping[Point, range], seed: str) -> Iterator[tuple[int, Point]]:
@@ -77,7 +77,7 @@ def shuffled(points: Mapping[Point, range], seed: str) -> Iterator[tuple[int, Po
         yield from ((repeat, point) for point in one_pass if repeat in points[point])
 
 
-def dealt(num_repeats: int, num_starts: int, ladder: Ladder) -> list[range]:
+def deal_repeats(num_repeats: int, num_starts: int, ladder: Ladder) -> list[range]:
     """Repeats that each further start of a server measures of a point that has `num_repeats`, of `num_starts` starts.
 
     As many starts in all as the ladder says, if need be with more repeats than it says; none where nothing is missing.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +25,7 @@ from assay.records.speed import SPEED_RECORD, NotMeasured, SpeedRecord, SpeedRep
 from assay_evaluate.serving.hardware import describe_hardware, find_gpus
 from assay_evaluate.serving.server import Server, ServerSpec, planned_fingerprint, serve
 from assay_evaluate.speed.bench import Job, benchmark, write_prompts
-from assay_evaluate.speed.ladder import Ladder, Point, dealt, shuffled, shuffled_servers
+from assay_evaluate.speed.ladder import Ladder, Point, deal_repeats, shuffled, shuffled_servers
 from assay_evaluate.speed.prompts import LONG, Prompts, has_chat_template, token_counter
 from assay_evaluate.speed.rows import WHERE, count, repeat_of, tokens_each
 from assay_evaluate.speed.watch import Watch
@@ -58,7 +58,7 @@ class Subject:
 
 
 @dataclass
-class Measuring:
+class LadderRun:
     """One call of `measure`: what is wanted, and what was found so far."""
 
     subjects: Sequence[Subject]
@@ -79,18 +79,20 @@ class Measuring:
         """Measure what is missing; the record, as it lies in the run's folder."""
         self._take_over()
         missing: dict[tuple[str, int], list[list[tuple[int, Point]]]] = {}
-        subjects = {one.label: one for one in self.subjects}
-        for one in self.subjects:
+        subjects = {subject.label: subject for subject in self.subjects}
+        for subject in self.subjects:
             for speculation in self.ladder.speculation:
-                if wanted := self._missing(one, speculation):
-                    missing[one.label, speculation] = wanted
+                if starts := self._missing(subject, speculation):
+                    missing[subject.label, speculation] = starts
         record = self._save()
         if missing:
-            self.on_progress(f"{sum(map(len, missing.values()))} starts of servers, {_starts(missing)}")
+            counts = {len(starts) for starts in missing.values()}
+            each = f"{min(counts)}{f' to {max(counts)}' if len(counts) > 1 else ''} of each of {len(missing)} setups"
+            self.on_progress(f"{sum(map(len, missing.values()))} starts of servers, {each}")
         broken: set[tuple[str, int]] = set()
         # Every server once, then every server again: what drifts over hours is not the effect of one start.
         for turn in range(max(map(len, missing.values()), default=0)):
-            servers = [key for key, wanted in missing.items() if turn < len(wanted) and key not in broken]
+            servers = [key for key, starts in missing.items() if turn < len(starts) and key not in broken]
             for label, speculation in shuffled_servers(servers, self.ladder.seed, turn):
                 try:
                     self._measure_server(subjects[label], speculation, missing[label, speculation][turn])
@@ -108,15 +110,17 @@ class Measuring:
         before = SpeedRecord.load_if_there(self.run_dir / SPEED_RECORD)
         if before is None:
             return
-        labels = {one.label: one for one in self.subjects}
+        labels = {subject.label: subject for subject in self.subjects}
         same = all(before.settings.get(name) == value for name, value in self.ladder.same_points().items())
         for row in before.rows:
             is_ours = row.origin == "measured" and row.checkpoint in labels
-            if is_ours and (why := self._why_stale(row, labels[row.checkpoint], same=same)) is not None:
-                self.on_progress(f"{row.checkpoint}: {row.prompts} at {row.concurrency} is measured again: {why}")
+            if is_ours and (staleness := self._why_stale(row, labels[row.checkpoint], same=same)) is not None:
+                self.on_progress(f"{row.checkpoint}: {row.prompts} at {row.concurrency} is measured again: {staleness}")
             else:
                 self.rows[_key(row)] = row
-        others = (one for one in before.not_measured if one.checkpoint not in labels or one.reason.startswith(NOT_PREDICTED))
+        others = (
+            entry for entry in before.not_measured if entry.checkpoint not in labels or entry.reason.startswith(NOT_PREDICTED)
+        )
         self.left_out = list(others)
         self.versions = dict(before.versions)
 
@@ -145,17 +149,17 @@ class Measuring:
                 self.left_out.append(noted)
             return []
         repeats = {
-            point: dealt(len(done), len({one.server_start for one in done}), self.ladder)
+            point: deal_repeats(len(done), len({earlier.server_start for earlier in done}), self.ladder)
             for point in self.ladder.points for done in (self._repeats_of(subject.label, speculation, point),)
         }  # fmt: skip
         seed = f"{self.ladder.seed}:{subject.label}:{speculation}"
-        wanted = [
-            list(shuffled({point: one[start] for point, one in repeats.items() if start < len(one)}, seed))
+        starts = [
+            list(shuffled({point: repeat[start] for point, repeat in repeats.items() if start < len(repeat)}, seed))
             for start in range(max(map(len, repeats.values()), default=0))
         ]
-        if not wanted:
+        if not starts:
             self.on_progress(f"{subject.label}: speculation {speculation or 'off'}: measured already")
-        return wanted
+        return starts
 
     def _repeats_of(self, label: str, speculation: int, point: Point) -> tuple[SpeedRepeat, ...]:
         row = self.rows.get(("measured", label, speculation, point.prompts, point.concurrency))
@@ -163,12 +167,12 @@ class Measuring:
 
     def _next_start(self, label: str, speculation: int) -> int:
         """Number of the next start of a server; those of rows from before starts were told are one, and have none."""
-        told = [
-            one.server_start
+        numbers = [
+            repeat.server_start
             for row in self.rows.values() if (row.origin, row.checkpoint, row.speculation) == ("measured", label, speculation)
-            for one in row.repeats if one.server_start is not None
+            for repeat in row.repeats if repeat.server_start is not None
         ]  # fmt: skip
-        return max(told, default=-1) + 1
+        return max(numbers, default=-1) + 1
 
     # -------------------------------------------------------------------------------------------- one server
     def spec(self, subject: Subject, speculation: int, start: int = 0) -> ServerSpec:
@@ -185,21 +189,21 @@ class Measuring:
     def _planned(self, subject: Subject, speculation: int) -> Fingerprint:
         return self.foresee(self.spec(subject, speculation))
 
-    def _measure_server(self, subject: Subject, speculation: int, wanted: Sequence[tuple[int, Point]]) -> None:
+    def _measure_server(self, subject: Subject, speculation: int, runs: Sequence[tuple[int, Point]]) -> None:
         """All missing repeats of one checkpoint with one speculation. ServeError: its server did not start, or died."""
         started, start = time.monotonic(), self._next_start(subject.label, speculation)
         spec = self.spec(subject, speculation, start)
         log_path = self.run_dir / "logs" / f"bench-{subject.label}-{speculation}{_of_start(start)}.log"
         name = f"{subject.label}: speculation {speculation or 'off'}"
-        self.on_progress(f"{name}: start {start + 1} of its server, {len(wanted)} runs")
+        self.on_progress(f"{name}: start {start + 1} of its server, {len(runs)} runs")
         count_tokens, failed = token_counter(subject.checkpoint), set[Point]()
         folder = Path(tempfile.mkdtemp(prefix="assay-speed-"))
         try:
             with self.start_server(spec, self.on_progress) as server:
                 startup_s = round(time.monotonic() - started, 3)
                 with self.start_benchmark(server, spec.profile, folder, log_path) as bench:
-                    self._warm_up(bench, subject, server, wanted, folder, count_tokens)
-                    for number, (repeat, point) in enumerate(wanted, 1):
+                    self._warm_up(bench, subject, server, runs, folder, count_tokens)
+                    for number, (repeat, point) in enumerate(runs, 1):
                         if point in failed:
                             continue
                         try:
@@ -218,19 +222,19 @@ class Measuring:
                         self._save()
                         rate = row.repeats[-1].output_tokens_s
                         where = f"{point.prompts} at {point.concurrency} in flight"
-                        self.on_progress(f"{name}: {number}/{len(wanted)} {where}: {rate:.1f} tokens/s")
+                        self.on_progress(f"{name}: {number}/{len(runs)} {where}: {rate:.1f} tokens/s")
                         if row.why_not_chosen is not None:
                             self.on_progress(f"{name}: {where}: never chosen: it {row.why_not_chosen}")
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _warm_up(
-        self, bench: Bench, subject: Subject, server: Server, wanted: Sequence[tuple[int, Point]], folder: Path,
+        self, bench: Bench, subject: Subject, server: Server, runs: Sequence[tuple[int, Point]], folder: Path,
         count_tokens: Callable[[str], int],
     ) -> None:  # fmt: skip
         """As many requests as are ever in flight, of every kind, asked and forgotten: compilation, caches, connections."""
-        most = max(point.concurrency for _, point in wanted)
-        for kind in sorted({point.prompts for _, point in wanted}):
+        most = max(point.concurrency for _, point in runs)
+        for kind in sorted({point.prompts for _, point in runs}):
             point = Point(kind, most)
             if self._too_long(server, kind) is None:
                 texts = self.prompts.of(kind, "warm-up", most, count_tokens)
@@ -260,8 +264,8 @@ class Measuring:
     ) -> SpeedRow:  # fmt: skip
         """The point's row with one repeat more. run: (speculation, start, repeat, point). MeasureError: it has none."""
         speculation, start, repeat, point = run
-        if (why := self._too_long(server, point.prompts)) is not None:
-            raise MeasureError(why)
+        if (reason := self._too_long(server, point.prompts)) is not None:
+            raise MeasureError(reason)
         part, num = f"{point.concurrency}:{repeat}", self.ladder.requests_of(point)
         try:
             texts = self.prompts.of(point.prompts, part, num, count_tokens)
@@ -270,12 +274,12 @@ class Measuring:
         job = self._job(subject, server, point, texts, folder / f"{point.prompts}-{point.concurrency}-{repeat}.jsonl")
         fingerprint = server.fingerprint
         num_gpus, parallelism = ranks_of(fingerprint, self.profile)
-        with Watch(server.pid, on_gpus=num_gpus > 0) as seen:
+        with Watch(server.pid, on_gpus=num_gpus > 0) as watch:
             result = bench.run(job)
-        one = repeat_of(result, WHERE, memory_bytes=seen.memory_bytes, energy_j=seen.energy_j, server_start=start)
+        new_repeat = repeat_of(result, WHERE, memory_bytes=watch.memory_bytes, energy_j=watch.energy_j, server_start=start)
         before = self.rows.get(("measured", subject.label, speculation, point.prompts, point.concurrency))
         if before is not None:
-            return _with_repeat(before, one, result)
+            return _with_repeat(before, new_repeat, result)
         version = fingerprint.server.removeprefix("vllm ")
         return SpeedRow(
             checkpoint=subject.label,
@@ -297,7 +301,7 @@ class Measuring:
             engine=fingerprint.server,
             startup_s=startup_s,
             objective=dict(self.ladder.objective),
-            repeats=(one,),
+            repeats=(new_repeat,),
         )
 
     def _save(self) -> SpeedRecord:
@@ -316,12 +320,6 @@ def _of_start(start: int) -> str:
     return f"-start-{start + 1}" if start else ""
 
 
-def _starts(missing: Mapping[tuple[str, int], Sequence[object]]) -> str:
-    """`2 of each of 4 servers`."""
-    each = {len(wanted) for wanted in missing.values()}
-    return f"{min(each)}{f' to {max(each)}' if len(each) > 1 else ''} of each of {len(missing)} setups"
-
-
 def _key(row: SpeedRow) -> tuple[object, ...]:
     """Of a measured row its point; of others everything that tells them apart."""
     if row.origin == "measured":
@@ -329,12 +327,12 @@ def _key(row: SpeedRow) -> tuple[object, ...]:
     return row.point
 
 
-def _with_repeat(row: SpeedRow, one: SpeedRepeat, result: dict[str, Any]) -> SpeedRow:
+def _with_repeat(row: SpeedRow, new_repeat: SpeedRepeat, result: dict[str, Any]) -> SpeedRow:
     """The row with one repeat more; its mean lengths over the requests of all."""
-    changes: dict[str, Any] = {"repeats": (*row.repeats, one)}
+    changes: dict[str, Any] = {"repeats": (*row.repeats, new_repeat)}
     before, now = sum(repeat.num_completed or 0 for repeat in row.repeats), count(result, "completed") or 0
-    for name, told in (("prompt_tokens", "total_input_tokens"), ("output_tokens", "total_output_tokens")):
-        mean, more = getattr(row, name), tokens_each([result], told)
+    for name, total in (("prompt_tokens", "total_input_tokens"), ("output_tokens", "total_output_tokens")):
+        mean, more = getattr(row, name), tokens_each([result], total)
         if mean is not None and more is not None and before + now:
             changes[name] = (mean * before + more * now) / (before + now)
     return row.model_copy(update=changes)
@@ -355,15 +353,15 @@ def drafting(serving: Serving, profile: ProfileRecipe, speculation: int) -> tupl
 def ranks_of(fingerprint: Fingerprint, profile: ProfileRecipe) -> tuple[int, dict[str, int]]:
     """(GPUs, ranks of each kind of parallelism) that a server uses; no GPU on a CPU."""
     flags = fingerprint.flags
-    found = {
+    by_kind = {
         kind: int(flags[f"{kind}-parallel-size"])
         for kind in ("tensor", "data", "pipeline")
         if isinstance(flags.get(f"{kind}-parallel-size"), int)
     }
-    num = found.get("tensor", 1) * found.get("data", 1) * found.get("pipeline", 1)
+    num = by_kind.get("tensor", 1) * by_kind.get("data", 1) * by_kind.get("pipeline", 1)
     if flags.get("enable-expert-parallel"):
-        found["expert"] = found.get("tensor", 1) * found.get("data", 1)
-    return (num if profile.hardware.device == "cuda" else 0), {kind: ranks for kind, ranks in found.items() if ranks > 1}
+        by_kind["expert"] = by_kind.get("tensor", 1) * by_kind.get("data", 1)
+    return (num if profile.hardware.device == "cuda" else 0), {kind: ranks for kind, ranks in by_kind.items() if ranks > 1}
 
 
 def hardware_of(num_gpus: int, profile: ProfileRecipe) -> str:
@@ -371,14 +369,14 @@ def hardware_of(num_gpus: int, profile: ProfileRecipe) -> str:
     if num_gpus:
         gpus = find_gpus()
         return f"{num_gpus}x{profile.hardware.gpu or (gpus[0].name if gpus else 'GPU')}"
-    here = describe_hardware()
-    return f"{here['cpu']} ({here['cores']} core{'s' if here['cores'] != '1' else ''})"
+    described = describe_hardware()
+    return f"{described['cpu']} ({described['cores']} core{'s' if described['cores'] != '1' else ''})"
 
 
 def check_concurrency(ladder: Ladder, profile: ProfileRecipe) -> None:
     """AssayError: the ladder asks for more requests in flight than the server takes at once."""
     most = profile.flags.get("max-num-seqs")
-    if isinstance(most, int) and (above := [one for one in ladder.concurrency if one > most]):
+    if isinstance(most, int) and (above := [streams for streams in ladder.concurrency if streams > most]):
         raise AssayError(
             f"--concurrency {above[0]}: profile {profile.name} serves at most {most} at once (max-num-seqs); others would "
             "wait in its queue; ask for less, or raise it there"

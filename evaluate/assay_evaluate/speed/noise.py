@@ -55,7 +55,7 @@ class Sample:
     @property
     def within(self) -> tuple[float, int]:
         """(sum of squares of repeats about their start's mean, its degrees of freedom)."""
-        squares = sum(sum((one - statistics.fmean(start)) ** 2 for one in start) for start in self.starts)
+        squares = sum(sum((log - statistics.fmean(start)) ** 2 for log in start) for start in self.starts)
         return squares, self.num_repeats - len(self.starts)
 
 

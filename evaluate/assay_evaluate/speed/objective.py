@@ -17,7 +17,7 @@ _LEAST_S, _MOST_S = 1e-9, 1e9
 
 def parse_objective(text: str) -> dict[str, float]:
     """`SpeedRow.objective` of `ttft<2s tpot<25ms` (commas may stand between them). AssayError: it says something else."""
-    found: dict[str, float] = {}
+    limits: dict[str, float] = {}
     for part in re.sub(r"\s*([<:])\s*", r"\1", text.replace(",", " ")).split():
         limit = _LIMIT.fullmatch(part)
         if limit is None or limit[1] not in FIELDS or not _LEAST_S <= float(limit[2]) * _SECONDS[limit[3]] <= _MOST_S:
@@ -25,12 +25,12 @@ def parse_objective(text: str) -> dict[str, float]:
                 f"--objective {shown(repr(text))}: {shown(repr(part))} is no limit; write `ttft<2s tpot<25ms`, with ttft, tpot "
                 "or e2e, and s or ms"
             )
-        if FIELDS[limit[1]] in found:
+        if FIELDS[limit[1]] in limits:
             raise AssayError(f"--objective {shown(repr(text))}: names {limit[1]} twice; give one limit for each")
-        found[FIELDS[limit[1]]] = float(limit[2]) * _SECONDS[limit[3]]
-    if not found:
+        limits[FIELDS[limit[1]]] = float(limit[2]) * _SECONDS[limit[3]]
+    if not limits:
         raise AssayError(f"--objective {shown(repr(text))}: names no limit; write `ttft<2s tpot<25ms`")
-    return found
+    return limits
 
 
 def goodput_words(objective: dict[str, float]) -> list[str]:

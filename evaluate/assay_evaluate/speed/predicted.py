@@ -66,8 +66,8 @@ def predict(
     rows: list[SpeedRow] = []
     left_out: list[NotMeasured] = []
     for label, scheme in schemes.items():
-        if (why := why_not_predicted(scheme)) is not None:
-            left_out.append(NotMeasured(checkpoint=label, reason=f"not predicted: {why}"))
+        if (refusal := why_not_predicted(scheme)) is not None:
+            left_out.append(NotMeasured(checkpoint=label, reason=f"not predicted: {refusal}"))
             continue
         known = [drafts for drafts in ladder.speculation if drafts == 0 or drafts in acceptance]
         left_out += [
@@ -75,7 +75,7 @@ def predict(
             for drafts in ladder.speculation if drafts not in known
         ]  # fmt: skip
         points = [(drafts, concurrency) for drafts in known for concurrency in ladder.concurrency]
-        asked = {
+        question = {
             "model": model,
             "system": SYSTEMS[gpu],
             "quant": QUANT[str(scheme)],
@@ -83,15 +83,15 @@ def predict(
             "kv": "fp8" if str(profile.flags.get("kv-cache-dtype", "")).startswith("fp8") else "bfloat16",
             "points": [[c, drafts, ladder.prompt_tokens, ladder.output_tokens] for drafts, c in points],
         }
-        version, answers = _ask(interpreter, asked)
-        refusals = {str(told["error"]) for told in answers if "error" in told}
-        if answers and len(refusals) == 1 and all("error" in told for told in answers):
+        version, answers = _ask(interpreter, question)
+        refusals = {str(answer["error"]) for answer in answers if "error" in answer}
+        if answers and len(refusals) == 1 and all("error" in answer for answer in answers):
             left_out.append(NotMeasured(checkpoint=label, reason=_refused(refusals.pop())))
             continue
-        for (drafts, concurrency), told in zip(points, answers, strict=True):
-            prefill, decode = number(told, "prefill_ms"), number(told, "decode_ms")
+        for (drafts, concurrency), answer in zip(points, answers, strict=True):
+            prefill, decode = number(answer, "prefill_ms"), number(answer, "decode_ms")
             if not prefill or not decode:
-                reason = _refused(str(told.get("error", "no latency")))
+                reason = _refused(str(answer.get("error", "no latency")))
                 left_out.append(NotMeasured(checkpoint=label, speculation=drafts, concurrency=concurrency, reason=reason))
                 continue
             accepted = acceptance[drafts] if drafts else 1.0
@@ -99,34 +99,34 @@ def predict(
     return rows, left_out
 
 
-def _refused(why: str) -> str:
-    return f"not predicted: AIConfigurator: {one_line(why)[:200]}"
+def _refused(reason: str) -> str:
+    return f"not predicted: AIConfigurator: {one_line(reason)[:200]}"
 
 
 NO_ACCEPTANCE = "how many drafts are accepted is neither measured nor given (--acceptance-length)"
 
 
-def _ask(interpreter: Path, asked: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]]:
+def _ask(interpreter: Path, question: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]]:
     """(version, an answer for each point)."""
     try:
         answer = subprocess.run(
             [str(interpreter), "-I", str(_PREDICTOR)],
-            input=json.dumps(asked), capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+            input=json.dumps(question), capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         raise MeasureError(f"{interpreter}: cannot be run ({error}); name a Python that has aiconfigurator-core") from None
     last = (answer.stdout.strip().splitlines() or [""])[-1]
     if answer.returncode != 0:
-        why = one_line((answer.stderr.strip().splitlines() or ["no output"])[-1])
-        raise MeasureError(f"{interpreter}: {why}; name a Python that has it: `pip install aiconfigurator-core`")
+        reason = one_line((answer.stderr.strip().splitlines() or ["no output"])[-1])
+        raise MeasureError(f"{interpreter}: {reason}; name a Python that has it: `pip install aiconfigurator-core`")
     try:
-        told = read_json(last.encode())
+        content = read_json(last.encode())
     except NotJson as error:
         raise MeasureError(f"{interpreter}: {one_line(str(error))}") from None
-    answers = objects_in(told, "points")
-    if len(answers) != len(asked["points"]):
-        raise MeasureError(f"{interpreter}: answered {len(answers)} of {len(asked['points'])} points")
-    return str(told.get("version")), answers
+    answers = objects_in(content, "points")
+    if len(answers) != len(question["points"]):
+        raise MeasureError(f"{interpreter}: answered {len(answers)} of {len(question['points'])} points")
+    return str(content.get("version")), answers
 
 
 def _ranks(profile: ProfileRecipe) -> dict[str, int]:
@@ -184,14 +184,14 @@ def _row(
 
 def acceptance_of(record: SpeedRecord | None, given: float | None, speculation: Sequence[int]) -> dict[int, float]:
     """Drafts a step -> tokens a step: as given, else the mean of the record's rows that were not predicted."""
-    found: dict[int, float] = {}
+    lengths: dict[int, float] = {}
     for drafts in speculation:
-        told = [
-            one.acceptance_length
+        known = [
+            repeat.acceptance_length
             for row in (() if record is None else record.rows)
-            for one in row.repeats
-            if row.speculation == drafts and row.origin != "predicted" and one.acceptance_length is not None
+            for repeat in row.repeats
+            if row.speculation == drafts and row.origin != "predicted" and repeat.acceptance_length is not None
         ]
-        if drafts and (given is not None or told):
-            found[drafts] = given if given is not None else sum(told) / len(told)
-    return found
+        if drafts and (given is not None or known):
+            lengths[drafts] = given if given is not None else sum(known) / len(known)
+    return lengths

@@ -22,14 +22,16 @@ CHAT, LONG, CODE = "chat", "long", "code"
 
 
 class Prompts:
-    """`kinds`: what there is. asked: name of a task -> questions of it that an evaluation asked, as one user message each."""
+    """`kinds`: what there is. prompts: name of a task -> questions of it that an evaluation asked, as one user message each."""
 
-    def __init__(self, suite: SuiteRecipe, seed: int, long_tokens: int, asked: Mapping[str, Sequence[str]]) -> None:
+    def __init__(self, suite: SuiteRecipe, seed: int, long_tokens: int, prompts: Mapping[str, Sequence[str]]) -> None:
         self._seed, self._long_tokens = f"{suite.seed}:speed:{seed}", long_tokens
-        self._asked = {name: list(dict.fromkeys(found)) for name, found in asked.items() if found}
-        code = {one.name for one in suite.tasks if isinstance(one, LmEvalTask) and one.allow_code_execution}
+        self._asked = {name: list(dict.fromkeys(texts)) for name, texts in prompts.items() if texts}
+        code = {task.name for task in suite.tasks if isinstance(task, LmEvalTask) and task.allow_code_execution}
         self._asked_code = [text for name in sorted(code) for text in self._asked.get(name, [])]
-        languages = {language for one in suite.tasks for language in _generated_languages(one)}
+        languages = {
+            language for task in suite.tasks if isinstance(task, ArithmeticTask | NeedleTask) for language in task.languages
+        }
         if suite.divergence is not None:
             languages |= set(suite.divergence.languages)
         self._languages: tuple[Language, ...] = tuple(sorted(languages)) or ("en",)
@@ -65,10 +67,6 @@ class Prompts:
         ).prompt
 
 
-def _generated_languages(task: object) -> tuple[Language, ...]:
-    return task.languages if isinstance(task, ArithmeticTask | NeedleTask) else ()
-
-
 def _drawn(pool: Sequence[str], draw: random.Random, num: int) -> Iterator[str]:
     """Without the same one twice, until the pool is empty."""
     while num > 0:
@@ -79,7 +77,7 @@ def _drawn(pool: Sequence[str], draw: random.Random, num: int) -> Iterator[str]:
 
 def asked_in(journal: Journal, who: Identity) -> dict[str, list[str]]:
     """Task -> questions of one user message, or plain texts, that `who` answered. Others (tools, dialogues) are left out."""
-    found: dict[str, list[str]] = {}
+    prompts: dict[str, list[str]] = {}
     for task, items in journal.answered_items(who).items():
         for _, key in items:
             _, body = journal.request_of(key)
@@ -87,10 +85,10 @@ def asked_in(journal: Journal, who: Identity) -> dict[str, list[str]]:
                 continue
             messages = body.get("messages")
             if isinstance(messages, list) and len(messages) == 1 and isinstance(messages[0].get("content"), str):
-                found.setdefault(task, []).append(messages[0]["content"])
+                prompts.setdefault(task, []).append(messages[0]["content"])
             elif isinstance(body.get("prompt"), str):
-                found.setdefault(task, []).append(body["prompt"])
-    return found
+                prompts.setdefault(task, []).append(body["prompt"])
+    return prompts
 
 
 def token_counter(checkpoint: Path) -> Callable[[str], int]:

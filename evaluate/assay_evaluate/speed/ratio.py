@@ -75,49 +75,49 @@ def mean_of(row: SpeedRow, quantity: Quantity, noise: Noise | None = None) -> Es
     return Estimate(value, low, high, sample.num_repeats)
 
 
-def why_unlike(one: SpeedRow, other: SpeedRow) -> str | None:
+def why_unlike(first: SpeedRow, other: SpeedRow) -> str | None:
     """One line that says why two rows have no ratio; None: they have one."""
-    for row in (one, other):
+    for row in (first, other):
         if row.speculation is None and not row.emulated:
             return f"of {row.checkpoint} nobody states whether it drafted, so it is compared with none"
         if row.why_not_chosen is not None:
             return f"{row.checkpoint} {row.why_not_chosen}"
-    if one.speculation != other.speculation:
-        return f"{one.checkpoint} drafted {_drafts(one)}, {other.checkpoint} {_drafts(other)}"
-    if one.prompts == other.prompts == NOT_STATED and one.source != other.source:
-        return f"of {one.checkpoint} and {other.checkpoint} nobody states what they were asked"
-    for name, ours, theirs in zip(FIELDS, one.like, other.like, strict=True):
-        if ours != theirs:
-            return f"{one.checkpoint} and {other.checkpoint} differ in {name}: {_shown(ours)} against {_shown(theirs)}"
-    known = one.kernels and other.kernels and one.checkpoint == other.checkpoint
-    if known and set(one.kernels) != set(other.kernels):
-        return f"{one.checkpoint} was served by other kernels"
+    if first.speculation != other.speculation:
+        return f"{first.checkpoint} drafted {_drafts(first)}, {other.checkpoint} {_drafts(other)}"
+    if first.prompts == other.prompts == NOT_STATED and first.source != other.source:
+        return f"of {first.checkpoint} and {other.checkpoint} nobody states what they were asked"
+    for name, value, other_value in zip(FIELDS, first.like, other.like, strict=True):
+        if value != other_value:
+            return f"{first.checkpoint} and {other.checkpoint} differ in {name}: {_shown(value)} against {_shown(other_value)}"
+    known = first.kernels and other.kernels and first.checkpoint == other.checkpoint
+    if known and set(first.kernels) != set(other.kernels):
+        return f"{first.checkpoint} was served by other kernels"
     return None
 
 
 def ratio(
-    one: SpeedRow, other: SpeedRow, quantity: Quantity = output_tokens_s, noise: Noise | None = None
+    row: SpeedRow, other: SpeedRow, quantity: Quantity = output_tokens_s, noise: Noise | None = None
 ) -> Estimate:  # fmt: skip
-    """`one` over `other`, with the interval of the difference of logarithms. noise: as `mean_of` has it.
+    """`row` over `other`, with the interval of the difference of logarithms. noise: as `mean_of` has it.
 
     MeasureError: they are unlike, or one does not have the quantity.
     """
-    if (why := why_unlike(one, other)) is not None:
-        raise MeasureError(f"no ratio: {why}")
-    ours, theirs = _sample(one, quantity), _sample(other, quantity)
-    value = math.exp(ours.mean - theirs.mean)
-    n = min(ours.num_repeats, theirs.num_repeats)
+    if (reason := why_unlike(row, other)) is not None:
+        raise MeasureError(f"no ratio: {reason}")
+    sample, other_sample = _sample(row, quantity), _sample(other, quantity)
+    value = math.exp(sample.mean - other_sample.mean)
+    n = min(sample.num_repeats, other_sample.num_repeats)
     if n < 2:
         return Estimate(value, None, None, n)
-    known = noise_of_rows([one, other], quantity) if noise is None else noise
-    half = known.quantile(LEVEL) * math.hypot(known.error(ours), known.error(theirs))
+    known = noise_of_rows([row, other], quantity) if noise is None else noise
+    half = known.quantile(LEVEL) * math.hypot(known.error(sample), known.error(other_sample))
     return Estimate(value, value * math.exp(-half), value * math.exp(half), n)
 
 
-def is_ahead(one: SpeedRow, other: SpeedRow, noise: Noise) -> bool:
-    """Whether `one` writes more tokens a second than `other` beyond their noise, at 95 %, also where each has one repeat."""
-    ours, theirs = _sample(one, output_tokens_s), _sample(other, output_tokens_s)
-    return ours.mean - theirs.mean > noise.quantile(LEVEL) * math.hypot(noise.error(ours), noise.error(theirs))
+def is_ahead(row: SpeedRow, other: SpeedRow, noise: Noise) -> bool:
+    """Whether `row` writes more tokens a second than `other` beyond their noise, at 95 %, also where each has one repeat."""
+    sample, other_sample = _sample(row, output_tokens_s), _sample(other, output_tokens_s)
+    return sample.mean - other_sample.mean > noise.quantile(LEVEL) * math.hypot(noise.error(sample), noise.error(other_sample))
 
 
 def _sample(row: SpeedRow, quantity: Quantity) -> Sample:
@@ -139,10 +139,10 @@ def _shown(value: object) -> str:
 
 def pairs(rows: Sequence[SpeedRow], reference: str) -> list[tuple[SpeedRow, SpeedRow, Estimate]]:
     """(row, the reference's row like it, ratio of tokens/s) for every row of another checkpoint that has one."""
-    found = []
+    pairs_of_rows = []
     noise = noise_of_rows(rows, output_tokens_s)
     for row in rows:
         for base in rows:
             if base.checkpoint == reference != row.checkpoint and base.source == row.source and why_unlike(row, base) is None:
-                found.append((row, base, ratio(row, base, output_tokens_s, noise)))
-    return found
+                pairs_of_rows.append((row, base, ratio(row, base, output_tokens_s, noise)))
+    return pairs_of_rows

@@ -18,30 +18,30 @@ ROUNDED = 0.05
 """Share by which a rate may differ from tokens over seconds: files hold rounded numbers."""
 
 
-def number(found: Mapping[str, Any], name: str) -> float | None:
+def number(fields: Mapping[str, Any], name: str) -> float | None:
     """A finite number under `name`; None: there is none."""
-    value = found.get(name)
+    value = fields.get(name)
     if not isinstance(value, int | float) or type(value) is bool:
         return None
     try:
-        told = float(value)
+        value_as_float = float(value)
     except OverflowError:  # a whole number of hundreds of digits
         return None
-    return told if math.isfinite(told) else None
+    return value_as_float if math.isfinite(value_as_float) else None
 
 
-def count(found: Mapping[str, Any], name: str) -> int | None:
+def count(fields: Mapping[str, Any], name: str) -> int | None:
     """A count under `name`; None: there is none."""
-    value = found.get(name)
+    value = fields.get(name)
     return value if type(value) is int and 0 <= value <= MOST_COUNT else None
 
 
-def quantiles(found: Mapping[str, Any], metric: str) -> Quantiles | None:
+def quantiles(fields: Mapping[str, Any], metric: str) -> Quantiles | None:
     """`mean_ttft_ms`, `median_ttft_ms`, `p99_ttft_ms`, ... in seconds. None: there is no mean or no median, or it is 0.
 
     A time of 0 was not measured: vLLM writes it of TPOT where every reply has one token, of TTFT where nothing was streamed.
     """
-    mean, median, p90, p99 = (number(found, f"{name}_{metric}_ms") for name in ("mean", "median", "p90", "p99"))
+    mean, median, p90, p99 = (number(fields, f"{name}_{metric}_ms") for name in ("mean", "median", "p90", "p99"))
     return quantiles_of(mean, median, p90, p99, per_s=1000)
 
 
@@ -69,12 +69,12 @@ def in_flight_of(
         each_s = ttft.mean + tpot.mean * (output_tokens - 1)
     else:
         return None
-    found = None if completed_s is None else completed_s * each_s
-    return found if found is not None and found <= MOST_COUNT else None
+    in_flight = None if completed_s is None else completed_s * each_s
+    return in_flight if in_flight is not None and in_flight <= MOST_COUNT else None
 
 
 def repeat_of(
-    found: Mapping[str, Any], where: str, *, memory_bytes: int | None = None, energy_j: float | None = None,
+    fields: Mapping[str, Any], where: str, *, memory_bytes: int | None = None, energy_j: float | None = None,
     server_start: int | None = None,
 ) -> SpeedRepeat:  # fmt: skip
     """One result of `vllm bench serve`.
@@ -82,20 +82,20 @@ def repeat_of(
     where: for the MeasureError: it has no output throughput, or one that its tokens and seconds contradict, or every request
     failed.
     """
-    rate, duration_s = number(found, "output_throughput"), number(found, "duration")
-    completed, asked, failed = (count(found, name) for name in ("completed", "num_prompts", "failed"))
+    rate, duration_s = number(fields, "output_throughput"), number(fields, "duration")
+    completed, requested, failed = (count(fields, name) for name in ("completed", "num_prompts", "failed"))
     if rate is None or rate <= 0 or completed == 0:
-        why = "no request was answered" if completed == 0 else "it has no `output_throughput`"
-        raise MeasureError(f"{where}: {why}" + (f" ({failed} failed)" if completed == 0 and failed else ""))
-    tokens = count(found, "total_output_tokens")
+        reason = "no request was answered" if completed == 0 else "it has no `output_throughput`"
+        raise MeasureError(f"{where}: {reason}" + (f" ({failed} failed)" if completed == 0 and failed else ""))
+    tokens = count(fields, "total_output_tokens")
     if tokens is not None and duration_s and abs(math.log(max(tokens, 1) / duration_s / rate)) > ROUNDED:
         raise MeasureError(
             f"{where}: it says {rate:,.6g} tokens/s, and {tokens:,} tokens in {duration_s:,.6g} s are "
             f"{tokens / duration_s:,.6g}; one of them is wrong"
         )
-    ttft, tpot, end_to_end = (quantiles(found, metric) for metric in ("ttft", "tpot", "e2el"))
-    each = tokens / completed if tokens is not None and completed else None
-    total_s, prompts = number(found, "total_token_throughput"), count(found, "total_input_tokens")
+    ttft, tpot, end_to_end = (quantiles(fields, metric) for metric in ("ttft", "tpot", "e2el"))
+    tokens_each = tokens / completed if tokens is not None and completed else None
+    total_s, prompts = number(fields, "total_token_throughput"), count(fields, "total_input_tokens")
     if total_s and duration_s and tokens and prompts is not None:
         is_off = abs(math.log((tokens + prompts) / duration_s / total_s)) > ROUNDED
         total_s = None if is_off else total_s
@@ -104,17 +104,21 @@ def repeat_of(
         num_completed=completed,
         num_failed=failed,
         # Before it told of failures, a result had fewer completed requests than prompts.
-        num_incomplete=max(0, asked - completed) if asked is not None and completed is not None and failed is None else None,
-        in_flight=in_flight_of(completed / duration_s if completed and duration_s else None, end_to_end, ttft, tpot, each),
-        peak_in_flight=count(found, "max_concurrent_requests") or None,
+        num_incomplete=max(0, requested - completed)
+        if requested is not None and completed is not None and failed is None
+        else None,
+        in_flight=in_flight_of(
+            completed / duration_s if completed and duration_s else None, end_to_end, ttft, tpot, tokens_each
+        ),
+        peak_in_flight=count(fields, "max_concurrent_requests") or None,
         server_start=server_start,
         output_tokens_s=rate,
         total_tokens_s=total_s,
         ttft_s=ttft,
         tpot_s=tpot,
         end_to_end_s=end_to_end,
-        acceptance_length=number(found, "spec_decode_acceptance_length"),
-        goodput_requests_s=number(found, "request_goodput"),
+        acceptance_length=number(fields, "spec_decode_acceptance_length"),
+        goodput_requests_s=number(fields, "request_goodput"),
         memory_bytes=memory_bytes,
         energy_j=energy_j,
     )
@@ -122,6 +126,6 @@ def repeat_of(
 
 def tokens_each(results: Sequence[Mapping[str, Any]], name: str) -> float | None:
     """Mean number of tokens a request (`total_input_tokens`, `total_output_tokens`); None: not told."""
-    pairs = [(number(one, name), count(one, "completed")) for one in results]
+    pairs = [(number(result, name), count(result, "completed")) for result in results]
     known = [(total, completed) for total, completed in pairs if total is not None and completed]
     return sum(total for total, _ in known) / sum(completed for _, completed in known) if known else None

@@ -19,10 +19,10 @@ def with_rows(record: SpeedRecord | None, rows: Sequence[SpeedRow], left_out: Se
     points = {row.point for row in rows}
     kept = [] if record is None else [row for row in record.rows if row.point not in points]
     before = SpeedRecord(rows=()) if record is None else record
-    noted = (*before.not_measured, *(one for one in left_out if one not in before.not_measured))
+    noted = (*before.not_measured, *(entry for entry in left_out if entry not in before.not_measured))
     try:
         return SpeedRecord.model_validate(
-            {**before.model_dump(), "rows": [one.model_dump() for one in (*kept, *rows)], "not_measured": noted}
+            {**before.model_dump(), "rows": [entry.model_dump() for entry in (*kept, *rows)], "not_measured": noted}
         )
     except ValidationError as error:
         raise AssayError(one_line(error.errors()[0]["msg"])) from None

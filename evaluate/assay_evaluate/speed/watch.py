@@ -27,7 +27,7 @@ class GpuState(NamedTuple):
 
 
 class Watch:
-    """`with Watch(pid, on_gpus) as seen: ...`; then `seen.memory_bytes` (the most) and `seen.energy_j`.
+    """`with Watch(pid, on_gpus) as watch: ...`; then `watch.memory_bytes` (the most) and `watch.energy_j`.
 
     pid: the server's process group. On GPUs vLLM takes its share of the memory when it starts (`gpu-memory-utilization`): the
     number says what was reserved, not what the requests needed.
@@ -78,8 +78,8 @@ def energy_of(samples: list[tuple[float, float]]) -> float:
 
 def memory_of_group(group: int) -> int | None:
     """Bytes that the processes of a group hold, shared pages counted once (PSS). None: the system does not tell."""
-    found = [held for pid in group_members(group) if (held := _memory_of(pid)) is not None]
-    return sum(found) if found else None
+    bytes_held = [held for pid in group_members(group) if (held := _memory_of(pid)) is not None]
+    return sum(bytes_held) if bytes_held else None
 
 
 def _memory_of(pid: int) -> int | None:
@@ -113,5 +113,5 @@ def parse_state(csv: str, visible: str | None) -> GpuState:
         if fields[5].isdigit():
             used.append(int(fields[5]) << 20)
         watts.append(float(fields[6]) if fields[6].replace(".", "", 1).isdigit() else None)
-    known = [one for one in watts if one is not None]
+    known = [watt for watt in watts if watt is not None]
     return GpuState(max(used, default=None), sum(known) if known and len(known) == len(watts) else None)

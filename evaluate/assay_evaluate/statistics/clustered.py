@@ -1,4 +1,4 @@
-"""Means of values that are not independent: cluster bootstrap (BCa), CR2 with Bell and McCaffrey's degrees, paired means.
+"""Means of values that are not independent: cluster bootstrap (BCa), CR2 with Bell and McCaffrey's degrees.
 
 Values of one cluster (a document, a haystack, a repository, the samples of one item) rise and fall together; an interval that
 took them for independent would be too narrow. Clusters are what is sampled, so `n` of every interval counts clusters.
@@ -21,7 +21,7 @@ from scipy import stats
 from assay.records.base import Interval
 from assay_evaluate.statistics.power import POWER
 from assay_evaluate.statistics.proportions import normal_quantile, wilson
-from assay_evaluate.statistics.uneven.clusters import UnevenMean, chance_of_none
+from assay_evaluate.statistics.uneven_clusters import UnevenMean, chance_of_none
 
 NUM_RESAMPLES = 2000
 Floats = NDArray[np.float64]
@@ -36,10 +36,8 @@ def cluster_bootstrap_mean(
     If all cluster means are equal the interval is that point; a single cluster allows no interval: ValueError, as do
     non-finite values.
     """
-    data, index, num_clusters = checked(values, clusters)
-    return _bootstrap(
-        np.bincount(index, weights=data), np.bincount(index).astype(np.float64), num_clusters, level, seed, num_resamples
-    )  # fmt: skip
+    data, index, _ = group(values, clusters)
+    return _bootstrap(np.bincount(index, weights=data), np.bincount(index).astype(np.float64), level, seed, num_resamples)
 
 
 def cluster_bootstrap_ratio(
@@ -50,16 +48,15 @@ def cluster_bootstrap_ratio(
 
     ValueError as `cluster_bootstrap_mean`, and unless every cluster's denominators add up to more than 0.
     """
-    above, index, num_clusters = checked(numerators, clusters)
-    below, _, _ = checked(denominators, clusters)
-    totals = np.bincount(index, weights=below).astype(np.float64)
+    above, index, _ = group(numerators, clusters)
+    totals = np.bincount(index, weights=group(denominators, clusters)[0]).astype(np.float64)
     if (totals <= 0).any():
         raise ValueError("denominators must add up to more than 0 in every cluster")
-    return _bootstrap(np.bincount(index, weights=above), totals, num_clusters, level, seed, num_resamples)
+    return _bootstrap(np.bincount(index, weights=above), totals, level, seed, num_resamples)
 
 
-def checked(values: ArrayLike, clusters: ArrayLike) -> tuple[Floats, NDArray[np.intp], int]:
-    """Finite 1-D values, the number of each one's cluster, and how many clusters there are (at least two)."""
+def group(values: ArrayLike, clusters: ArrayLike) -> tuple[Floats, NDArray[np.intp], int]:
+    """Finite 1-D values, the number of each value's cluster, and how many clusters there are (at least two)."""
     data: Floats = np.asarray(values, dtype=np.float64)
     labels = np.asarray(clusters)
     if data.ndim != 1 or data.shape != labels.shape:
@@ -72,14 +69,14 @@ def checked(values: ArrayLike, clusters: ArrayLike) -> tuple[Floats, NDArray[np.
     return data, index, len(names)
 
 
-def _bootstrap(sums: NDArray[Any], counts: Floats, num_clusters: int, level: float, seed: int, num_resamples: int) -> Interval:
+def _bootstrap(sums: NDArray[Any], counts: Floats, level: float, seed: int, num_resamples: int) -> Interval:
     estimate = float(sums.sum() / counts.sum())
     if np.ptp(sums / counts) == 0:
-        return Interval(value=estimate, low=estimate, high=estimate, n=num_clusters, level=level)
+        return Interval(value=estimate, low=estimate, high=estimate, n=len(sums), level=level)
     resampled = resampled_ratios(sums, counts, num_resamples, np.random.default_rng(seed))
     left_out = (sums.sum() - sums) / (counts.sum() - counts)
     low, high = bca_interval(resampled, estimate, left_out, level)
-    return Interval(value=estimate, low=low, high=high, n=num_clusters, level=level)
+    return Interval(value=estimate, low=low, high=high, n=len(sums), level=level)
 
 
 def resampled_ratios(sums: Floats, counts: Floats, num_resamples: int, rng: np.random.Generator) -> Floats:
@@ -94,21 +91,16 @@ def resampled_ratios(sums: Floats, counts: Floats, num_resamples: int, rng: np.r
 
 def bca_interval(resampled: Floats, estimate: float, left_out: Floats, level: float = 0.95) -> tuple[float, float]:
     """Ends of the BCa interval of any statistic: bootstrap replicates, its value, its values with one unit left out each."""
-    low, high = np.quantile(resampled, _bca_probabilities(resampled, estimate, left_out, level))
-    return float(low), float(high)
-
-
-def _bca_probabilities(resampled: Floats, estimate: float, left_out: Floats, level: float) -> list[float]:
-    """The two quantiles of the bootstrap distribution that bound a BCa interval (Efron 1987)."""
     tails = [0.5 - level / 2, 0.5 + level / 2]
     below = float((resampled < estimate).mean() + (resampled == estimate).mean() / 2)
-    if not 0 < below < 1:  # every resample on one side: no bias correction exists, the plain percentiles remain
-        return tails
-    bias = float(stats.norm.ppf(below))
-    deviations = left_out.mean() - left_out
-    acceleration = float((deviations**3).sum() / (6 * (deviations**2).sum() ** 1.5))
-    shifted = [bias + float(stats.norm.ppf(tail)) for tail in tails]
-    return [float(stats.norm.cdf(bias + z / (1 - acceleration * z))) for z in shifted]
+    if 0 < below < 1:  # else every resample is on one side: no bias correction exists, the plain percentiles remain
+        bias = float(stats.norm.ppf(below))
+        deviations = left_out.mean() - left_out
+        acceleration = float((deviations**3).sum() / (6 * (deviations**2).sum() ** 1.5))
+        shifted = [bias + float(stats.norm.ppf(tail)) for tail in tails]
+        tails = [float(stats.norm.cdf(bias + z / (1 - acceleration * z))) for z in shifted]
+    low, high = np.quantile(resampled, tails)
+    return float(low), float(high)
 
 
 # ------------------------------------------------------------------------------------------------ standard errors
@@ -150,7 +142,7 @@ def clustered_mean(values: ArrayLike, clusters: ArrayLike) -> ClusteredMean:
     CR2 for a mean: V = sum_g S_g^2 / (1 - n_g / n) / n^2, S_g a cluster's sum of deviations from the mean. Without a cluster
     effect it is unbiased for any sizes, where the plain sandwich is too small; with clusters of one it is the usual s^2 / n.
     """
-    data, index, num_clusters = checked(values, clusters)
+    data, index, num_clusters = group(values, clusters)
     sizes: Floats = np.bincount(index).astype(np.float64)
     sums = np.bincount(index, weights=data - data.mean())
     error = float(np.sqrt((sums**2 * cr2_factors(sizes)).sum())) / len(data)
@@ -163,11 +155,13 @@ def clustered_difference(differences: ArrayLike, clusters: ArrayLike) -> Cluster
     data = np.asarray(differences, dtype=np.float64)
     names, index = np.unique(np.asarray(clusters), return_inverse=True)
     counts = np.bincount(index)
-    one = ClusteredMean(float(data.mean()), 0.0, 1.0, 1)
-    found, factors = (clustered_mean(data, clusters), cr2_factors(counts)) if len(names) > 1 else (one, np.zeros(1))
-    totals, squares = np.bincount(index, weights=data), float(data @ data)
-    uneven = UnevenMean.of_totals(totals, squares, tuple(counts.tolist()), factors, found.degrees)
-    return dataclasses.replace(found, uneven=uneven)
+    if len(names) > 1:
+        mean, factors = clustered_mean(data, clusters), cr2_factors(counts)
+    else:
+        mean, factors = ClusteredMean(float(data.mean()), 0.0, 1.0, 1), np.zeros(1)
+    totals = np.bincount(index, weights=data)
+    uneven = UnevenMean.of_totals(totals, float(data @ data), tuple(counts.tolist()), factors, mean.degrees)
+    return dataclasses.replace(mean, uneven=uneven)
 
 
 def cr2_factors(sizes: ArrayLike) -> Floats:
@@ -189,6 +183,13 @@ def satterthwaite_degrees(sizes: ArrayLike) -> float:
     return float(n**2 / ((sizes_G**2).sum() + (crossed.sum() ** 2 - (crossed**2).sum()) / n**2))
 
 
+def degrees_by_kurtosis(deviations: NDArray[Any]) -> float:
+    """2 G / (kurtosis - 1), of G clusters' sums of deviations: a chi-squared distribution of so many varies as V does."""
+    squares = deviations**2
+    kurtosis = len(squares) * float(squares @ squares) / max(float(squares.sum()) ** 2, 1e-300)
+    return 2 * len(squares) / max(kurtosis - 1, 1e-12)
+
+
 def clustered_proportion(successes: ArrayLike, clusters: ArrayLike, level: float = 0.95) -> Interval:
     """Share of successes with Wilson's interval at the effective number of values, p (1 - p) / V with V of CR2; n of the
     interval counts clusters.
@@ -203,32 +204,26 @@ def clustered_proportion(successes: ArrayLike, clusters: ArrayLike, level: float
         return wilson(int(data.sum()), len(data), level)
     share, effective, quantile = float(data.mean()), float(num_clusters), normal_quantile(level)
     if num_clusters > 1 and 0 < share < 1:
-        found = clustered_mean(data, clusters)
-        quantile = float(stats.t.ppf(0.5 + level / 2, min(found.degrees, _degrees_by_kurtosis(data, clusters))))
-        if found.standard_error > 0:
-            effective = min(max(share * (1 - share) / found.standard_error**2, num_clusters), len(data))
+        mean = clustered_mean(data, clusters)
+        index = np.unique(np.asarray(clusters), return_inverse=True)[1].ravel()
+        degrees = degrees_by_kurtosis(np.bincount(index, weights=data - data.mean()))
+        quantile = float(stats.t.ppf(0.5 + level / 2, min(mean.degrees, degrees)))
+        if mean.standard_error > 0:
+            effective = min(max(share * (1 - share) / mean.standard_error**2, num_clusters), len(data))
     z2 = quantile**2 / effective
     centre = (share + z2 / 2) / (1 + z2)
     half = math.sqrt(z2 * (share * (1 - share) + z2 / 4)) / (1 + z2)
     return Interval(value=share, low=max(centre - half, 0.0), high=min(centre + half, 1.0), n=num_clusters, level=level)
 
 
-def _degrees_by_kurtosis(data: Floats, clusters: ArrayLike) -> float:
-    """2 G / (kurtosis - 1), of the clusters' sums of deviations: a chi-squared distribution of so many varies as V does."""
-    index = np.unique(np.asarray(clusters), return_inverse=True)[1].ravel()
-    squares = np.bincount(index, weights=data - data.mean()) ** 2
-    kurtosis = len(squares) * float(squares @ squares) / max(float(squares.sum()) ** 2, 1e-300)
-    return 2 * len(squares) / max(kurtosis - 1, 1e-12)
-
-
 # ------------------------------------------------------------------------------------------------ what they can show
-def clustered_minimum_detectable_effect(found: ClusteredMean, level: float = 0.95, power: float = POWER) -> float:
+def clustered_minimum_detectable_effect(mean: ClusteredMean, level: float = 0.95, power: float = POWER) -> float:
     """Smallest true mean whose interval lies clear of 0 with chance `power`, at this standard error (Bloom 1995)."""
-    return min(1.0, _quantiles(found.degrees, level, power) * found.standard_error)
+    return min(1.0, _quantiles(mean.degrees, level, power) * mean.standard_error)
 
 
 def clustered_values_needed(
-    found: ClusteredMean, num_values: int, margin: float, level: float = 0.95, power: float = POWER, *, loss: float = 0.0
+    mean: ClusteredMean, num_values: int, margin: float, level: float = 0.95, power: float = POWER, *, loss: float = 0.0
 ) -> int:
     """Values so that a candidate with true `loss` passes `margin` with chance `power`, if they come from further clusters of
     the same sizes: twice as many values are twice the clusters and degrees. More values of the same clusters would not do.
@@ -237,13 +232,13 @@ def clustered_values_needed(
     if not loss < margin:
         raise ValueError(f"loss {loss} is not below the margin {margin}: no number of values makes it pass")
 
-    none = 0.0 if found.uneven is None else chance_of_none(found.uneven.sizes)
+    chance_none = 0.0 if mean.uneven is None else chance_of_none(mean.uneven.sizes)
 
     def enough(times: float) -> bool:
-        if none**times >= (1 - level) / 2:
+        if chance_none**times >= (1 - level) / 2:
             return False
-        error = found.standard_error / math.sqrt(times)
-        return _quantiles(found.degrees * times, level, power) * error <= margin - loss
+        error = mean.standard_error / math.sqrt(times)
+        return _quantiles(mean.degrees * times, level, power) * error <= margin - loss
 
     too_few, times = 1 / num_values, 1.0
     while not enough(times):
@@ -256,15 +251,3 @@ def clustered_values_needed(
 
 def _quantiles(degrees: float, level: float, power: float) -> float:
     return float(stats.t.ppf(0.5 + level / 2, degrees) + stats.t.ppf(power, degrees))
-
-
-# ------------------------------------------------------------------------------------------------ paired means
-def paired_mean_difference(
-    reference: ArrayLike, candidate: ArrayLike, clusters: ArrayLike | None = None, *, level: float = 0.95, seed: int = 0
-) -> Interval:
-    """Mean of reference - candidate over paired values with a BCa interval; without `clusters` each item is one."""
-    ours, theirs = np.asarray(reference, dtype=np.float64), np.asarray(candidate, dtype=np.float64)
-    if ours.shape != theirs.shape:
-        raise ValueError(f"reference {ours.shape} and candidate {theirs.shape} must be paired")
-    groups = np.arange(len(ours)) if clusters is None else clusters
-    return cluster_bootstrap_mean(ours - theirs, groups, level=level, seed=seed)

@@ -1,11 +1,16 @@
-"""From paired counts and a margin to a word: non-inferiority, equivalence (TOST), Holm, the verdict.
+"""From paired counts and a margin to a word: non-inferiority, equivalence (TOST), Holm, many subgroups, the verdict.
 
 PASS of a candidate needs every gate to pass, an intersection-union test (Berger 1982): each part is tested at the full level,
 and nothing is adjusted. FAIL needs one gate, a union: with twenty tasks a harmless candidate would fail one by chance
 every other run. Holm's step-down procedure is therefore applied to what can fail a candidate, over all its tasks.
 
+Of some sixty subgroups of the tasks a few look bad by chance. Losses are shown at a false-discovery rate: of a candidate that
+lost nothing, some subgroup is named in no more than that share of runs. Subgroups overlap (a language and a length share
+items), which keeps the rate where their tests are positively dependent.
+
 Sources: Tango 1998; Lloyd & Moldovan 2008 (Stat. Med. 27:3540-3549); Schuirmann 1987 (TOST); Holm 1979 (Scand. J. Stat.
-6:65-70); Berger 1982 (Technometrics 24:295-300).
+6:65-70); Berger 1982 (Technometrics 24:295-300); Benjamini & Hochberg 1995 (JRSS B 57:289-300); Benjamini & Yekutieli
+2001 (Ann. Stat. 29:1165-1188).
 """
 
 from __future__ import annotations
@@ -13,8 +18,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from assay.records.base import Interval
@@ -22,6 +29,7 @@ from assay.records.verdict import Status
 from assay_evaluate.statistics.clustered import ClusteredMean
 from assay_evaluate.statistics.paired import check_pairs, exact_tail, mcnemar_midp, paired_difference, score_statistic
 
+Bools = NDArray[np.bool_]
 Claim = Literal["non_inferior", "equivalent"]
 """non_inferior: the loss is below the margin. equivalent: loss and gain both are."""
 
@@ -68,6 +76,32 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
+class Screened(NamedTuple):
+    """Of each subgroup [..., subgroups]. beyond: surely lost more than its limit. shown: surely lost something. unbounded:
+    shown, and a loss of the limit is not excluded."""
+
+    beyond: Bools
+    shown: Bools
+    unbounded: Bools
+
+
+def screen_subgroups(
+    p_loss: ArrayLike, p_beyond: ArrayLike, high: ArrayLike, limits: ArrayLike, *, false_discovery: float, alpha: float
+) -> Screened:  # fmt: skip
+    """p_loss, p_beyond: one-sided, of no loss and of one of the limit at most. high: upper ends of the losses. alpha: rate at
+    which subgroups are said to be beyond their limits. Without subgroups all are empty."""
+    ends, most = np.asarray(high, dtype=np.float64), np.asarray(limits, dtype=np.float64)
+    beyond = benjamini_hochberg(p_beyond) < alpha
+    shown = (benjamini_hochberg(p_loss) < false_discovery) | beyond
+    return Screened(beyond, shown, shown & (ends >= most) & ~beyond)
+
+
+def benjamini_hochberg(p_values: ArrayLike) -> NDArray[np.float64]:
+    """By Benjamini and Hochberg, over the last axis."""
+    p = np.asarray(p_values, dtype=np.float64)
+    return p if p.shape[-1] == 0 else np.asarray(stats.false_discovery_control(p, axis=-1))
+
+
 @dataclass(frozen=True)
 class PairedEvidence:
     """What `n` paired items say about one margin."""
@@ -92,15 +126,31 @@ def paired_evidence(
     drop = paired_difference(b, c, n, level)
     worse = inferiority_p(b, c, n, margin)
     no_worse = noninferiority_p(b, c, n, margin)
-    equivalent = claim == "equivalent"
+    is_equivalence = claim == "equivalent"
     return PairedEvidence(
         b=b, c=c, drop=drop, margin=margin, claim=claim, p_difference=mcnemar_midp(b, c),
-        p_pass=equivalence_p(b, c, n, margin) if equivalent else no_worse,
-        p_fail=min(worse, noninferiority_p(b, c, n, -margin)) if equivalent else worse,
+        p_pass=equivalence_p(b, c, n, margin) if is_equivalence else no_worse,
+        p_fail=min(worse, noninferiority_p(b, c, n, -margin)) if is_equivalence else worse,
     )  # fmt: skip
 
 
-def widen(evidence: PairedEvidence, clustered: ClusteredMean | None) -> PairedEvidence:
+class MeanLoss(Protocol):
+    """A mean loss that can be tested; arrays for many samples."""
+
+    def p_at_least(self, loss: float, /) -> Any: ...
+    def p_at_most(self, loss: float, /) -> Any: ...
+
+
+def margin_p(mean: MeanLoss, margin: float, claim: Claim) -> tuple[Any, Any]:
+    """One-sided p values of a claim about a margin, and of its opposite."""
+    p_pass, p_fail = mean.p_at_least(margin), mean.p_at_most(margin)
+    if claim == "equivalent":
+        p_pass = np.maximum(p_pass, mean.p_at_most(-margin))
+        p_fail = np.minimum(p_fail, mean.p_at_least(-margin))
+    return p_pass, p_fail
+
+
+def widen_by_clusters(evidence: PairedEvidence, clustered: ClusteredMean | None) -> PairedEvidence:
     """Evidence that took items for independent, with their clusters besides: a word only where both would say it.
 
     clustered: mean of reference - candidate over the same items; None: nothing to add. The interval is the wider at each end,
@@ -108,24 +158,21 @@ def widen(evidence: PairedEvidence, clustered: ClusteredMean | None) -> PairedEv
     """
     if clustered is None:
         return evidence
-    p_pass, p_fail = clustered.p_at_least(evidence.margin), clustered.p_at_most(evidence.margin)
-    if evidence.claim == "equivalent":
-        p_pass = max(p_pass, clustered.p_at_most(-evidence.margin))
-        p_fail = min(p_fail, clustered.p_at_least(-evidence.margin))
+    p_pass, p_fail = margin_p(clustered, evidence.margin, evidence.claim)
     return dataclasses.replace(
         evidence,
-        drop=wider(evidence.drop, clustered),
-        p_pass=max(evidence.p_pass, p_pass),
-        p_fail=max(evidence.p_fail, p_fail),
+        drop=wider_interval(evidence.drop, clustered),
+        p_pass=max(evidence.p_pass, float(p_pass)),
+        p_fail=max(evidence.p_fail, float(p_fail)),
     )
 
 
-def wider(by_item: Interval, clustered: ClusteredMean | None) -> Interval:
+def wider_interval(by_item: Interval, clustered: ClusteredMean | None) -> Interval:
     """At each end the outer one of the interval over items and that over their clusters, within -1 and 1."""
     if clustered is None:
         return by_item
-    found = clustered.interval(by_item.level)
-    low, high = max(min(by_item.low, found.low), -1.0), min(max(by_item.high, found.high), 1.0)
+    by_cluster = clustered.interval(by_item.level)
+    low, high = max(min(by_item.low, by_cluster.low), -1.0), min(max(by_item.high, by_cluster.high), 1.0)
     return by_item.model_copy(update={"low": low, "high": high, "coverage": "at_least"})
 
 

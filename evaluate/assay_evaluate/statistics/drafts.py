@@ -16,9 +16,9 @@ from scipy import stats
 
 from assay.records.base import Interval
 from assay.records.measurement import Acceptance
-from assay_evaluate.statistics.clustered import cr2_factors, satterthwaite_degrees
+from assay_evaluate.statistics.clustered import cr2_factors, degrees_by_kurtosis, satterthwaite_degrees
 from assay_evaluate.statistics.proportions import independent_difference
-from assay_evaluate.statistics.uneven.clusters import UnevenMean
+from assay_evaluate.statistics.uneven_clusters import UnevenMean
 
 Squares = tuple[float, float, float]
 """Sums over replies: drafted^2, drafted x accepted, accepted^2, in tokens."""
@@ -33,8 +33,8 @@ def ratio_standard_error(num_replies: int, drafted: float, accepted: float, squa
     return math.sqrt(max(deviations, 0.0) * num_replies / (num_replies - 1)) / drafted
 
 
-def is_of_replies(before: Acceptance, after: Acceptance) -> bool:
-    """Whether the server told both sides' counts by reply, so that `acceptance_difference` is an interval of replies."""
+def has_counts_by_reply(before: Acceptance, after: Acceptance) -> bool:
+    """Of both sides, so that `acceptance_difference` is an interval over replies."""
     return before.rate_standard_error is not None and after.rate_standard_error is not None
 
 
@@ -61,8 +61,7 @@ def paired_acceptance_difference(counts: ArrayLike, level: float) -> Interval:
     sizes = drafted.sum(axis=1)
     residuals = (apart[:, 0] - apart[:, 1]) * np.sqrt(cr2_factors(sizes))
     squares = residuals**2
-    kurtosis = n * float(squares @ squares) / max(float(squares.sum()) ** 2, 1e-300)
-    degrees = max(1.0, min(satterthwaite_degrees(sizes), 2 * n / max(kurtosis - 1, 1e-12)))
+    degrees = max(1.0, min(satterthwaite_degrees(sizes), degrees_by_kurtosis(residuals)))
     half = float(stats.t.ppf(0.5 + level / 2, degrees)) * math.sqrt(float(squares.sum()))
     half = max(half, LEAST_TOKENS / float(drafted.sum(axis=0).min()))
     uneven = UnevenMean(

@@ -15,11 +15,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import stats
 
 from assay.records.base import Coverage, Interval
-from assay_evaluate.statistics.decisions import Claim, PairedEvidence
+from assay_evaluate.statistics.decisions import Claim, PairedEvidence, margin_p
 from assay_evaluate.statistics.proportions import normal_quantile
 
 LARGEST_VARIANCE = 0.25
@@ -59,9 +59,7 @@ class FixedItems:
 
     def evidence(self, margin: float, *, b: int, c: int, level: float, claim: Claim) -> PairedEvidence:
         """b, c: items on which the reference, or the candidate, does better."""
-        p_pass, p_fail = self.p_at_least(margin), self.p_at_most(margin)
-        if claim == "equivalent":
-            p_pass, p_fail = max(p_pass, self.p_at_most(-margin)), min(p_fail, self.p_at_least(-margin))
+        p_pass, p_fail = (float(p) for p in margin_p(self, margin, claim))
         return PairedEvidence(
             b=b, c=c, drop=self.interval(level), margin=margin, claim=claim, p_difference=self.p_difference, p_pass=p_pass,
             p_fail=p_fail,
@@ -76,8 +74,8 @@ class FixedItems:
         `power`; num_replies: of which there are now. ValueError unless room > 0."""
         if not room > 0:
             raise ValueError(f"room {room} must be above 0: no number of replies passes a loss of the margin")
-        both = normal_quantile(level) + normal_quantile(2 * power - 1)
-        return max(num_replies, math.ceil(num_replies * (both * self.standard_error / room) ** 2))
+        quantiles = normal_quantile(level) + normal_quantile(2 * power - 1)
+        return max(num_replies, math.ceil(num_replies * (quantiles * self.standard_error / room) ** 2))
 
 
 def fixed_items(
@@ -85,28 +83,25 @@ def fixed_items(
 ) -> FixedItems | None:
     """From each item's share of right replies and number of replies, of both sides. None: a side has one reply to every item,
     which says nothing of how its replies vary. ValueError for unequal lengths, or an item without a reply."""
-    sides = [np.asarray(one, dtype=np.float64) for one in (reference, candidate)]
-    counts = [np.asarray(one, dtype=np.int64) for one in (num_reference, num_candidate)]
-    n = len(sides[0])
-    if any(one.shape != (n,) for one in (*sides, *counts)) or n == 0 or min(int(one.min()) for one in counts) < 1:
+    shares = [np.asarray(share, dtype=np.float64) for share in (reference, candidate)]
+    counts = [np.asarray(count, dtype=np.int64) for count in (num_reference, num_candidate)]
+    n = len(shares[0])
+    if any(array.shape != (n,) for array in (*shares, *counts)) or n == 0 or min(int(count.min()) for count in counts) < 1:
         raise ValueError("need a share and at least one reply of both sides for every item")
-    if min(int(one.max()) for one in counts) < 2:
+    if min(int(count.max()) for count in counts) < 2:
         return None
-    each = min(int(one.max()) for one in counts)
-    parts = [_variances(share, count) for share, count in zip(sides, counts, strict=True)]
-    spread = sum(float(variance.sum()) for variance, _ in parts)
-    of_squares = sum(float((variance**2 / degrees).sum()) for variance, degrees in parts)
-    pairs_in_items = n + 2 / each
+    num_each = min(int(count.max()) for count in counts)
+    spread = squares = 0.0
+    for share, count in zip(shares, counts, strict=True):
+        degrees = np.maximum(count - 1, 1).astype(np.float64)
+        variance = np.where(count > 1, share * (1 - share) / degrees, LARGEST_VARIANCE)
+        spread += float(variance.sum())
+        squares += float((variance**2 / degrees).sum())
+    pairs_in_items = n + 2 / num_each
     return FixedItems(
-        value=float((sides[0] - sides[1]).mean()),
-        standard_error=math.sqrt(spread + 1 / each**2) / pairs_in_items,
-        degrees=max(spread**2 / of_squares, 1.0) if of_squares > 0 else float(n * (each - 1)),
+        value=float((shares[0] - shares[1]).mean()),
+        standard_error=math.sqrt(spread + 1 / num_each**2) / pairs_in_items,
+        degrees=max(spread**2 / squares, 1.0) if squares > 0 else float(n * (num_each - 1)),
         num_items=n,
-        num_pairs=n * each,
+        num_pairs=n * num_each,
     )
-
-
-def _variances(share: NDArray[np.float64], count: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(of each item's share, unbiased; its degrees of freedom)"""
-    degrees = np.maximum(count - 1, 1).astype(np.float64)
-    return np.where(count > 1, share * (1 - share) / degrees, LARGEST_VARIANCE), degrees

@@ -20,7 +20,7 @@ from scipy import special
 
 from assay.records.base import Coverage, Interval
 from assay_evaluate.statistics.clustered import cluster_bootstrap_mean
-from assay_evaluate.statistics.decisions import Claim, PairedEvidence
+from assay_evaluate.statistics.decisions import Claim, PairedEvidence, margin_p
 from assay_evaluate.statistics.paired import FEW_DISCORDANT
 from assay_evaluate.statistics.power import POWER, items_needed, minimum_detectable_effect
 from assay_evaluate.statistics.proportions import normal_quantile, wilson
@@ -55,15 +55,15 @@ class MeanDifference:
 
     @classmethod
     def of(cls, reference: ArrayLike, candidate: ArrayLike) -> Self:
-        ours, theirs = np.asarray(reference, dtype=np.float64), np.asarray(candidate, dtype=np.float64)
-        if ours.ndim != 1 or ours.shape != theirs.shape:
-            raise ValueError(f"reference {ours.shape} and candidate {theirs.shape} must be paired")
-        for scores in (ours, theirs):
+        reference_N, candidate_N = np.asarray(reference, dtype=np.float64), np.asarray(candidate, dtype=np.float64)
+        if reference_N.ndim != 1 or reference_N.shape != candidate_N.shape:
+            raise ValueError(f"reference {reference_N.shape} and candidate {candidate_N.shape} must be paired")
+        for scores in (reference_N, candidate_N):
             if not ((scores >= 0) & (scores <= 1)).all():
                 raise ValueError("scores must lie in [0, 1]")
-        if len(ours) < 2:
-            raise ValueError(f"{len(ours)} item: an interval needs at least two")
-        differences = ours - theirs
+        if len(reference_N) < 2:
+            raise ValueError(f"{len(reference_N)} item: an interval needs at least two")
+        differences = reference_N - candidate_N
         return cls.of_sums(len(differences), [(differences**power).sum() for power in POWERS])
 
     @classmethod
@@ -165,14 +165,12 @@ def graded_evidence(
 
     b and c count the items on which the reference, or the candidate, does better. ValueError as `graded_difference`.
     """
-    ours, theirs = np.asarray(reference, dtype=np.float64), np.asarray(candidate, dtype=np.float64)
-    found = MeanDifference.of(ours, theirs)
-    p_pass, p_fail = float(found.p_at_least(margin)), float(found.p_at_most(margin))
-    if claim == "equivalent":
-        p_pass, p_fail = max(p_pass, float(found.p_at_most(-margin))), min(p_fail, float(found.p_at_least(-margin)))
+    mean = MeanDifference.of(reference, candidate)
+    better = np.sign(np.asarray(reference, dtype=np.float64) - np.asarray(candidate, dtype=np.float64))
+    p_pass, p_fail = (float(p) for p in margin_p(mean, margin, claim))
     return PairedEvidence(
-        b=int((ours > theirs).sum()), c=int((ours < theirs).sum()), drop=found.interval(level), margin=margin, claim=claim,
-        p_difference=min(1.0, 2 * float(min(found.p_at_least(0), found.p_at_most(0)))), p_pass=p_pass, p_fail=p_fail,
+        b=int((better > 0).sum()), c=int((better < 0).sum()), drop=mean.interval(level), margin=margin, claim=claim,
+        p_difference=min(1.0, 2 * float(min(mean.p_at_least(0), mean.p_at_most(0)))), p_pass=p_pass, p_fail=p_fail,
     )  # fmt: skip
 
 
@@ -180,8 +178,8 @@ def graded_minimum_detectable_effect(differences: ArrayLike, level: float = 0.95
     """Smallest true mean difference that as many items of this spread would show; never below that of clean right-or-wrong
     items, for a spread of 0 does not mean that any loss would have been seen."""
     data = np.asarray(differences, dtype=np.float64)
-    found = _quantiles(level, power) * float(data.std(ddof=1)) / math.sqrt(len(data)) if len(data) > 1 else 1.0
-    return min(1.0, max(found, minimum_detectable_effect(0, 0, len(data), level, power)))
+    effect = _quantiles(level, power) * float(data.std(ddof=1)) / math.sqrt(len(data)) if len(data) > 1 else 1.0
+    return min(1.0, max(effect, minimum_detectable_effect(0, 0, len(data), level, power)))
 
 
 def graded_items_needed(differences: ArrayLike, margin: float, level: float = 0.95, power: float = POWER) -> int:

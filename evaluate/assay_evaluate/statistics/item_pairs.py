@@ -8,7 +8,8 @@ wider of both intervals counts.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -16,34 +17,25 @@ import numpy as np
 from assay.errors import MeasureError
 from assay.records.base import Interval
 from assay.records.measurement import ItemResult, Measurement, TaskResult
-from assay_evaluate.statistics import (
-    POWER,
-    Claim,
+from assay_evaluate.statistics.clustered import (
     ClusteredMean,
-    Flips,
-    PairedEvidence,
+    cluster_bootstrap_mean,
     clustered_difference,
     clustered_minimum_detectable_effect,
     clustered_values_needed,
-    count_flips,
-    discordant_counts,
+)
+from assay_evaluate.statistics.decisions import Claim, PairedEvidence, paired_evidence, widen_by_clusters, wider_interval
+from assay_evaluate.statistics.fixed_items import FixedItems, fixed_items
+from assay_evaluate.statistics.graded import (
     graded_difference,
     graded_evidence,
     graded_items_needed,
     graded_minimum_detectable_effect,
-    items_for_margin,
-    mcnemar_midp,
     mean_of_shares,
-    minimum_detectable_effect,
-    paired_difference,
-    paired_evidence,
-    paired_mean_difference,
-    widen,
-    wider,
-    wilson,
 )
-from assay_evaluate.statistics.fixed_items import FixedItems, fixed_items
-from assay_evaluate.statistics.proportions import normal_quantile
+from assay_evaluate.statistics.paired import Flips, count_flips, discordant_counts, mcnemar_midp, paired_difference
+from assay_evaluate.statistics.power import POWER, items_for_margin, minimum_detectable_effect
+from assay_evaluate.statistics.proportions import normal_quantile, wilson
 
 
 class Pairs(NamedTuple):
@@ -83,7 +75,10 @@ class Pairs(NamedTuple):
         """Of each item, the share of right replies: reference, candidate."""
         if self.unequal is not None:
             return self.unequal
-        return _means(self.items, self.reference), _means(self.items, self.candidate)
+        reference, candidate = (
+            replies_by_item(zip(self.items, right, strict=True)) for right in (self.reference, self.candidate)
+        )
+        return _shares(reference), _shares(candidate)
 
     @property
     def fixed(self) -> FixedItems | None:
@@ -93,8 +88,8 @@ class Pairs(NamedTuple):
             return None
         counts = self.num_replies
         if counts is None:
-            found = Counter(self.items)
-            counts = (list(found.values()), list(found.values()))
+            replies = Counter(self.items)
+            counts = (list(replies.values()), list(replies.values()))
         return fixed_items(*self.shares, *counts)
 
     @property
@@ -115,7 +110,7 @@ class Pairs(NamedTuple):
     @property
     def differences(self) -> list[float]:
         """Of each item, reference minus candidate."""
-        return [ours - theirs for ours, theirs in zip(*self.shares, strict=True)]
+        return [reference - candidate for reference, candidate in zip(*self.shares, strict=True)]
 
     @property
     def clusters_of_items(self) -> list[str]:
@@ -140,8 +135,8 @@ class Pairs(NamedTuple):
         """(b, c): pairs right in the reference only, in the candidate only; with several samples, items more often right."""
         if not self.is_sampled:
             return discordant_counts(self.reference, self.candidate)
-        both = list(zip(*self.shares, strict=True))
-        return sum(ours > theirs for ours, theirs in both), sum(ours < theirs for ours, theirs in both)
+        differences = self.differences
+        return sum(lost > 0 for lost in differences), sum(lost < 0 for lost in differences)
 
     def evidence(self, margin: float, *, level: float, claim: Claim = "non_inferior") -> PairedEvidence:
         """What the pairs say about a margin: exact for one reply to each item, else over the items' means; by clusters too."""
@@ -152,7 +147,7 @@ class Pairs(NamedTuple):
             by_item = graded_evidence(*self.shares, margin, level=level, claim=claim)
         else:
             by_item = paired_evidence(*self.discordant, self.n, margin, level=level, claim=claim)
-        return widen(by_item, self.clustered)
+        return widen_by_clusters(by_item, self.clustered)
 
     @property
     def p_difference(self) -> float:
@@ -163,7 +158,7 @@ class Pairs(NamedTuple):
 
     def drop(self, level: float) -> Interval:
         """Reference minus candidate, with its interval: the wider one where items have clusters."""
-        return wider(self.drop_by_item(level), self.clustered)
+        return wider_interval(self.drop_by_item(level), self.clustered)
 
     def drop_by_item(self, level: float) -> Interval:
         """The same with items taken for independent."""
@@ -202,13 +197,6 @@ class Pairs(NamedTuple):
         return count_flips(self.reference, self.candidate, self.reference_answers, self.candidate_answers)
 
 
-def _means(items: Sequence[str], right: Sequence[bool]) -> list[float]:
-    found: dict[str, list[bool]] = {}
-    for item, one in zip(items, right, strict=True):
-        found.setdefault(item, []).append(one)
-    return [sum(samples) / len(samples) for samples in found.values()]
-
-
 class TokenCost(NamedTuple):
     """Length of the replies to the items for which both sides report it."""
 
@@ -216,6 +204,18 @@ class TokenCost(NamedTuple):
     candidate_mean: float
     extra: Interval
     """Candidate minus reference, per item."""
+
+
+def replies_by_item(replies: Iterable[tuple[str, bool]], items: Iterable[str] = ()) -> dict[str, list[bool]]:
+    """Whether each reply is right; `items` come first, in their order."""
+    by_item: dict[str, list[bool]] = {item: [] for item in items}
+    for item, is_right in replies:
+        by_item.setdefault(item, []).append(is_right)
+    return by_item
+
+
+def _shares(by_item: Mapping[str, Sequence[bool]]) -> list[float]:
+    return [sum(right) / len(right) for right in by_item.values()]
 
 
 def find_task(measurement: Measurement, name: str) -> TaskResult | None:
@@ -230,77 +230,102 @@ def pair_items(reference: TaskResult, candidate: TaskResult) -> Pairs:
     items that were drawn for one side only, which was asked in more rounds, do not count. Second replies of the reference stand
     against its first. MeasureError if a sample of an item occurs twice on one side: pairing would then be arbitrary.
     """
-    ours, theirs = _by_item(reference), _by_item(candidate)
+    reference_items, candidate_items = (
+        {(item.item, item.sample): item for item in task.items} for task in (reference, candidate)
+    )
+    for task, by_key in ((reference, reference_items), (candidate, candidate_items)):
+        if len(by_key) != len(task.items):
+            raise MeasureError(f"task {task.task}: an item id occurs twice, so items cannot be paired; measure it again")
     if candidate.is_second_replies:
-        ours = {key: item for key, item in ours.items() if key[1] == 0}
-    if _limit_of(reference) != _limit_of(candidate):
-        drawn = {item for item, _ in ours} & {item for item, _ in theirs}
-        ours, theirs = ({key: one for key, one in side.items() if key[0] in drawn} for side in (ours, theirs))
-    num_ours, num_theirs = (1 + max((sample for _, sample in side), default=0) for side in (ours, theirs))
-    common = min(num_ours, num_theirs)
-    items = [key for key in dict.fromkeys([*ours, *theirs]) if key[1] < common]
-    both = [
-        (r.correct, k.correct, r.answer, k.answer, r.item, r.cluster or k.cluster or r.item)
-        for item in items
-        if (r := ours.get(item)) is not None and (k := theirs.get(item)) is not None
+        reference_items = {key: item for key, item in reference_items.items() if key[1] == 0}
+    limits = [task.rounds[-1].limit if task.rounds else None for task in (reference, candidate)]
+    if limits[0] != limits[1]:  # of tasks that draw their items in rounds
+        drawn = {item for item, _ in reference_items} & {item for item, _ in candidate_items}
+        reference_items, candidate_items = (
+            {key: item for key, item in side.items() if key[0] in drawn} for side in (reference_items, candidate_items)
+        )
+    num_reference, num_candidate = (
+        1 + max((sample for _, sample in side), default=0) for side in (reference_items, candidate_items)
+    )
+    common = min(num_reference, num_candidate)
+    keys = [key for key in dict.fromkeys([*reference_items, *candidate_items]) if key[1] < common]
+    answered = [
+        (r, k)
+        for key in keys
+        if (r := reference_items.get(key)) is not None and (k := candidate_items.get(key)) is not None
         if r.correct is not None and k.correct is not None
     ]
     pairs = Pairs(
-        [r for r, *_ in both], [k for _, k, *_ in both], len(items) - len(both),
-        [before for _, _, before, *_ in both], [after for _, _, _, after, *_ in both], [item for *_, item, _ in both],
-        [cluster for *_, cluster in both],
-    )  # fmt: skip
-    if num_ours == num_theirs:
+        reference=[r.correct is True for r, _ in answered],
+        candidate=[k.correct is True for _, k in answered],
+        num_excluded=len(keys) - len(answered),
+        reference_answers=[r.answer for r, _ in answered],
+        candidate_answers=[k.answer for _, k in answered],
+        items=[r.item for r, _ in answered],
+        clusters=[r.cluster or k.cluster or r.item for r, k in answered],
+    )
+    if num_reference == num_candidate:
         return pairs
-    lacking = sum(one.correct is None for side in (ours, theirs) for (_, sample), one in side.items() if sample >= common)
-    compared = list(dict.fromkeys(pairs.items))
-    before, after = _answered(compared, ours), _answered(compared, theirs)
+    sides = (reference_items, candidate_items)
+    lacking = sum(item.correct is None for side in sides for (_, sample), item in side.items() if sample >= common)
+    compared = dict.fromkeys(pairs.items)
+    before, after = (
+        replies_by_item(
+            ((key[0], item.correct) for key, item in side.items() if item.correct is not None and key[0] in compared), compared
+        )
+        for side in sides
+    )
     return pairs._replace(
         num_excluded=pairs.num_excluded + lacking,
-        unequal=([_mean(one) for one in before], [_mean(one) for one in after]),
-        num_replies=([len(one) for one in before], [len(one) for one in after]),
+        unequal=(_shares(before), _shares(after)),
+        num_replies=([len(right) for right in before.values()], [len(right) for right in after.values()]),
     )
 
 
-def _limit_of(task: TaskResult) -> int | None:
-    """Items of each part that were drawn so far, of a task that draws them in rounds."""
-    return task.rounds[-1].limit if task.rounds else None
+def pair_some_items(reference: TaskResult, candidate: TaskResult, names: Collection[str]) -> Pairs:
+    """Pairs of the items of these names."""
+    sides = (
+        task.model_copy(update={"items": tuple(item for item in task.items if item.item in names)})
+        for task in (reference, candidate)
+    )
+    return pair_items(*sides)
 
 
-def _mean(right: Sequence[bool]) -> float:
-    return sum(right) / len(right)
+def join_pairs(parts: Sequence[Pairs]) -> Pairs:
+    """Pairs of several tasks as one; items and clusters of two tasks are never the same."""
+    unequal = None
+    if any(pairs.unequal is not None for pairs in parts):
+        reference, candidate = zip(*(pairs.shares for pairs in parts), strict=True)
+        unequal = (list(chain(*reference)), list(chain(*candidate)))
+    return Pairs(
+        reference=list(chain(*(pairs.reference for pairs in parts))),
+        candidate=list(chain(*(pairs.candidate for pairs in parts))),
+        num_excluded=sum(pairs.num_excluded for pairs in parts),
+        reference_answers=list(chain(*(pairs.reference_answers for pairs in parts))),
+        candidate_answers=list(chain(*(pairs.candidate_answers for pairs in parts))),
+        items=[f"{number}/{item}" for number, pairs in enumerate(parts) for item in pairs.items],
+        clusters=[f"{number}/{cluster}" for number, pairs in enumerate(parts) for cluster in pairs.clusters],
+        unequal=unequal,
+    )
 
 
-def _answered(items: Sequence[str], side: Mapping[tuple[str, int], ItemResult]) -> list[list[bool]]:
-    """Of each item, whether each reply that came is right."""
-    replies: dict[str, list[bool]] = {item: [] for item in items}
-    for (item, _), one in side.items():
-        if one.correct is not None and item in replies:
-            replies[item].append(one.correct)
-    return list(replies.values())
-
-
-def _by_item(task: TaskResult) -> dict[tuple[str, int], ItemResult]:
-    found = {(item.item, item.sample): item for item in task.items}
-    if len(found) != len(task.items):
-        raise MeasureError(f"task {task.task}: an item id occurs twice, so items cannot be paired; measure it again")
-    return found
-
-
-def output_tokens(reference: TaskResult, candidate: TaskResult, level: float = 0.95) -> TokenCost | None:
+def compare_output_tokens(reference: TaskResult, candidate: TaskResult, level: float = 0.95) -> TokenCost | None:
     """Length of replies on both sides with a paired BCa interval. None with fewer than two items that both sides counted."""
     before = {(item.item, item.sample): item.output_tokens for item in reference.items}
-    pairs = [
-        (item.item, mine, item.output_tokens)
+    counted = [
+        (item.item, tokens, item.output_tokens)
         for item in candidate.items
-        if (mine := before.get((item.item, item.sample))) is not None and item.output_tokens is not None
+        if (tokens := before.get((item.item, item.sample))) is not None and item.output_tokens is not None
     ]
-    items = [item for item, _, _ in pairs]
-    ours, theirs = [mine for _, mine, _ in pairs], [other for _, _, other in pairs]
-    if len(set(items)) < 2:
+    num_items = len({item for item, *_ in counted})
+    if num_items < 2:
         return None
-    extra = paired_mean_difference(theirs, ours, items if len(set(items)) < len(items) else None, level=level)
-    return TokenCost(sum(ours) / len(ours), sum(theirs) / len(theirs), extra)
+    items, reference_tokens, candidate_tokens = zip(*counted, strict=True)
+    extra = cluster_bootstrap_mean(
+        np.array(candidate_tokens, dtype=np.float64) - np.array(reference_tokens, dtype=np.float64),
+        items if num_items < len(items) else np.arange(len(items)), level=level,
+    )  # fmt: skip
+    return TokenCost(sum(reference_tokens) / len(items), sum(candidate_tokens) / len(items), extra)
 
 
 def accuracy_of(items: Sequence[ItemResult], level: float = 0.95) -> tuple[Interval | None, Interval | None, int]:
@@ -309,17 +334,14 @@ def accuracy_of(items: Sequence[ItemResult], level: float = 0.95) -> tuple[Inter
     One sample each: Wilson's interval, and no pass@k. Several: the mean over items of each item's mean, with an interval over
     items, and the share of items with at least one right reply. None: no reply.
     """
-    by_item: dict[str, list[bool]] = {}
-    for item in items:
-        if item.correct is not None:
-            by_item.setdefault(item.item, []).append(item.correct)
+    by_item = replies_by_item((item.item, item.correct) for item in items if item.correct is not None)
     num_samples = 1 + max((item.sample for item in items), default=0)
     if not by_item:
         return None, None, num_samples
     if num_samples == 1:
-        right = [correct for found in by_item.values() for correct in found]
+        right = [is_right for replies in by_item.values() for is_right in replies]
         return wilson(sum(right), len(right), level), None, 1
-    means = [sum(found) / len(found) for found in by_item.values()]
+    means = _shares(by_item)
     return mean_of_shares(means, level), wilson(sum(mean > 0 for mean in means), len(means), level), num_samples
 
 

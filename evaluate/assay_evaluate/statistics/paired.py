@@ -66,14 +66,14 @@ def paired_difference(b: int, c: int, n: int, level: float = 0.95) -> Interval:
     Its coverage, and why no interval covers exactly 95 % with few discordant pairs, is in
     docs/decisions/paired-scores.md (015, 127). ValueError if the counts do not fit.
     """
-    found = score_interval(b, c, n, level)
-    low, high = found.low, found.high
+    interval = score_interval(b, c, n, level)
+    low, high = interval.low, interval.high
     if low > 0:
-        low = _exact_end(b, c, n, found.value, level)
+        low = _exact_end(b, c, n, interval.value, level)
     if high < 0:
-        high = -_exact_end(c, b, n, -found.value, level)
+        high = -_exact_end(c, b, n, -interval.value, level)
     coverage: Coverage = "at_least" if b + c < FEW_DISCORDANT else "nominal"
-    return Interval(value=found.value, low=low, high=high, n=n, level=level, coverage=coverage)
+    return Interval(value=interval.value, low=low, high=high, n=n, level=level, coverage=coverage)
 
 
 def score_interval(b: int, c: int, n: int, level: float = 0.95) -> Interval:
@@ -96,8 +96,8 @@ def score_interval(b: int, c: int, n: int, level: float = 0.95) -> Interval:
 def _exact_end(b: int, c: int, n: int, value: float, level: float) -> float:
     """Smallest difference above 0 whose upper tail is (1 - level) / 2; 0 if none is so small."""
     tail = (1 - level) / 2
-    found = _root(lambda d: tail - float(exact_tail(d, b, c, n)), NEAR_0, min(value, 1 - 1e-9), xtol=1e-6)
-    return found if found > NEAR_0 else 0.0
+    end = _root(lambda d: tail - float(exact_tail(d, b, c, n)), NEAR_0, min(value, 1 - 1e-9), xtol=1e-6)
+    return end if end > NEAR_0 else 0.0
 
 
 def _root(function: Callable[[float], float], low: float, high: float, xtol: float = 1e-12) -> float:

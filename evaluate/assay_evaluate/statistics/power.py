@@ -124,13 +124,13 @@ def items_needed(margin: float, discordance: float, power: float = POWER, *, los
     def enough(n: int) -> bool:
         return noninferiority_power(margin, discordance, n, loss=loss, level=level) >= power
 
-    too_few, found = 0, max(1, math.ceil(normal_quantile(level) ** 2 * (1 - margin) / margin))
-    while not enough(found):
-        too_few, found = found, 2 * found
-    while found - too_few > 1:
-        middle = (too_few + found) // 2
-        too_few, found = (too_few, middle) if enough(middle) else (middle, found)
-    return found
+    too_few, enough_items = 0, max(1, math.ceil(normal_quantile(level) ** 2 * (1 - margin) / margin))
+    while not enough(enough_items):
+        too_few, enough_items = enough_items, 2 * enough_items
+    while enough_items - too_few > 1:
+        middle = (too_few + enough_items) // 2
+        too_few, enough_items = (too_few, middle) if enough(middle) else (middle, enough_items)
+    return enough_items
 
 
 def items_for_margin(b: int, c: int, n: int, margin: float, level: float = 0.95, power: float = POWER) -> int:

@@ -89,8 +89,8 @@ def sentence(events: int, trials: int, unit: str, level: float = 0.95) -> str:
         low = lower_bound(events, trials, level)
         between = f"between {percent_of_events(low)} and {percent_of_events(upper)}"
         return f"{events:,} of {trials:,} {unit}s: {percent_of_events(events / trials)}, {between}"
-    seen = f"0 of {trials:,} {unit}s: below {percent_of_events(upper)} at {percent_plain(level)}"
+    text = f"0 of {trials:,} {unit}s: below {percent_of_events(upper)} at {percent_plain(level)}"
     needed = trials_needed(TYPICAL_FAULT, level)
     if unit != "request" or trials >= needed:  # the rate is one of requests; of tokens it means nothing
-        return seen
-    return f"{seen}; to see a fault of {TYPICAL_FAULT * 1e4:g} in 10,000 requests takes {math.ceil(needed / 100) * 100:,}"
+        return text
+    return f"{text}; to see a fault of {TYPICAL_FAULT * 1e4:g} in 10,000 requests takes {math.ceil(needed / 100) * 100:,}"

@@ -33,7 +33,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from assay.records.base import Interval
-from assay_evaluate.statistics.clustered import Floats, checked
+from assay_evaluate.statistics.clustered import Floats, group
 
 LACKING, MOST_LACKING = 9, 4
 """Clusters as far off as the farthest that a sample is taken to lack: so many times its share of all squared deviations, and at
@@ -52,7 +52,7 @@ def skewed_mean(
     cluster differs from the others of its stratum the interval is that point.
     ValueError: fewer than two clusters, in all or in a stratum; a cluster in two strata; values that are not finite.
     """
-    data, index_N, n = checked(values, clusters)
+    data, index_N, n = group(values, clusters)
     sums_D = np.bincount(index_N, weights=data).astype(np.float64)
     counts_D = np.bincount(index_N).astype(np.float64)
     stratum_D = np.zeros(n, dtype=np.intp) if strata is None else _strata(strata, index_N, n)

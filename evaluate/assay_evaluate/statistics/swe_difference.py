@@ -17,19 +17,15 @@ from typing import NamedTuple
 from scipy import stats
 
 from assay.quantities import lost_or_gained, points
-from assay.records.base import Interval
-from assay.records.measurement import ItemResult, TaskResult
+from assay.records.measurement import TaskResult
 from assay.records.swe import SweDifference
-from assay_evaluate.statistics import (
-    ClusteredMean,
-    clustered_difference,
-    graded_difference,
-    mcnemar_midp,
-    normal_quantile,
-    paired_difference,
-    wider,
-)
-from assay_evaluate.statistics.uneven.clusters import chance_of_none, effective_number, too_few
+from assay_evaluate.statistics.clustered import clustered_difference
+from assay_evaluate.statistics.decisions import wider_interval
+from assay_evaluate.statistics.graded import graded_difference
+from assay_evaluate.statistics.item_pairs import replies_by_item
+from assay_evaluate.statistics.paired import mcnemar_midp, paired_difference
+from assay_evaluate.statistics.proportions import normal_quantile
+from assay_evaluate.statistics.uneven_clusters import chance_of_none, effective_number, too_few_clusters
 
 
 class InstancePair(NamedTuple):
@@ -43,22 +39,16 @@ class InstancePair(NamedTuple):
 
 def pair_instances(reference: TaskResult, candidate: TaskResult) -> list[InstancePair]:
     """Instances with a result on both sides; of several trajectories, those that have one count."""
-    ours, theirs = _shares(reference.items), _shares(candidate.items)
+    before, after = (
+        replies_by_item((item.item, item.correct) for item in task.items if item.correct is not None)
+        for task in (reference, candidate)
+    )
+    repositories = {item.item: item.cluster or item.item for item in reference.items if item.correct is not None}
     return [
-        InstancePair(instance, repository, share, theirs[instance][1])
-        for instance, (repository, share) in ours.items()
-        if instance in theirs
+        InstancePair(instance, repositories[instance], sum(right) / len(right), sum(after[instance]) / len(after[instance]))
+        for instance, right in before.items()
+        if instance in after
     ]
-
-
-def _shares(items: Sequence[ItemResult]) -> dict[str, tuple[str, float]]:
-    found: dict[str, list[bool]] = {}
-    repositories: dict[str, str] = {}
-    for item in items:
-        if item.correct is not None:
-            found.setdefault(item.item, []).append(item.correct)
-            repositories[item.item] = item.cluster or item.item
-    return {instance: (repositories[instance], sum(one) / len(one)) for instance, one in found.items()}
 
 
 def difference(
@@ -67,18 +57,29 @@ def difference(
     """What was lost. of_these_repositories: as the gates ask. ValueError without pairs."""
     if not pairs:
         raise ValueError("no instance has a result on both sides")
-    b, c, n = _discordant(pairs)
-    by_instance = _by_instance(pairs, level)
-    clustered = _by_repository(pairs)
+    b, c = sum(pair.reference > pair.candidate for pair in pairs), sum(pair.reference < pair.candidate for pair in pairs)
+    n = len(pairs)
+    shares = [pair.reference for pair in pairs], [pair.candidate for pair in pairs]
+    if n < 2 or all(share in (0.0, 1.0) for side in shares for share in side):
+        by_instance = paired_difference(b, c, n, level)
+    else:
+        by_instance = graded_difference(*shares, level=level)
+    repositories = [pair.repository for pair in pairs]
+    clustered = by_repository = None
+    if len(set(repositories)) not in {1, n}:
+        clustered = clustered_difference([pair.reference - pair.candidate for pair in pairs], repositories)
+        interval = clustered.interval(level)
+        within = {"low": max(interval.low, -1.0), "high": min(interval.high, 1.0)}
+        by_repository = interval.model_copy(update=within)
     mean_square = sum((pair.reference - pair.candidate) ** 2 for pair in pairs) / n
     return SweDifference(
         num_instances=n,
-        num_repositories=len({pair.repository for pair in pairs}),
+        num_repositories=len(set(repositories)),
         reference_only=b,
         candidate_only=c,
-        drop=by_instance if of_these_repositories else wider(by_instance, clustered),
+        drop=by_instance if of_these_repositories else wider_interval(by_instance, clustered),
         by_instance=by_instance,
-        by_repository=None if clustered is None else _within_bounds(clustered.interval(level)),
+        by_repository=by_repository,
         degrees_of_freedom=None if clustered is None else clustered.degrees,
         p_value=mcnemar_midp(b, c),
         mean_square=mean_square,
@@ -104,62 +105,43 @@ def resolution(mean_square: float, n: int, level: float = 0.95, degrees: float =
     return max(quantile * math.sqrt(mean_square / n), z * z / (n + z * z))
 
 
-def resolution_sentence(found: SweDifference) -> str:
+def resolution_sentence(compared: SweDifference) -> str:
     """What one run can tell apart, in one sentence."""
-    assert found.mean_square is not None
-    share = (found.reference_only + found.candidate_only) / found.num_instances
-    if math.isclose(found.mean_square, share):
+    assert compared.mean_square is not None
+    share = (compared.reference_only + compared.candidate_only) / compared.num_instances
+    if math.isclose(compared.mean_square, share):
         noise = f"{100 * share:.0f} % of the instances come out differently"
     else:
-        noise = (
-            f"the shares of resolved trajectories differ by {100 * math.sqrt(found.mean_square):.0f} points, root mean square"
-        )
+        spread = 100 * math.sqrt(compared.mean_square)
+        noise = f"the shares of resolved trajectories differ by {spread:.0f} points, root mean square"
     wide = ""
-    if found.resolution_by_repository is not None:
-        wide = f", ±{points(found.resolution_by_repository)} for repositories like these"
-    return f"One run of {found.num_instances} instances resolves about ±{points(found.resolution)} points{wide} ({noise})."
+    if compared.resolution_by_repository is not None:
+        wide = f", ±{points(compared.resolution_by_repository)} for repositories like these"
+    return (
+        f"One run of {compared.num_instances} instances resolves about ±{points(compared.resolution)} points{wide} ({noise})."
+    )
 
 
 def sentence(pairs: Sequence[InstancePair], level: float, *, of_these_repositories: bool = False) -> str:
     """How the interval came about, what it is about, and what a run of this size can tell apart."""
-    found = difference(pairs, level, of_these_repositories=of_these_repositories)
-    by_instance = f"By instance {lost_or_gained(found.by_instance.low, found.by_instance.high)}"
-    count = f"{found.num_repositories} repositor{'y' if found.num_repositories == 1 else 'ies'}"
+    compared = difference(pairs, level, of_these_repositories=of_these_repositories)
+    by_instance = f"By instance {lost_or_gained(compared.by_instance.low, compared.by_instance.high)}"
+    count = f"{compared.num_repositories} repositor{'y' if compared.num_repositories == 1 else 'ies'}"
     if of_these_repositories:
         judged = (
             f"The interval is for instances like these of {'this' if count.startswith('1 ') else 'these'} {count}, not for "
             f"other repositories."
         )
-    elif found.by_repository is None or _claims_nothing(pairs, level):
-        judged = f"{by_instance}; {too_few(_sizes(pairs), level, 'repository', 'repositories')}."
+    elif compared.by_repository is None or _claims_nothing(pairs, level):
+        judged = f"{by_instance}; {too_few_clusters(_sizes(pairs), level, 'repository', 'repositories')}."
     else:
-        by_repository = lost_or_gained(found.by_repository.low, found.by_repository.high)
+        by_repository = lost_or_gained(compared.by_repository.low, compared.by_repository.high)
         judged = (
-            f"{by_instance}, with {found.num_repositories} repositories as clusters {by_repository} (t with "
-            f"{found.degrees_of_freedom:.1f} degrees of freedom); the wider end counts: the verdict is about repositories like "
-            "these, not these instances only."
+            f"{by_instance}, with {compared.num_repositories} repositories as clusters {by_repository} (t with "
+            f"{compared.degrees_of_freedom:.1f} degrees of freedom); the wider end counts: the verdict is about repositories "
+            "like these, not these instances only."
         )
-    return f"{judged} {resolution_sentence(found)}"
-
-
-def _discordant(pairs: Sequence[InstancePair]) -> tuple[int, int, int]:
-    """Instances resolved (more often) by one side only, and all."""
-    b = sum(pair.reference > pair.candidate for pair in pairs)
-    return b, sum(pair.reference < pair.candidate for pair in pairs), len(pairs)
-
-
-def _by_instance(pairs: Sequence[InstancePair], level: float) -> Interval:
-    shares = [share for pair in pairs for share in (pair.reference, pair.candidate)]
-    if all(share in (0.0, 1.0) for share in shares) or len(pairs) < 2:
-        return paired_difference(*_discordant(pairs), level)
-    return graded_difference([pair.reference for pair in pairs], [pair.candidate for pair in pairs], level=level)
-
-
-def _by_repository(pairs: Sequence[InstancePair]) -> ClusteredMean | None:
-    repositories = [pair.repository for pair in pairs]
-    if len(set(repositories)) in {1, len(pairs)}:
-        return None
-    return clustered_difference([pair.reference - pair.candidate for pair in pairs], repositories)
+    return f"{judged} {resolution_sentence(compared)}"
 
 
 def _sizes(pairs: Sequence[InstancePair]) -> list[int]:
@@ -168,7 +150,3 @@ def _sizes(pairs: Sequence[InstancePair]) -> list[int]:
 
 def _claims_nothing(pairs: Sequence[InstancePair], level: float) -> bool:
     return chance_of_none(_sizes(pairs)) >= (1 - level) / 2
-
-
-def _within_bounds(interval: Interval) -> Interval:
-    return interval.model_copy(update={"low": max(interval.low, -1.0), "high": min(interval.high, 1.0)})

@@ -11,9 +11,9 @@ from assay.recipes.gate import AcceptanceGate
 from assay.records.base import Interval
 from assay.records.measurement import Acceptance, Measurement, TaskResult
 from assay.records.verdict import Status, Verdict
-from assay_evaluate.statistics.drafts import acceptance_difference, is_of_replies, paired_acceptance_difference
+from assay_evaluate.statistics.drafts import acceptance_difference, has_counts_by_reply, paired_acceptance_difference
 from assay_evaluate.statistics.item_pairs import find_task
-from assay_evaluate.statistics.uneven.clusters import chance_of_none, effective_number
+from assay_evaluate.statistics.uneven_clusters import chance_of_none, effective_number
 from assay_evaluate.verdicts.score_sentences import allowed, change, interval_of, open_question
 
 FEWEST_PROMPTS = 60
@@ -42,40 +42,36 @@ class DraftingSide:
 
 def judge_acceptance(gate: AcceptanceGate, reference: Measurement, candidate: Measurement, level: float) -> Verdict:
     """The candidate's acceptance rate beside the reference's, over the suite's tasks."""
-    sides = [
-        DraftingSide(
-            one.label,
-            reference.fingerprint.speculation is not None,  # of both: other speculation is refused
-            one.acceptance,
-            one.not_measured.get("acceptance", "the server drafted nothing"),
-        )
-        for one in (reference, candidate)
-    ]
-    return compare_acceptance(gate, sides[0], sides[1], candidate.label, level, paired=drafts_by_prompt(reference, candidate))
+    drafts = reference.fingerprint.speculation is not None  # of both: other speculation is refused
+    before, after = (
+        DraftingSide(side.label, drafts, side.acceptance, side.not_measured.get("acceptance", "the server drafted nothing"))
+        for side in (reference, candidate)
+    )
+    return compare_acceptance(gate, before, after, candidate.label, level, paired=drafts_by_prompt(reference, candidate))
 
 
 def drafts_by_prompt(reference: Measurement, candidate: Measurement) -> list[DraftCounts]:
     """Of every prompt of the suite's tasks for whose replies both sides recorded it. Against second replies of the reference
     itself only its first count."""
-    found = []
-    for ours in reference.tasks:
-        theirs = find_task(candidate, ours.task)
-        if theirs is None:
-            continue
-        before, after = _by_item(ours, first_only=theirs.is_second_replies), _by_item(theirs)
-        found += [DraftCounts(*before[item], *after[item]) for item in before if item in after]
-    return found
+    counts = []
+    for task in reference.tasks:
+        candidate_task = find_task(candidate, task.task)
+        if candidate_task is not None:
+            before = _counts_by_item(task, first_only=candidate_task.is_second_replies)
+            after = _counts_by_item(candidate_task)
+            counts += [DraftCounts(*before[item], *after[item]) for item in before if item in after]
+    return counts
 
 
-def _by_item(task: TaskResult, *, first_only: bool = False) -> dict[str, tuple[int, int]]:
+def _counts_by_item(task: TaskResult, *, first_only: bool = False) -> dict[str, tuple[int, int]]:
     """Drafted and accepted tokens of all replies to each item."""
-    found: dict[str, tuple[int, int]] = {}
-    for one in task.items:
-        if one.drafted_tokens is None or one.accepted_tokens is None or (first_only and one.sample > 0):
+    counts: dict[str, tuple[int, int]] = {}
+    for reply in task.items:
+        if reply.drafted_tokens is None or reply.accepted_tokens is None or (first_only and reply.sample > 0):
             continue
-        drafted, accepted = found.get(one.item, (0, 0))
-        found[one.item] = drafted + one.drafted_tokens, accepted + one.accepted_tokens
-    return {item: counts for item, counts in found.items() if counts[0]}
+        drafted, accepted = counts.get(reply.item, (0, 0))
+        counts[reply.item] = drafted + reply.drafted_tokens, accepted + reply.accepted_tokens
+    return {item: tokens for item, tokens in counts.items() if tokens[0]}
 
 
 def compare_acceptance(
@@ -85,14 +81,14 @@ def compare_acceptance(
     """The drop of the acceptance rate from one side to the other. candidate: label that the verdict is on. paired: of prompts
     that both sides answered; with enough of them the interval is theirs, else each side's replies are a sample of its own."""
 
-    def verdict(status: Status, detail: str, observed: Interval | None = None) -> Verdict:
+    def verdict(status: Status, detail: str, observed: Interval | None = None, *, has_say: bool = True) -> Verdict:
         clause = None
         if observed is not None:
             clause = f"{change(observed)} of accepted drafts; {allowed(observed, gate.max_drop)}"
             clause += f": {open_question(observed, gate.max_drop)}" if status == "UNDERPOWERED" else ""
         return Verdict(
             gate="acceptance", candidate=candidate, status=status, observed=observed, limit=gate.max_drop, detail=detail,
-            clause=clause,
+            clause=clause, has_say=has_say,
         )  # fmt: skip
 
     if not before.drafts and not after.drafts:
@@ -100,62 +96,48 @@ def compare_acceptance(
             f"Neither {before.name} nor {after.name} was served with speculative decoding, so nothing was drafted. "
             "This does not count in the overall verdict."
         )
-        return verdict("NOT MEASURED", neither).model_copy(update={"has_say": False})
-    if (nothing := _no_drafts_to_lose(gate, before)) is not None:
-        return verdict("NOT MEASURED", nothing).model_copy(update={"has_say": False})
+        return verdict("NOT MEASURED", neither, has_say=False)
+    if before.acceptance is not None and before.acceptance.rate is not None and before.acceptance.rate <= gate.max_drop:
+        # A draft head that is hardly ever right (random, or lost) cannot lose the margin: it would always pass.
+        nothing_to_lose = (
+            f"{percent_short(before.acceptance.rate)} of drafted tokens accepted in {before.name} itself: it has less than "
+            f"{points_short(gate.max_drop)} points to lose, so a damaged draft head would not show. This does not count in the "
+            "overall verdict."
+        )
+        return verdict("NOT MEASURED", nothing_to_lose, has_say=False)
     for side in (before, after):
         if side.acceptance is None or side.acceptance.rate is None:
-            why = side.why_not if side.drafts else "it was served without speculative decoding"
-            return verdict("NOT MEASURED", f"No acceptance rate for {side.name}: {why}.")
-    ours, theirs = before.acceptance, after.acceptance
-    assert ours is not None and theirs is not None
-    rates = [one.num_accepted_tokens / one.num_draft_tokens for one in (ours, theirs)]
-    drop = acceptance_difference(ours, theirs, level)
-    lost, too_few_prompts = _lost(ours, theirs, drop), ""
+            reason = side.why_not if side.drafts else "it was served without speculative decoding"
+            return verdict("NOT MEASURED", f"No acceptance rate for {side.name}: {reason}.")
+    assert before.acceptance is not None and after.acceptance is not None
+    too_few_prompts = ""
     if len(paired) >= FEWEST_PROMPTS:
         drop = paired_acceptance_difference(paired, level)
-        rates = [sum(one.accepted_before for one in paired) / sum(one.drafted_before for one in paired)]
-        rates.append(rates[0] - drop.value)
+        rate = sum(prompt.accepted_before for prompt in paired) / sum(prompt.drafted_before for prompt in paired)
+        rates = [rate, rate - drop.value]
         lost = f"{change(drop)} ({interval_of(drop)}, over {drop.n} prompts that both answered)"
-        too_few_prompts = _too_few_prompts(paired, level)
-    seen = (
+        sizes = [prompt.drafted_before + prompt.drafted_after for prompt in paired]
+        if (none := chance_of_none(sizes)) >= (1 - level) / 2:  # why the upper end of the interval is 1
+            too_few_prompts = (
+                f"; a few prompts have most of the drafted tokens, so that {len(sizes)} count as {effective_number(sizes):.1f} "
+                f"of equal length: a drop in one prompt of five is in none of them with a chance of {percent_short(none)}"
+            )
+    else:
+        drop = acceptance_difference(before.acceptance, after.acceptance, level)
+        rates = [side.num_accepted_tokens / side.num_draft_tokens for side in (before.acceptance, after.acceptance)]
+        if has_counts_by_reply(before.acceptance, after.acceptance):
+            lost = f"{change(drop)} ({interval_of(drop)}, over {drop.n} replies)"
+        else:
+            lost = (
+                f"{change(drop)} ({interval_of(drop)} if drafted tokens were independent; the server reports totals only, so "
+                "how much replies differ is not known)"
+            )
+    text = (
         f"{percent_short(rates[0])} of drafted tokens accepted in {before.name}, {percent_short(rates[1])} in {after.name}: "
         f"{lost}; {allowed(drop, gate.max_drop)}"
     )
     if drop.high < gate.max_drop:
-        return verdict("PASS", f"{seen}.", drop)
+        return verdict("PASS", f"{text}.", drop)
     if drop.low > gate.max_drop:
-        return verdict("FAIL", f"{seen}.", drop)
-    return verdict("UNDERPOWERED", f"{seen}: {open_question(drop, gate.max_drop)}{too_few_prompts}.", drop)
-
-
-def _too_few_prompts(paired: Sequence[DraftCounts], level: float) -> str:
-    """Why the upper end of the interval is 1, where it is."""
-    sizes = [one.drafted_before + one.drafted_after for one in paired]
-    if chance_of_none(sizes) < (1 - level) / 2:
-        return ""
-    return (
-        f"; a few prompts have most of the drafted tokens, so that {len(sizes)} count as {effective_number(sizes):.1f} of "
-        f"equal length: a drop in one prompt of five is in none of them with a chance of {percent_short(chance_of_none(sizes))}"
-    )
-
-
-def _lost(before: Acceptance, after: Acceptance, drop: Interval) -> str:
-    if is_of_replies(before, after):
-        return f"{change(drop)} ({interval_of(drop)}, over {drop.n} replies)"
-    return (
-        f"{change(drop)} ({interval_of(drop)} if drafted tokens were independent; the server reports totals only, so how much "
-        "replies differ is not known)"
-    )
-
-
-def _no_drafts_to_lose(gate: AcceptanceGate, before: DraftingSide) -> str | None:
-    """A draft head that is hardly ever right (random, or lost) cannot lose the margin: it would always pass."""
-    ours = before.acceptance
-    if ours is None or ours.rate is None or ours.rate > gate.max_drop:
-        return None
-    return (
-        f"{percent_short(ours.rate)} of drafted tokens accepted in {before.name} itself: it has less than "
-        f"{points_short(gate.max_drop)} points to lose, so a damaged draft head would not show. This does not count in the "
-        "overall verdict."
-    )
+        return verdict("FAIL", f"{text}.", drop)
+    return verdict("UNDERPOWERED", f"{text}: {open_question(drop, gate.max_drop)}{too_few_prompts}.", drop)

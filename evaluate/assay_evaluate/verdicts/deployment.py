@@ -32,7 +32,7 @@ NEEDS_A_PAIR = "speculation"
 
 
 @dataclass(frozen=True)
-class Seen:
+class DeployedCandidate:
     """One candidate where it was judged and where it is deployed. not_measured: what could not be had -> why."""
 
     measured: Measurement
@@ -51,131 +51,109 @@ class Seen:
         return self.measured.fingerprint.profile
 
 
-def judge_deployment(gates: GateRecipe, seen: Seen) -> tuple[Verdict, ...]:
+def judge_deployment(gates: GateRecipe, deployed: DeployedCandidate) -> tuple[Verdict, ...]:
     """One verdict for each check. gates: the limits that the candidate was judged by."""
-    return (*_divergence(gates, seen), _acceptance(gates, seen), _probes(seen))
+    acceptance = next((gate for gate in gates.gates if isinstance(gate, AcceptanceGate)), None)
+    if acceptance is None:
+        none = "The gates have no limit on acceptance, so it does not count."
+        drafts = _verdict(deployed, "acceptance", "NOT MEASURED", none).model_copy(update={"has_say": False})
+    else:
+        drafts = compare_acceptance(acceptance, *deployed.drafts, deployed.measured.label, gates.level)
+    return (*_divergence(gates, deployed), drafts, _probes(deployed))
 
 
 def outcome_of(checks: Sequence[Verdict]) -> Status:
     """The worst of those that count."""
-    return min((one.status for one in checks if one.has_say), key=SEVERITY.index)
+    return min((check.status for check in checks if check.has_say), key=SEVERITY.index)
 
 
-def sentence_of(checks: Sequence[Verdict], profile: str, verdict: Status) -> str:
+def outcome_sentence(checks: Sequence[Verdict], profile: str, verdict: Status) -> str:
     """Whether the verdict of the gates also holds there; if it does not, or is not known, the first check that says so."""
     outcome = outcome_of(checks)
     if outcome == "PASS":
-        passed = [one.gate for one in checks if one.status == "PASS"]
-        others = [one.gate for one in checks if one.status != "PASS"]
+        passed = [check.gate for check in checks if check.status == "PASS"]
+        others = [check.gate for check in checks if check.status != "PASS"]
         uncounted = f"; not measured and not counted: {'; '.join(others)}" if others else ""
         return f"the verdict {verdict} also holds on {profile}: {len(passed)} checks passed ({'; '.join(passed)}){uncounted}"
-    first = next(one for one in checks if one.has_say and one.status == outcome)
-    why = f"{first.gate}: {first.detail.removesuffix('.')}"
+    first = next(check for check in checks if check.has_say and check.status == outcome)
+    reason = f"{first.gate}: {first.detail.removesuffix('.')}"
     if outcome == "FAIL":
-        return f"the verdict {verdict} does not hold on {profile}: {why}"
-    return f"whether the verdict {verdict} also holds on {profile} is not known: {why}"
+        return f"the verdict {verdict} does not hold on {profile}: {reason}"
+    return f"whether the verdict {verdict} also holds on {profile} is not known: {reason}"
 
 
 # ------------------------------------------------------------------------------------------------ divergence
-def _divergence(gates: GateRecipe, seen: Seen) -> Iterator[Verdict]:
-    """Of every divergence gate; the exact mean, which needs servers of its own, by its unbiased estimate."""
-    every = [one for one in gates.gates if isinstance(one, DivergenceGate)]
-    exact = {"metric": "kl_unbiased_mean"}
-    own = [one.model_copy(update=exact) if one.metric == "kl_exact_mean" else one for one in every]
-    own = [one for number, one in enumerate(own) if one not in own[:number]]
+def _divergence(gates: GateRecipe, deployed: DeployedCandidate) -> Iterator[Verdict]:
+    """Of every divergence gate; the exact mean, which needs servers of its own, by its unbiased estimate.
+
+    A candidate against itself has a limit of its own: what is expected of its format says nothing here. Of the way from "no
+    difference" to the gate's limit a tenth is allowed, or as far as the noise reaches, never beyond the limit.
+    """
+    own: list[DivergenceGate] = []
+    for gate in gates.gates:
+        if isinstance(gate, DivergenceGate):
+            unbiased = {"metric": "kl_unbiased_mean"} if gate.metric == "kl_exact_mean" else {}
+            if (gate := gate.model_copy(update=unbiased)) not in own:
+                own.append(gate)
     if not own:
         yield _verdict(
-            seen, "divergence", "NOT MEASURED", "The gates have no limit on divergence, so none says how far is too far."
+            deployed, "divergence", "NOT MEASURED", "The gates have no limit on divergence, so none says how far is too far."
         )
-    as_measured = seen.measured.model_copy(
-        update={"divergence": seen.divergence, "not_measured": dict(seen.not_measured)}
-    )  # fmt: skip
-    for gate, judged in zip(
-        own, judge_divergences([_of_itself(gate, seen) for gate in own], as_measured, when_passed=""), strict=True
-    ):
-        yield _from_itself(gate, judged, seen)
-
-
-def _of_itself(gate: DivergenceGate, seen: Seen) -> DivergenceGate:
-    """The gate with the limit of a candidate against itself: what is expected of its format says nothing here."""
-    limit, share = _limit_and_share(gate, _floor(gate, seen))
-    same, name = _no_difference(gate), "max" if gate.max is not None else "min"
-    nothing: dict[str, object] = {"expect": {}, "times_noise_floor": None, "max_unseen": None}
-    return gate.model_copy(update={name: same + share * (limit - same), **nothing})
-
-
-def _floor(gate: DivergenceGate, seen: Seen) -> float | None:
-    return None if seen.noise_floor is None else worst_value(gate, seen.noise_floor)
-
-
-def _from_itself(gate: DivergenceGate, judged: Verdict, seen: Seen) -> Verdict:
-    """What is said beside the verdict: where its limit is from, and positions that are not finite here only."""
-    floor = _floor(gate, seen)
-    limit, share = _limit_and_share(gate, floor)
-    if judged.status != "NOT MEASURED":
-        repeat = f"its own repeat on {seen.judged_on}: {'not measured' if floor is None else f'{floor:.2g}'}"
+    judged_as, notes = [], []
+    for gate in own:
+        limit = gate.max if gate.max is not None else gate.min
+        assert limit is not None, "the recipe's own check: either max or min"
+        same = 1.0 if gate.metric in WITHOUT_UNIT else 0.0
+        floor = None if deployed.noise_floor is None else worst_value(gate, deployed.noise_floor)
+        share = SHARE if floor is None or limit == same else min(1.0, max(SHARE, (floor - same) / (limit - same)))
+        update: dict[str, object] = {"max" if gate.max is not None else "min": same + share * (limit - same)}
+        judged_as.append(gate.model_copy(update={**update, "expect": {}, "times_noise_floor": None, "max_unseen": None}))
         source = f"a tenth of the gate's {limit:g}" if share == SHARE else f"its own noise, within the gate's {limit:g}"
-        return judged.model_copy(update={"detail": f"{judged.detail} The limit is {source}; {repeat}."})
-    broken = _non_finite(seen.divergence) - _non_finite(seen.noise_floor)
-    if seen.divergence is None or broken <= 0:
-        return judged
-    detail = f"{broken} positions have no finite log-probability that had one on {seen.judged_on}."
-    return judged.model_copy(update={"status": "FAIL", "detail": detail})
+        repeat = "not measured" if floor is None else f"{floor:.2g}"
+        notes.append(f"The limit is {source}; its own repeat on {deployed.judged_on}: {repeat}.")
+    as_measured = deployed.measured.model_copy(
+        update={"divergence": deployed.divergence, "not_measured": dict(deployed.not_measured)}
+    )
+    num_broken = _num_non_finite(deployed.divergence) - _num_non_finite(deployed.noise_floor)
+    for verdict, note in zip(judge_divergences(judged_as, as_measured, when_passed=""), notes, strict=True):
+        if verdict.status != "NOT MEASURED":
+            yield verdict.model_copy(update={"detail": f"{verdict.detail} {note}"})
+        elif deployed.divergence is None or num_broken <= 0:
+            yield verdict
+        else:
+            detail = f"{num_broken} positions have no finite log-probability that had one on {deployed.judged_on}."
+            yield verdict.model_copy(update={"status": "FAIL", "detail": detail})
 
 
-def _limit_and_share(gate: DivergenceGate, floor: float | None) -> tuple[float, float]:
-    """The gate's limit, and what of the way from "no difference" to it is allowed: a tenth, or as far as the noise reaches,
-    never beyond the limit."""
-    limit = gate.max if gate.max is not None else gate.min
-    assert limit is not None, "the recipe's own check: either max or min"
-    way = limit - _no_difference(gate)
-    return limit, SHARE if floor is None or not way else min(1.0, max(SHARE, (floor - _no_difference(gate)) / way))
-
-
-def _no_difference(gate: DivergenceGate) -> float:
-    return 1.0 if gate.metric in WITHOUT_UNIT else 0.0
-
-
-def _non_finite(divergence: Divergence | None) -> int:
+def _num_non_finite(divergence: Divergence | None) -> int:
     if divergence is None:
         return 0
     return max([divergence.num_non_finite, *(round(d.non_finite_share * d.num_positions) for d in divergence.drift)])
 
 
-# ------------------------------------------------------------------------------------------------ drafts, probes
-def _acceptance(gates: GateRecipe, seen: Seen) -> Verdict:
-    gate = next((one for one in gates.gates if isinstance(one, AcceptanceGate)), None)
-    if gate is None:
-        none = "The gates have no limit on acceptance, so it does not count."
-        return _verdict(seen, "acceptance", "NOT MEASURED", none).model_copy(update={"has_say": False})
-    return compare_acceptance(gate, *seen.drafts, seen.measured.label, gates.level)
-
-
-def _probes(seen: Seen) -> Verdict:
-    now, before = seen.probes, seen.probes_there
+# ------------------------------------------------------------------------------------------------ probes
+def _probes(deployed: DeployedCandidate) -> Verdict:
+    now, before, judged_on = deployed.probes, deployed.probes_there, deployed.judged_on
     if now is None:
-        return _verdict(seen, "probes", "NOT MEASURED", f"No probes: {seen.not_measured.get('probes', 'none were run')}.")
-    old = set() if before is None else {one.name for one in before.alarms}
-    new = [one for one in now.alarms if one.name not in old]
+        reason = deployed.not_measured.get("probes", "none were run")
+        return _verdict(deployed, "probes", "NOT MEASURED", f"No probes: {reason}.")
+    old = set() if before is None else {alarm.name for alarm in before.alarms}
+    new = [alarm for alarm in now.alarms if alarm.name not in old]
     if new:
-        also = f" (alarms also in {', '.join(one.name for one in new[1:])})" if new[1:] else ""
-        return _verdict(seen, "probes", "FAIL", f"{new[0].name}: {new[0].reason}{also}.")
-    lost = _ran(before) - _ran(now) - {NEEDS_A_PAIR}
-    if lost:
-        what = ", ".join(sorted(lost))
-        return _verdict(seen, "probes", "NOT MEASURED", f"Ran on {seen.judged_on} and could not here: {what}.")
-    there = f"it was not probed on {seen.judged_on}" if before is None else _alarmed_there(old, seen.judged_on)
-    detail = f"No new alarm in {len(_ran(now))} probes, {now.num_requests:,} requests; {there}."
-    return _verdict(seen, "probes", "PASS", detail)
+        also = f" (alarms also in {', '.join(alarm.name for alarm in new[1:])})" if new[1:] else ""
+        return _verdict(deployed, "probes", "FAIL", f"{new[0].name}: {new[0].reason}{also}.")
+    ran_here, ran_there = (
+        set() if report is None else {result.name for result in report.results if result.status != "not_run"}
+        for report in (now, before)
+    )
+    if lost := ran_there - ran_here - {NEEDS_A_PAIR}:
+        detail = f"Ran on {judged_on} and could not here: {', '.join(sorted(lost))}."
+        return _verdict(deployed, "probes", "NOT MEASURED", detail)
+    alarmed = f"on {judged_on} {', '.join(sorted(old))} alarmed as well" if old else f"none on {judged_on} either"
+    compared = f"it was not probed on {judged_on}" if before is None else alarmed
+    detail = f"No new alarm in {len(ran_here)} probes, {now.num_requests:,} requests; {compared}."
+    return _verdict(deployed, "probes", "PASS", detail)
 
 
-def _alarmed_there(names: set[str], profile: str) -> str:
-    return f"on {profile} {', '.join(sorted(names))} alarmed as well" if names else f"none on {profile} either"
-
-
-def _ran(report: ProbeReport | None) -> set[str]:
-    return set() if report is None else {one.name for one in report.results if one.status != "not_run"}
-
-
-def _verdict(seen: Seen, gate: str, status: Status, detail: str) -> Verdict:
-    return Verdict(gate=gate, candidate=seen.measured.label, status=status, observed=None, limit=None, detail=detail)
+def _verdict(deployed: DeployedCandidate, gate: str, status: Status, detail: str) -> Verdict:
+    return Verdict(gate=gate, candidate=deployed.measured.label, status=status, observed=None, limit=None, detail=detail)

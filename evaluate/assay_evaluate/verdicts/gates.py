@@ -20,7 +20,7 @@ The rules, in the order in which they are tried:
   the reference's own drafts are hardly ever accepted.
 
 - **Subgroups** (a language, a subject, a length) can keep a candidate from PASS, or fail it, while their task passes
-  (`whole.subgroups`).
+  (`subgroups`).
 - **Truncation**: more replies cut off or looping than the reference has FAIL; a score passes only if it would with every cut
   reply counted against the candidate.
 
@@ -30,6 +30,7 @@ The reference's own repeat (the noise floor) is judged like a candidate: if it f
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from types import MappingProxyType
 
 from assay.errors import MeasureError
@@ -46,6 +47,7 @@ from assay.recipes.gate import (
 )
 from assay.recipes.model import PublishedScore
 from assay.records.comparable import check_measurements
+from assay.records.long_context import EffectiveLength, LongContext
 from assay.records.measurement import Divergence, Measurement
 from assay.records.probe import ProbeReport
 from assay.records.verdict import (
@@ -59,23 +61,19 @@ from assay.records.verdict import (
     WholeClaim,
 )
 from assay_evaluate.alike.measurements import look_at_serving, without_tasks
-from assay_evaluate.statistics.item_pairs import Pairs, find_task, pair_items, truncation_share
 from assay_evaluate.verdicts.acceptance import judge_acceptance
 from assay_evaluate.verdicts.divergence import judge_divergences
-from assay_evaluate.verdicts.effective_length import effective_lengths, judge_effective_length
-from assay_evaluate.verdicts.long_context import long_context
+from assay_evaluate.verdicts.long_context import effective_lengths, judge_effective_length, long_context
 from assay_evaluate.verdicts.probes import judge_probes
 from assay_evaluate.verdicts.published import compare_published, suspect_tasks
 from assay_evaluate.verdicts.reasons import attempt_of, reason_for, suspect_reason
-from assay_evaluate.verdicts.replies.truncation import judge_truncation
-from assay_evaluate.verdicts.replies.verbosity import judge_verbosity
 from assay_evaluate.verdicts.scores import judge_scores
-from assay_evaluate.verdicts.whole.claim import GATE as WHOLE
-from assay_evaluate.verdicts.whole.claim import judge_whole, settled, verdict_of
-from assay_evaluate.verdicts.whole.going_on import with_reason
-from assay_evaluate.verdicts.whole.subgroups import judge_subgroups
+from assay_evaluate.verdicts.subgroups import judge_subgroups
+from assay_evaluate.verdicts.truncation import judge_truncation
+from assay_evaluate.verdicts.verbosity import judge_verbosity
+from assay_evaluate.verdicts.whole import GATE as WHOLE
+from assay_evaluate.verdicts.whole import judge_whole, settle_scores, verdict_of
 
-__all__ = ["Pairs", "find_task", "judge", "pair_items", "truncation_share"]
 SEVERITY: tuple[Status, ...] = ("FAIL", "NOT MEASURED", "UNDERPOWERED", "PASS")
 
 
@@ -106,31 +104,34 @@ def judge(
         (m for m in measurements if m is not reference),
         key=lambda m: (not m.is_noise_floor, -(m.checkpoint_bytes or 0), m.label),
     )
-    floor = next((one.divergence for one in candidates if one.is_noise_floor), None)
-    beside = compare_published(published, reference, gate_recipe.level)
-    second_pass = next((one for one in candidates if one.is_noise_floor), None)
-    looked = {one.label: look_at_serving(reference, one, second_pass) for one in candidates}
-    faults = {label: one.by_task for label, one in looked.items()}
-    sound = [(without_tasks(reference, faults[one.label]), without_tasks(one, faults[one.label])) for one in candidates]
-    verdicts: list[Verdict] = []
+    repeat = next((candidate for candidate in candidates if candidate.is_noise_floor), None)
+    floor = None if repeat is None else repeat.divergence
+    comparisons = compare_published(published, reference, gate_recipe.level)
+    suspect = suspect_tasks(comparisons)
+    serving = {candidate.label: look_at_serving(reference, candidate, repeat) for candidate in candidates}
+    verdicts: dict[str, list[Verdict]] = {}
     overall: dict[str, Status] = {}
+    reasons: dict[str, str] = {}
     wholes: list[WholeClaim] = []
     subgroups: list[SubgroupLoss] = []
+    contexts: list[LongContext] = []
+    lengths: list[EffectiveLength] = []
     for candidate in candidates:
-        judged, whole, losses = _judge_candidate(
-            gate_recipe, reference, candidate, probes, suspect_tasks(beside), floor, faults[candidate.label]
-        )
-        verdicts += judged
+        label, faults = candidate.label, serving[candidate.label].by_task
+        verdicts[label], whole, losses = _judge_candidate(gate_recipe, reference, candidate, probes, suspect, floor, faults)
         wholes += [] if whole is None else [whole]
         subgroups += losses
-        overall[candidate.label] = _overall(judged)
-    reasons = {
-        label: reason_for(status, [one for one in verdicts if one.candidate == label]) for label, status in overall.items()
-    }
-    for repeat in [one.label for one in candidates if one.is_noise_floor and overall[one.label] == "FAIL"]:
-        why = suspect_reason(reference.label, [one for one in verdicts if one.candidate == repeat])
-        for candidate in (one for one in candidates if not one.is_noise_floor):
-            overall[candidate.label], reasons[candidate.label] = "NOT MEASURED", why
+        overall[label] = _overall(verdicts[label])
+        reasons[label] = reason_for(overall[label], verdicts[label])
+        sound_sides = without_tasks(reference, faults), without_tasks(candidate, faults)
+        contexts += long_context(*sound_sides, gate_recipe.level)
+        lengths += effective_lengths(gate_recipe, *sound_sides)
+    for label in [candidate.label for candidate in candidates if candidate.is_noise_floor]:
+        if overall[label] == "FAIL":
+            reason = suspect_reason(reference.label, verdicts[label])
+            for candidate in candidates:
+                if not candidate.is_noise_floor:
+                    overall[candidate.label], reasons[candidate.label] = "NOT MEASURED", reason
     for label, attempts in earlier.items():
         if label in reasons and attempts:
             reasons[label] += f"; {attempt_of(attempts, overall[label], (1 - gate_recipe.level) / 2)}"
@@ -141,25 +142,23 @@ def judge(
         gate_recipe_sha256=gate_recipe.sha256,
         registered_sha256=None if registered is None else GateRecipe.model_validate(registered.recipe).sha256,
         registered_name=None if registered is None else str(registered.recipe["name"]),
-        verdicts=tuple(verdicts),
+        verdicts=tuple(chain(*verdicts.values())),
         overall=overall,
-        published=beside,
+        published=comparisons,
         wholes=tuple(wholes),
         reasons=reasons,
-        long_context=tuple(one for pair in sound for one in long_context(pair[0], pair[1], gate_recipe.level)),
-        effective_lengths=tuple(one for pair in sound for one in effective_lengths(gate_recipe, pair[0], pair[1])),
+        long_context=tuple(contexts),
+        effective_lengths=tuple(lengths),
         subgroups=tuple(subgroups),
-        serving=tuple(finding for one in looked.values() for finding in one.findings),
-        not_looked_at={label: one.not_looked_at for label, one in looked.items() if one.not_looked_at},
+        serving=tuple(finding for looked in serving.values() for finding in looked.findings),
+        not_looked_at={label: looked.not_looked_at for label, looked in serving.items() if looked.not_looked_at},
         attempts={label: tuple(attempts) for label, attempts in earlier.items() if attempts},
     )
 
 
 def _judge_candidate(
     recipe: GateRecipe, reference: Measurement, candidate: Measurement, probes: Sequence[ProbeReport],
-    suspect: Mapping[str, str],
-    floor: Divergence | None,
-    faults: Mapping[str, Sequence[ServingFinding]],
+    suspect: Mapping[str, str], floor: Divergence | None, faults: Mapping[str, Sequence[ServingFinding]],
 ) -> tuple[list[Verdict], WholeClaim | None, list[SubgroupLoss]]:  # fmt: skip
     """The whole, if the gates claim something of it, and the gates in their order; scores are judged together, for what can
     fail one of them is adjusted over all. Then what was seen of subgroups. faults: task -> what is at fault with its serving;
@@ -169,7 +168,7 @@ def _judge_candidate(
     reference, candidate = without_tasks(reference, faults), without_tasks(candidate, faults)
     beyond = frozenset(task for task, verdict in scores.items() if not verdict.has_say)
     whole = judge_whole(recipe, scores, candidate.label)
-    scores = settled(recipe, whole, with_reason(recipe, scores, whole))
+    scores = settle_scores(recipe, scores, whole)
     verdicts = [] if whole is None else [verdict_of(whole)]
     subgroups: list[SubgroupLoss] = []
     of_divergence = iter(

@@ -35,17 +35,17 @@ def judge_probes(gate: ProbesGate, reports: Sequence[ProbeReport], reference: Me
 
     report = find_probes(reports, candidate)
     if report is None:
-        other = any(one.label == candidate.label for one in reports)
-        why = "the probes of that name are of another checkpoint" if other else "it was not probed"
-        return verdict("NOT MEASURED", f"No probes of {candidate.label}: {why}; `assay probe` does it.")
+        is_other = any(report.label == candidate.label for report in reports)
+        reason = "the probes of that name are of another checkpoint" if is_other else "it was not probed"
+        return verdict("NOT MEASURED", f"No probes of {candidate.label}: {reason}; `assay probe` does it.")
     before = find_probes(reports, reference)
     if report.alarms:
-        num_tests = _num_compared(report, before)
-        judged = [(one, *_judge_alarm(one, before, reference.label, ALPHA / num_tests)) for one in report.alarms]
-        alarm, status, why = next(found for word in _WORST_FIRST for found in judged if found[1] == word)
-        others = [one.name for one, *_ in judged if one is not alarm]
+        alpha = ALPHA / _num_compared(report, before)
+        judged = [(alarm, *_judge_alarm(alarm, before, reference.label, alpha)) for alarm in report.alarms]
+        alarm, status, reason = min(judged, key=lambda row: WORST_FIRST.index(row[1]))
+        others = [other.name for other in report.alarms if other is not alarm]
         also = f" (alarms also in {', '.join(others)})" if others else ""
-        return verdict(status, f"{alarm.name}: {alarm.reason}{also}; {why}.", alarm.rate)
+        return verdict(status, f"{alarm.name}: {alarm.reason}{also}; {reason}.", alarm.rate)
     for name in gate.required:
         result = report.result(name)
         if result is None or result.status == "not_run":
@@ -57,12 +57,16 @@ def judge_probes(gate: ProbesGate, reports: Sequence[ProbeReport], reference: Me
             return verdict("NOT MEASURED", f"Probe {name} did not run, so no rate of it is bounded.", None, limit)
         if result.upper > limit:
             return verdict("UNDERPOWERED", f"{name}: {result.sentence}; allowed {limit:.2g}.", result.rate, limit)
-    ran = [one for one in report.results if one.status == "ok"]
-    said = f"No alarm in {len(ran)} probes, {report.num_requests:,} requests.{_tightest(ran)}"
-    return verdict("PASS", f"{said}{_alarms_of(before, reference.label)}")
+    passed = [result for result in report.results if result.status == "ok"]
+    detail = f"No alarm in {len(passed)} probes, {report.num_requests:,} requests."
+    detail += "".join(f" garble: {result.sentence}." for result in passed if result.name == "garble")
+    if before is not None and before.alarms:
+        alarms = "; ".join(f"{alarm.name}: {alarm.reason}" for alarm in before.alarms)
+        detail += f" {reference.label} itself alarms: {alarms}."
+    return verdict("PASS", detail)
 
 
-_WORST_FIRST: tuple[Status, ...] = ("FAIL", "NOT MEASURED", "UNDERPOWERED")
+WORST_FIRST: tuple[Status, ...] = ("FAIL", "NOT MEASURED", "UNDERPOWERED")
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ def _hit(result: ProbeResult | None) -> Hit | None:
         return Hit(min(result.requests_hit, result.num_requests), result.num_requests) if result.num_requests else None
     if result.unit == "request":
         return Hit(result.events, result.trials)
-    named = len({one.request for one in result.witnesses})  # a record of before requests were counted
+    named = len({witness.request for witness in result.witnesses})  # a record of before requests were counted
     return Hit(min(named, result.num_requests), result.num_requests) if result.num_requests else None
 
 
@@ -95,16 +99,12 @@ def _num_compared(report: ProbeReport, before: ProbeReport | None) -> int:
 
     Given the events of both sides together, on which the test is conditioned, this number does not tell the sides apart.
     """
-    named = {one.name for each in (report, before) if each is not None for one in each.results}
-    counts = [
-        sum(hit.requests for each in (report, before) if each is not None and (hit := _hit(each.result(name))) is not None)
-        for name in named
-    ]
-    return max(1, sum(count > 0 for count in counts))
+    results = [*report.results, *(before.results if before is not None else ())]
+    return max(1, len({result.name for result in results if (hit := _hit(result)) is not None and hit.requests}))
 
 
 def _judge_alarm(alarm: ProbeResult, before: ProbeReport | None, reference: str, alpha: float) -> tuple[Status, str]:
-    """(what it makes of the candidate, why)."""
+    """(what it makes of the candidate, the reason)."""
     other = None if before is None else before.result(alarm.name)
     if other is None or other.status == "not_run":
         return (
@@ -121,20 +121,8 @@ def _judge_alarm(alarm: ProbeResult, before: ProbeReport | None, reference: str,
     if p_value <= alpha:
         return "FAIL", f"in {reference} {its} requests, here {own} (p {p_value:.1g})"
     if its.requests:
-        said = f"{reference} has it too, in {its} requests (here {own}, p {p_value:.2g}): the serving is at fault"
-        return "NOT MEASURED", f"{said}, and not shown to be this checkpoint"
+        shared = f"{reference} has it too, in {its} requests (here {own}, p {p_value:.2g})"
+        return "NOT MEASURED", f"{shared}: the serving is at fault, and not shown to be this checkpoint"
     needed = trials_to_tell(own.requests / own.of, 0.0, alpha)
     more = "" if needed is None else f"; about {needed:,} requests of each would tell, if that is its rate"
     return "UNDERPOWERED", f"in {reference} {its} requests: so many more come by chance with p {p_value:.2g}{more}"
-
-
-def _alarms_of(before: ProbeReport | None, reference: str) -> str:
-    """That the reference itself alarms, where it does."""
-    if before is None or not before.alarms:
-        return ""
-    return f" {reference} itself alarms: " + "; ".join(f"{one.name}: {one.reason}" for one in before.alarms) + "."
-
-
-def _tightest(ran: Sequence[ProbeResult]) -> str:
-    garble = next((one for one in ran if one.name == "garble"), None)
-    return f" garble: {garble.sentence}." if garble is not None else ""

@@ -24,57 +24,56 @@ def compare_published(
     published: Mapping[str, PublishedScore], reference: Measurement, level: float
 ) -> tuple[PublishedComparison, ...]:
     """One for every published score whose task the reference was asked."""
-    found = ((find_task(reference, task), score) for task, score in published.items())
-    return tuple(_compare(task, score, reference, level) for task, score in found if task is not None)
+    return tuple(
+        _compare(task, score, reference, level)
+        for name, score in published.items()
+        if (task := find_task(reference, name)) is not None
+    )
 
 
-def suspect_tasks(found: tuple[PublishedComparison, ...]) -> dict[str, str]:
+def suspect_tasks(comparisons: tuple[PublishedComparison, ...]) -> dict[str, str]:
     """Task -> why none of its verdicts is believed."""
-    return {one.task: one.detail for one in found if one.outcome == "missed"}
+    return {comparison.task: comparison.detail for comparison in comparisons if comparison.outcome == "missed"}
 
 
 def _compare(task: TaskResult, score: PublishedScore, reference: Measurement, level: float) -> PublishedComparison:
     title = task.title or task.task
 
-    def said(outcome: PublishedOutcome, detail: str, difference: Interval | None = None) -> PublishedComparison:
+    def comparison(outcome: PublishedOutcome, detail: str, difference: Interval | None = None) -> PublishedComparison:
         return PublishedComparison(
             task=task.task, outcome=outcome, score=score.value, difference=difference, detail=detail,
             given=score.model_dump(mode="json"),
         )  # fmt: skip
 
     if task.accuracy is None:
-        return said("not comparable", f"{reference.label} has no score on {title}.")
-    if differs := "; ".join(_protocol_differs(score, _asked(reference, task.task))):
-        return said("not comparable", f"The published {percent(score.value)} on {title} is by another protocol: {differs}.")
-    difference = difference_of(_published_interval(score, level), task.accuracy)
-    ours = f"{reference.label} scores {percent(task.accuracy.value)} on {title}"
-    seen = f"{ours}; published: {percent(score.value)} ({score.source})"
+        return comparison("not comparable", f"{reference.label} has no score on {title}.")
+    asked: dict[str, Any] = next(
+        (asked for asked in reference.suite_recipe.get("tasks", ()) if asked.get("name") == task.task), {}
+    )
+    if differs := "; ".join(_protocol_differs(score, asked)):
+        return comparison(
+            "not comparable", f"The published {percent(score.value)} on {title} is by another protocol: {differs}."
+        )
+    # Wilson's interval, as if each item was asked once.
+    interval = wilson(round(score.value * score.num_items), score.num_items, level)
+    difference = difference_of(interval.model_copy(update={"value": score.value}), task.accuracy)
+    low, high = points(difference.low), points(difference.high)
+    ends = f"{percent_short(difference.level)} interval of published minus measured: {low} to {high} points"
+    measured = f"{reference.label} scores {percent(task.accuracy.value)} on {title}"
+    text = f"{measured}; published: {percent(score.value)} ({score.source})"
     if difference.low > 0:
-        return said(
+        return comparison(
             "missed",
-            f"{seen}. It misses by {points(difference.value)} points ({_ends(difference)}), more than chance explains: the "
+            f"{text}. It misses by {points(difference.value)} points ({ends}), more than chance explains: the "
             "harness is suspect, so no verdict of this task is believed. Check the budget "
             f"({task.max_tokens:,} tokens), the chat template and the parsers.",
             difference,
         )
     if difference.high < 0:
-        return said("above", f"{seen}. It is above by {points(-difference.value)} points; this is not judged.", difference)
-    return said("agrees", f"{seen}. The difference is within the interval ({_ends(difference)}).", difference)
-
-
-def _published_interval(score: PublishedScore, level: float) -> Interval:
-    """Wilson's, as if each item was asked once."""
-    around = wilson(round(score.value * score.num_items), score.num_items, level)
-    return around.model_copy(update={"value": score.value})
-
-
-def _ends(difference: Interval) -> str:
-    low, high = points(difference.low), points(difference.high)
-    return f"{percent_short(difference.level)} interval of published minus measured: {low} to {high} points"
-
-
-def _asked(reference: Measurement, name: str) -> dict[str, Any]:
-    return next((task for task in reference.suite_recipe.get("tasks", ()) if task.get("name") == name), {})
+        return comparison(
+            "above", f"{text}. It is above by {points(-difference.value)} points; this is not judged.", difference
+        )
+    return comparison("agrees", f"{text}. The difference is within the interval ({ends}).", difference)
 
 
 def _protocol_differs(score: PublishedScore, asked: Mapping[str, Any]) -> Iterator[str]:
@@ -84,8 +83,8 @@ def _protocol_differs(score: PublishedScore, asked: Mapping[str, Any]) -> Iterat
         yield "its sampling is not stated"
         return
     for name, neutral in (("temperature", 0.0), ("top_p", 1.0), ("top_k", -1)):
-        theirs, ours = getattr(score, name), asked.get(name, neutral)
-        if theirs != ours:
-            yield f"{name} {theirs:g}, here {ours:g}"
+        published, here = getattr(score, name), asked.get(name, neutral)
+        if published != here:
+            yield f"{name} {published:g}, here {here:g}"
     if score.num_fewshot is not None and asked.get("num_fewshot") not in {None, score.num_fewshot}:
         yield f"{score.num_fewshot} shots, here {asked['num_fewshot']}"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from assay.quantities import interval_name, percent_short, points
 from assay.records.verdict import Attempt, Status, Verdict
 from assay_evaluate.verdicts.score_sentences import allowed, gains_more_than, if_cut_replies_were_wrong, open_question
-from assay_evaluate.verdicts.whole.claim import GATE as WHOLE
+from assay_evaluate.verdicts.whole import GATE as WHOLE
 
 WORDS: dict[Status, str] = {
     "PASS": "passed", "FAIL": "failed", "UNDERPOWERED": "underpowered", "NOT MEASURED": "not measured",
@@ -29,7 +29,16 @@ def reason_for(status: Status, verdicts: Sequence[Verdict]) -> str:
     deciding = [v for v in verdicts if v.has_say and v.status == status]
     if status == "PASS":
         whole = next((v.clause for v in deciding if v.gate == WHOLE), None)
-        parts = [whole or _closest(deciding), *_gains(verdicts)]
+        gains = [
+            f"gains {points(-v.observed.value)} points on {name_of(v)}, a change of behaviour as large as a failure's"
+            for v in verdicts
+            if v.gate.startswith("score ")
+            and v.observed is not None
+            and v.limit is not None
+            and v.status != "NOT MEASURED"
+            and gains_more_than(v.observed, v.limit)
+        ]
+        parts = [whole or _closest(deciding), *gains]
     elif deciding:
         parts = _what_decided(deciding, status)
     else:
@@ -42,9 +51,9 @@ def reason_for(status: Status, verdicts: Sequence[Verdict]) -> str:
 def attempt_of(earlier: Sequence[Attempt], status: Status, alpha: float) -> str:
     """`attempt 3 on these weights, after FAIL and UNDERPOWERED: ...`, with what that does to a PASS. alpha: of one."""
     number = len(earlier) + 1
-    before = [one.status for one in earlier]
-    said = " and ".join([", ".join(before[:-1]), before[-1]] if number > 2 else before)
-    text = f"attempt {number} on these weights, after {said}"
+    *others, last = (attempt.status for attempt in earlier)
+    statuses = f"{', '.join(others)} and {last}" if others else last
+    text = f"attempt {number} on these weights, after {statuses}"
     if status != "PASS":
         return text
     return f"{text}: one of {number} attempts passes a lost margin in up to {percent_short(min(1.0, number * alpha))}"
@@ -55,9 +64,8 @@ def suspect_reason(reference: str, verdicts: Sequence[Verdict]) -> str:
 
     verdicts: of the reference's own repeat, which failed.
     """
-    failed = [v for v in verdicts if v.has_say and v.status == "FAIL"]
-    why = "; ".join(_what_decided(failed, "FAIL"))
-    return f"{reference} fails against itself: {why}; so no loss in this run can be put down to a candidate"
+    decided = "; ".join(_what_decided([v for v in verdicts if v.has_say and v.status == "FAIL"], "FAIL"))
+    return f"{reference} fails against itself: {decided}; so no loss in this run can be put down to a candidate"
 
 
 def _what_decided(deciding: Sequence[Verdict], status: Status) -> list[str]:
@@ -72,15 +80,13 @@ def _what_decided(deciding: Sequence[Verdict], status: Status) -> list[str]:
 
 def _counts(verdicts: Sequence[Verdict], overall: Status, deciding: Sequence[Verdict]) -> str:
     """`7 gates passed, 1 failed, 2 not measured: RULER, tool calls`; names of those that no earlier part names."""
-    numbers = [(word, sum(v.status == status for v in verdicts)) for status, word in WORDS.items()]
-    said = [(f"{number} {word}", word) for word, number in numbers if number]
-    first, word = said[0]
-    number = first.split(" ", 1)[0]
-    said[0] = (f"{number} gate{'s' if number != '1' else ''} {word}", word)
+    numbers = {word: sum(v.status == status for v in verdicts) for status, word in WORDS.items()}
+    (word, number), *rest = ((word, number) for word, number in numbers.items() if number)
+    counts = [f"{number} gate{'s' if number != 1 else ''} {word}", *(f"{number} {word}" for word, number in rest)]
     unnamed = [v for v in verdicts if v.status == "NOT MEASURED" and not (overall == "NOT MEASURED" and v in deciding)]
-    is_all = len(unnamed) == sum(v.status == "NOT MEASURED" for v in verdicts)
+    is_all = len(unnamed) == numbers[WORDS["NOT MEASURED"]]
     names = (f": {_names(unnamed)}" if is_all else f", {_names(unnamed)} among them") if unnamed else ""
-    return ", ".join(text for text, _ in said) + names
+    return ", ".join(counts) + names
 
 
 def _names(verdicts: Sequence[Verdict]) -> str:
@@ -96,23 +102,14 @@ def _closest(passed: Sequence[Verdict]) -> str:
     """Of a PASS the task that comes closest to its margin, by the end of its interval."""
     scores = [(v.observed, v.limit, v) for v in passed if v.gate.startswith("score ")]
     ends = [(drop.high / limit, drop, limit, v) for drop, limit, v in scores if drop is not None and limit is not None]
-    _, drop, limit, closest = max(ends, key=lambda found: found[0])
+    _, drop, limit, closest = max(ends, key=lambda end: end[0])
     most = f"at most {points(drop.high)} lost" if drop.high >= 0 else f"at least {points(-drop.high)} gained"
-    seen = f"closest is {name_of(closest)}, {most} ({interval_name(drop.level, drop.coverage)})"
-    ends_at = drop.model_copy(update={"value": drop.high})
     which = "the task that counts" if len(scores) == 1 else f"each of the {len(scores)} tasks that count"
-    shown = f"a loss of the margin is excluded on {which} (at {percent_short(0.5 + drop.level / 2)})"
-    return f"{shown}; {seen}; {allowed(ends_at, limit)}"
-
-
-def _gains(verdicts: Sequence[Verdict]) -> list[str]:
-    """`gains more than 5 points on Chinese code lookup, a change of behaviour as well`"""
-    return [
-        f"gains {points(-v.observed.value)} points on {name_of(v)}, a change of behaviour as large as a failure's"
-        for v in verdicts
-        if v.gate.startswith("score ") and v.observed is not None and v.limit is not None and v.status != "NOT MEASURED"
-        if gains_more_than(v.observed, v.limit)
-    ]
+    return (
+        f"a loss of the margin is excluded on {which} (at {percent_short(0.5 + drop.level / 2)}); closest is "
+        f"{name_of(closest)}, {most} ({interval_name(drop.level, drop.coverage)}); "
+        f"{allowed(drop.model_copy(update={'value': drop.high}), limit)}"
+    )
 
 
 def _clause(verdict: Verdict) -> str:

@@ -100,20 +100,22 @@ class RunComparison(Record):
 # ------------------------------------------------------------------------------------------------ comparing
 def compare_runs(first: MeasuredRun, second: MeasuredRun) -> RunComparison:
     """MeasureError: the runs have no checkpoint of one label, or a run has no reference."""
-    ours, theirs = ({m.label: m for m in run.measurements if not m.is_noise_floor} for run in (first, second))
-    labels = [label for label in ours if label in theirs]
+    by_label, other_by_label = ({m.label: m for m in run.measurements if not m.is_noise_floor} for run in (first, second))
+    labels = [label for label in by_label if label in other_by_label]
     if not labels:
         raise MeasureError(
             f"{first.name} and {second.name} have no checkpoint of one name, so nothing can be compared: "
-            f"{', '.join(ours)} in the first, {', '.join(theirs)} in the second"
+            f"{', '.join(by_label)} in the first, {', '.join(other_by_label)} in the second"
         )
     references = find_reference(first.measurements), find_reference(second.measurements)
     return RunComparison(
-        first=_side(first, references[0], [label for label in ours if label not in theirs]),
-        second=_side(second, references[1], [label for label in theirs if label not in ours]),
+        first=_side(first, references[0], [label for label in by_label if label not in other_by_label]),
+        second=_side(second, references[1], [label for label in other_by_label if label not in by_label]),
         served_differently=tuple(served_differently(*references, other=OTHER)),
         asked_differently=tuple(asked_differently(*references, other=OTHER)),
-        checkpoints=tuple(_checkpoint(ours[label], theirs[label], first.gates, second.gates) for label in labels),
+        checkpoints=tuple(
+            _checkpoint((by_label[label], other_by_label[label]), (first.gates, second.gates)) for label in labels
+        ),
     )
 
 
@@ -131,59 +133,56 @@ def _side(run: MeasuredRun, reference: Measurement, only_here: list[str]) -> Run
 
 
 def _checkpoint(
-    ours: Measurement, theirs: Measurement, our_gates: GateReport | None, their_gates: GateReport | None
+    sides: tuple[Measurement, Measurement], gates: tuple[GateReport | None, GateReport | None]
 ) -> CheckpointComparison:
-    tasks = dict.fromkeys([*(task.task for task in ours.tasks), *(task.task for task in theirs.tasks)])
-    kl = tuple(None if m.divergence is None else m.divergence.kl_mean for m in (ours, theirs))
-    unbiased = tuple(None if m.divergence is None else m.divergence.kl_corrected_mean for m in (ours, theirs))
-    rates = tuple(None if m.acceptance is None else m.acceptance.rate for m in (ours, theirs))
-    verdicts = tuple(
-        None if gates is None else gates.overall.get(m.label) for gates, m in ((our_gates, ours), (their_gates, theirs))
+    label, no_kl = sides[0].label, any(side.divergence is None for side in sides)
+    is_one_reference = len({side.reference_checkpoint_sha256 for side in sides}) == 1
+    same_texts = all(
+        sides[0].suite_recipe.get(key) == sides[1].suite_recipe.get(key) for key in ("divergence", "tasks", "seed")
     )
-    return CheckpointComparison(
-        label=ours.label,
-        checkpoint_sha256=(ours.checkpoint_sha256, theirs.checkpoint_sha256),
-        checkpoint_bytes=(ours.checkpoint_bytes, theirs.checkpoint_bytes),
-        is_reference=(ours.is_reference, theirs.is_reference),
-        verdicts=(verdicts[0], verdicts[1]),
-        tasks=tuple(_task(ours, theirs, task) for task in tasks),
-        kl_mean=(kl[0], kl[1]),
-        kl_unbiased_mean=(unbiased[0], unbiased[1]),
-        kl_not_compared=_why_not_one_kl(ours, theirs) if None not in kl else None,
-        acceptance=(rates[0], rates[1]),
+    not_compared = None if same_texts else "over other texts"
+    names = dict.fromkeys(task.task for side in sides for task in side.tasks)
+    return CheckpointComparison.model_validate(
+        {
+            "label": label,
+            "checkpoint_sha256": tuple(side.checkpoint_sha256 for side in sides),
+            "checkpoint_bytes": tuple(side.checkpoint_bytes for side in sides),
+            "is_reference": tuple(side.is_reference for side in sides),
+            "verdicts": tuple(None if report is None else report.overall.get(label) for report in gates),
+            "tasks": tuple(_task(*sides, name) for name in names),
+            "kl_mean": tuple(side.divergence and side.divergence.kl_mean for side in sides),
+            "kl_unbiased_mean": tuple(side.divergence and side.divergence.kl_corrected_mean for side in sides),
+            "kl_not_compared": None if no_kl else not_compared if is_one_reference else "against another reference",
+            "acceptance": tuple(side.acceptance and side.acceptance.rate for side in sides),
+        }
     )
 
 
-def _why_not_one_kl(ours: Measurement, theirs: Measurement) -> str | None:
-    if ours.reference_checkpoint_sha256 != theirs.reference_checkpoint_sha256:
-        return "against another reference"
-    same = all(ours.suite_recipe.get(key) == theirs.suite_recipe.get(key) for key in ("divergence", "tasks", "seed"))
-    return None if same else "over other texts"
+def _task(first: Measurement, second: Measurement, name: str) -> TaskComparison:
+    tasks = find_task(first, name), find_task(second, name)
+    scores = tuple(None if task is None else task.accuracy for task in tasks)
 
-
-def _task(ours: Measurement, theirs: Measurement, name: str) -> TaskComparison:
-    one, two = find_task(ours, name), find_task(theirs, name)
-    scores = (None if one is None else one.accuracy, None if two is None else two.accuracy)
-
-    def alone(why: str) -> TaskComparison:
+    def not_paired(reason: str) -> TaskComparison:
         return TaskComparison(
-            task=name, scores=scores, num_pairs=None, lost=None, discordant=None, p_value=None, not_paired=why
+            task=name, scores=(scores[0], scores[1]), num_pairs=None, lost=None, discordant=None, p_value=None,
+            not_paired=reason,
         )  # fmt: skip
 
-    for which, measurement, task in (("first", ours, one), ("second", theirs, two)):
+    for which, measurement, task in zip(("first", "second"), (first, second), tasks, strict=True):
         if task is None:
-            return alone(f"the {which} run did not ask it")
+            return not_paired(f"the {which} run did not ask it")
         if task.accuracy is None:
-            return alone(f"no score in the {which}: {task.note or measurement.not_measured.get(name, 'not measured')}")
-    if fields := questions_differ(ours, theirs, name, other=OTHER):
-        return alone(f"other questions: {'; '.join(fields)}")
-    if fields := asked_differently(ours, theirs, other=OTHER):
-        return alone(f"asked differently: {'; '.join(fields)}")
-    assert one is not None and two is not None
-    pairs = pair_items(one, two)
+            reason = task.note or measurement.not_measured.get(name, "not measured")
+            return not_paired(f"no score in the {which}: {reason}")
+    if fields := questions_differ(first, second, name, other=OTHER):
+        return not_paired(f"other questions: {'; '.join(fields)}")
+    if fields := asked_differently(first, second, other=OTHER):
+        return not_paired(f"asked differently: {'; '.join(fields)}")
+    assert tasks[0] is not None and tasks[1] is not None
+    pairs = pair_items(tasks[0], tasks[1])
     if pairs.n == 0:
-        return alone("no item was answered in both")
+        return not_paired("no item was answered in both")
     return TaskComparison(
-        task=name, scores=scores, num_pairs=pairs.n, lost=pairs.drop(0.95), discordant=pairs.discordant,
+        task=name, scores=(scores[0], scores[1]), num_pairs=pairs.n, lost=pairs.drop(0.95), discordant=pairs.discordant,
         p_value=pairs.p_difference, not_paired=None,
     )  # fmt: skip

@@ -147,7 +147,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         record.save(self.run_dir / "speed.json")
         return record
 
-    monkeypatch.setattr(measure.Measuring, "run", run)
+    monkeypatch.setattr(measure.LadderRun, "run", run)
     monkeypatch.setattr("assay_evaluate.run.identity.checkpoint_sha256", lambda folder, hash_file: "0" * 64)
     return calls
 

@@ -33,19 +33,19 @@ NV = {1: (116.3,), 8: (455.5,), 32: (925.2,)}
 
 def test_a_crossing_between_two_rows() -> None:
     """Linear in the logarithms: at 8 w4a16 leads by ln(495.7 / 455.5), at 32 it is behind by ln(925.2 / 828.4)."""
-    found = envelope([curve("w4a16", W4), curve("nvfp4", NV)], POINTS, {}, num_draws=0, seed=0)
-    (turn,) = turns(found)
+    best = envelope([curve("w4a16", W4), curve("nvfp4", NV)], POINTS, {}, num_draws=0, seed=0)
+    (turn,) = turns(best)
     lead, behind = math.log(495.7 / 455.5), math.log(925.2 / 828.4)
     assert (turn.before, turn.after) == (0, 1)
     assert turn.at == pytest.approx(8 * 4 ** (lead / (lead + behind)), rel=0.01)
     assert (turn.low, turn.high, turn.chance) == (None, None, None)  # nothing was drawn
-    assert [int(found.at(at)[0]) for at in POINTS] == [0, 0, 1]
-    assert not found.noisy
+    assert [int(best.at(at)[0]) for at in POINTS] == [0, 0, 1]
+    assert not best.noisy
 
 
 def test_a_setup_is_known_between_its_rows_only() -> None:
-    found = envelope([curve("a", {8: (100.0,)}), curve("b", {1: (1.0,), 32: (10.0,)})], POINTS, {}, num_draws=0, seed=0)
-    assert [int(found.at(at)[0]) for at in POINTS] == [1, 0, 1]
+    best = envelope([curve("a", {8: (100.0,)}), curve("b", {1: (1.0,), 32: (10.0,)})], POINTS, {}, num_draws=0, seed=0)
+    assert [int(best.at(at)[0]) for at in POINTS] == [1, 0, 1]
     alone = envelope([curve("a", {8: (100.0,)})], (1, 8), {}, num_draws=0, seed=0)
     assert [int(alone.at(at)[0]) for at in (1, 8)] == [NOBODY, 0]
 
@@ -53,8 +53,8 @@ def test_a_setup_is_known_between_its_rows_only() -> None:
 def test_an_objective_ends_where_tpot_reaches_it() -> None:
     """TPOT of 10 ms at 1 and 40 ms at 16 streams is 20 ms at 4; a setup without TPOT is never chosen."""
     fast = Curve("a", "a", (known(1, (100.0,), {"tpot_s": 0.01}), known(16, (400.0,), {"tpot_s": 0.04})))
-    found = envelope([fast, curve("untold", {1: (900.0,), 16: (900.0,)})], (1, 16), {"tpot_s": 0.02}, num_draws=0, seed=0)
-    (turn,) = turns(found)
+    best = envelope([fast, curve("untold", {1: (900.0,), 16: (900.0,)})], (1, 16), {"tpot_s": 0.02}, num_draws=0, seed=0)
+    (turn,) = turns(best)
     assert (turn.before, turn.after, turn.at) == (0, NOBODY, pytest.approx(4.0, rel=0.01))
 
 
@@ -62,8 +62,8 @@ def test_an_objective_ends_where_tpot_reaches_it() -> None:
 def test_an_objective_beyond_the_rows_warns_of_nothing() -> None:
     """Where a setup has no rows nothing is computed of it: numpy's warning would stand before the recommendation."""
     alone = Curve("a", "a", (known(4, (100.0, 101.0), {"tpot_s": 0.01}),))
-    found = envelope([alone], (1, 4, 16), {"tpot_s": 0.02}, num_draws=20, seed=0)
-    assert [int(found.at(at)[0]) for at in (1, 4, 16)] == [NOBODY, 0, NOBODY]
+    best = envelope([alone], (1, 4, 16), {"tpot_s": 0.02}, num_draws=20, seed=0)
+    assert [int(best.at(at)[0]) for at in (1, 4, 16)] == [NOBODY, 0, NOBODY]
 
 
 def test_the_range_holds_the_true_crossing() -> None:
@@ -91,26 +91,26 @@ def test_the_range_holds_the_true_crossing() -> None:
 def test_the_fastest_of_equals_is_not_believed_to_be_faster() -> None:
     """Of 8 equal setups the fastest was measured 3 to 4 % too fast; said is less than 1.5 % too much on average."""
     rng = np.random.default_rng(7)
-    measured, said, sure = [], [], 0
+    measured, text, sure = [], [], 0
     for number in range(60):
         curves = []
         for name in "abcdefgh":
             effects = rng.normal(0, 0.03, 2)
             logs = [effects[start] + rng.normal(0, 0.01) for start in (0, 0, 1)]
-            curves.append(Curve(name, name, (known(8, tuple(100 * math.exp(one) for one in logs), {}, (2, 1)),)))
-        found = envelope(curves, (8,), {}, num_draws=300, seed=number)
-        pick = int(found.at(8)[0])
+            curves.append(Curve(name, name, (known(8, tuple(100 * math.exp(log) for log in logs), {}, (2, 1)),)))
+        best = envelope(curves, (8,), {}, num_draws=300, seed=number)
+        pick = int(best.at(8)[0])
         measured.append(curves[pick].rows[0].log - math.log(100))
-        said.append(float(found.logs[pick, 8][1:].mean()) - math.log(100))
-        sure += (found.at(8)[1:] == pick).mean() > 0.9
-    assert 0.02 < np.mean(measured) < 0.045 and abs(np.mean(said)) < 0.015 and sure == 0
+        text.append(float(best.logs[pick, 8][1:].mean()) - math.log(100))
+        sure += (best.at(8)[1:] == pick).mean() > 0.9
+    assert 0.02 < np.mean(measured) < 0.045 and abs(np.mean(text)) < 0.015 and sure == 0
 
 
 def test_a_table_is_not_free_of_noise() -> None:
     """One run of each, 0.4 % apart at 32 streams: who is ahead is not known there, beside repeated rows or not."""
     fp8 = {1: (94.4,), 8: (394.2,), 32: (921.4,)}
-    found = envelope([curve("fp8", fp8), curve("nvfp4", NV)], POINTS, {}, num_draws=2000, seed=0)
-    assert found.noisy and 0.4 < (found.at(32)[1:] == 1).mean() < 0.65 and (found.at(1)[1:] == 1).mean() > 0.95
+    best = envelope([curve("fp8", fp8), curve("nvfp4", NV)], POINTS, {}, num_draws=2000, seed=0)
+    assert best.noisy and 0.4 < (best.at(32)[1:] == 1).mean() < 0.65 and (best.at(1)[1:] == 1).mean() > 0.95
     repeated = {at: (value, 1.001 * value, 0.999 * value) for at, (value,) in fp8.items()}
     beside = envelope([curve("fp8", repeated), curve("nvfp4", NV)], POINTS, {}, num_draws=2000, seed=0)
     assert 0.4 < (beside.at(32)[1:] == 1).mean() < 0.65
@@ -119,10 +119,10 @@ def test_a_table_is_not_free_of_noise() -> None:
 def test_quality_that_may_fail_makes_a_flip_uncertain() -> None:
     """nvfp4 has passed, but its intervals leave one chance in four that it should not have: so many draws have no flip."""
     far = {1: (60.0,), 8: (240.0,), 32: (1900.0,)}
-    found = envelope([curve("w4a16", W4), curve("nvfp4", far, chance=0.25)], POINTS, {}, num_draws=2000, seed=0)
-    (turn,) = turns(found)
+    best = envelope([curve("w4a16", W4), curve("nvfp4", far, chance=0.25)], POINTS, {}, num_draws=2000, seed=0)
+    (turn,) = turns(best)
     assert turn.chance == pytest.approx(0.75, abs=0.03)
-    assert (found.at(32)[1:] == 1).mean() == pytest.approx(0.75, abs=0.03)
+    assert (best.at(32)[1:] == 1).mean() == pytest.approx(0.75, abs=0.03)
 
 
 def test_a_change_that_happens_twice_has_two_ranges() -> None:
@@ -140,7 +140,7 @@ def test_a_change_that_happens_twice_has_two_ranges() -> None:
 
 def test_a_prediction_may_be_wrong_by_its_spread() -> None:
     """Both may be wrong by a factor of 1.7: a lead of 12 % is none."""
-    curves = [Curve(one.setup, one.setup, one.rows, spread=1.73) for one in (curve("w4a16", W4), curve("nvfp4", NV))]
+    curves = [Curve(entry.setup, entry.setup, entry.rows, spread=1.73) for entry in (curve("w4a16", W4), curve("nvfp4", NV))]
     found = envelope(curves, POINTS, {}, num_draws=2000, seed=0)
     assert 0.5 < (found.at(32)[1:] == 1).mean() < 0.75
     again = envelope(curves, POINTS, {}, num_draws=2000, seed=0)

@@ -15,7 +15,7 @@ import pytest
 
 from assay.records.choice.record import Choice
 from assay.records.speed import Quantiles, SpeedRepeat, SpeedRow
-from assay_evaluate.choice.choose import Wanted, choose
+from assay_evaluate.choice.choose import ChoiceRequest, choose
 from assay_evaluate.speed.foreign.read import read_imported
 from assay_evaluate.speed.foreign.stated import Stated
 
@@ -65,19 +65,19 @@ def value(points: dict[int, Point], streams: float, of: str) -> float | None:
     ends = []
     for at in (below, above):
         point = points[at]
-        logs = [math.log(one) for one in point.tokens_s] if of == "tokens_s" else [math.log(point.tpot_s or math.nan)]
+        logs = [math.log(tokens_) for tokens_ in point.tokens_s] if of == "tokens_s" else [math.log(point.tpot_s or math.nan)]
         ends.append(sum(logs) / len(logs))
     share = 0.0 if below == above else math.log(streams / below) / math.log(above / below)
     return math.exp(ends[0] + share * (ends[1] - ends[0]))
 
 
 def best(ladder: Ladder, streams: float, most_tpot_s: float | None) -> str | None:
-    found = []
+    results = []
     for name, points in ladder.items():
         speed = value(points, streams, "tokens_s")
         if speed is not None and (most_tpot_s is None or (value(points, streams, "tpot_s") or math.inf) <= most_tpot_s):
-            found.append((speed, name))
-    return max(found)[1] if found else None
+            results.append((speed, name))
+    return max(results)[1] if results else None
 
 
 def flips_of(ladder: Ladder, most_tpot_s: float | None) -> list[tuple[str | None, str | None, float]]:
@@ -107,13 +107,13 @@ def mean(ladder: Ladder, name: str, at: int) -> float:
 def worst_of(ladder: Ladder, most_tpot_s: float | None) -> dict[str, tuple[float, int]]:
     """Setup that is known wherever there is a best -> (largest share of tokens/s that it lacks there, streams)."""
     picks = {at: best(ladder, at, most_tpot_s) for at in sorted({at for points in ladder.values() for at in points})}
-    found = {}
+    results = {}
     for name, points in ladder.items():
         if all(at in points for at, pick in picks.items() if pick is not None):
             behind = {at: 1 - mean(ladder, name, at) / mean(ladder, pick, at) for at, pick in picks.items() if pick is not None}
             at = max(behind, key=lambda one: behind[one])
-            found[name] = (behind[at], at)
-    return found
+            results[name] = (behind[at], at)
+    return results
 
 
 def usd(ladder: Ladder, name: str, at: int, usd_per_gpu_hour: float, num_gpus: int) -> float:
@@ -133,18 +133,18 @@ def rows_of(ladder: Ladder) -> list[SpeedRow]:
                 SpeedRow(
                     checkpoint=name.split()[0], speculation=5 if name.endswith("with MTP") else 0, concurrency=at,
                     origin="measured", prompts="chat", hardware="8xH200", num_gpus=8, source="by hand",
-                    repeats=tuple(SpeedRepeat(output_tokens_s=one, **more) for one in point.tokens_s),
+                    repeats=tuple(SpeedRepeat(output_tokens_s=tokens_, **more) for tokens_ in point.tokens_s),
                 )
             )  # fmt: skip
     return rows
 
 
-def summary(found: Choice) -> dict[str, Any]:
-    one = found.one_for_all
+def summary(result: Choice) -> dict[str, Any]:
+    entry = result.one_for_all
     return {
-        "picks": {pick.concurrency: pick.setup for pick in found.picks},
-        "flips": [(flip.before, flip.after) for flip in found.flips],
-        "one for all": None if one is None else one.setup,
+        "picks": {pick.concurrency: pick.setup for pick in result.picks},
+        "flips": [(flip.before, flip.after) for flip in result.flips],
+        "one for all": None if entry is None else entry.setup,
     }
 
 
@@ -171,29 +171,29 @@ def test_a_choice_is_what_another_computation_says(
     flips: list[tuple[str | None, str | None, float]], one_for_all: str,
 ) -> None:  # fmt: skip
     objective = None if most_tpot_s is None else {"tpot_s": most_tpot_s}
-    found = choose(rows_of(ladder), None, Wanted(objective=objective, usd_per_gpu_hour=3.5))
-    assert summary(found) == {"picks": picks, "flips": [flip[:2] for flip in flips], "one for all": one_for_all}
+    choice = choose(rows_of(ladder), None, ChoiceRequest(objective=objective, usd_per_gpu_hour=3.5))
+    assert summary(choice) == {"picks": picks, "flips": [flip[:2] for flip in flips], "one for all": one_for_all}
     assert {at: best(ladder, at, most_tpot_s) for at in picks} == picks
 
     exact = flips_of(ladder, most_tpot_s)
     assert [flip[:2] for flip in exact] == [flip[:2] for flip in flips]
     step = math.log(max(picks) / min(picks)) / 399
-    for ours, theirs, (_, _, stated) in zip(found.flips, exact, flips, strict=True):
-        assert abs(math.log(ours.at / theirs[2])) <= step and round(theirs[2], 1) == stated
+    for reference, candidate, (_, _, stated) in zip(choice.flips, exact, flips, strict=True):
+        assert abs(math.log(reference.at / candidate[2])) <= step and round(candidate[2], 1) == stated
 
     assert {
-        (cell.setup, cell.concurrency): cell.usd_per_million_tokens for cell in found.cells if cell.state == "measured"
+        (cell.setup, cell.concurrency): cell.usd_per_million_tokens for cell in choice.cells if cell.state == "measured"
     } == {(name, at): pytest.approx(usd(ladder, name, at, 3.5, 8)) for name, points in ladder.items() for at in points}
     worst = worst_of(ladder, most_tpot_s)
-    assert {one.setup for one in found.regrets} == worst.keys()
-    for one in found.regrets:
-        share, at = worst[one.setup]
+    assert {regret.setup for regret in choice.regrets} == worst.keys()
+    for regret in choice.regrets:
+        share, at = worst[regret.setup]
         pick = str(picks[at])
-        assert (one.at, one.worst_tokens_s) == (at, pytest.approx(share * mean(ladder, pick, at)))
-        alike = one.setup.endswith("without MTP") == pick.endswith("without MTP")
-        assert one.relative == (pytest.approx(share) if alike else None), "drafting is of one ratio with not drafting never"
-        dearer = usd(ladder, one.setup, at, 3.5, 8) - usd(ladder, pick, at, 3.5, 8)
-        assert one.usd_per_million_tokens == pytest.approx(dearer, abs=1e-9)
+        assert (regret.at, regret.worst_tokens_s) == (at, pytest.approx(share * mean(ladder, pick, at)))
+        alike = regret.setup.endswith("without MTP") == pick.endswith("without MTP")
+        assert regret.relative == (pytest.approx(share) if alike else None), "drafting is of one ratio with not drafting never"
+        dearer = usd(ladder, regret.setup, at, 3.5, 8) - usd(ladder, pick, at, 3.5, 8)
+        assert regret.usd_per_million_tokens == pytest.approx(dearer, abs=1e-9)
 
 
 def test_the_table_above_is_the_published_one() -> None:

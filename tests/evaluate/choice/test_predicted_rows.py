@@ -10,7 +10,7 @@ from fake_aiconfigurator import fake_aiconfigurator
 from assay.recipes.load import load_recipe
 from assay.recipes.profile import ProfileRecipe
 from assay.records.speed import SpeedRecord, SpeedRepeat, SpeedRow
-from assay_evaluate.choice.choose import Wanted, choose
+from assay_evaluate.choice.choose import ChoiceRequest, choose
 from assay_evaluate.choice.rows import on_hardware
 from assay_evaluate.speed.ladder import Ladder
 from assay_evaluate.speed.predicted import WRONG_SIGN, predict
@@ -46,12 +46,12 @@ def test_a_prediction_fills_a_cell_and_is_not_chosen(tmp_path: Path) -> None:
     """It is faster than what was measured at 1 and 32 streams, and stands beside it with the faster of both speculations."""
     measured = SpeedRecord(rows=(row("w4a16", 1, 80.0), row("w4a16", 32, 600.0)))
     record = with_rows(measured, predicted(tmp_path).rows)
-    assert [one.origin for one in record.rows] == ["measured", "measured", *["predicted"] * 4]
-    found = choose(on_hardware(record.rows, None), None, Wanted(usd_per_gpu_hour=3.5))
-    assert found.recommendation == "quality was not measured (--quality assumed): w4a16 with MTP from 1 to 32 streams"
-    assert (found.origin, [one.setup for one in found.picks]) == ("measured", ["w4a16 with MTP"] * 2)
+    assert [entry.origin for entry in record.rows] == ["measured", "measured", *["predicted"] * 4]
+    choice = choose(on_hardware(record.rows, None), None, ChoiceRequest(usd_per_gpu_hour=3.5))
+    assert choice.recommendation == "quality was not measured (--quality assumed): w4a16 with MTP from 1 to 32 streams"
+    assert (choice.origin, [pick.setup for pick in choice.picks]) == ("measured", ["w4a16 with MTP"] * 2)
     drafting = {at: at * 512 / seconds(*times, 2.4) for at, times in ((1, (186.3, 13155.1)), (32, (3702.1, 32627.6)))}
-    assert [one.model_dump(exclude_defaults=True) for one in found.cells if one.state == "predicted"] == [
+    assert [cell.model_dump(exclude_defaults=True) for cell in choice.cells if cell.state == "predicted"] == [
         {
             "setup": "fp8", "concurrency": at, "state": "predicted", "why": "nobody measured it",
             "output_tokens_s": pytest.approx(speed), "tokens_s_user": pytest.approx(speed / at),
@@ -60,30 +60,30 @@ def test_a_prediction_fills_a_cell_and_is_not_chosen(tmp_path: Path) -> None:
         for (at, speed), step in zip(drafting.items(), (13155.1, 32627.6), strict=True)
     ]  # fmt: skip
     assert drafting[1] == pytest.approx(90.3, abs=0.1) and drafting[32] == pytest.approx(947.2, abs=0.1)
-    assert {one.setup for one in found.regrets} == {"w4a16 with MTP"} and found.refused == ()
+    assert {regret.setup for regret in choice.regrets} == {"w4a16 with MTP"} and choice.refused == ()
 
 
 def test_imports_come_before_predictions_too(tmp_path: Path) -> None:
     imported = [row("nvfp4", at, speed, origin="imported", source="a page") for at, speed in ((1, 50.0), (32, 400.0))]
-    found = choose(with_rows(predicted(tmp_path), imported).rows, None, Wanted())
-    assert (found.origin, {one.setup for one in found.picks}) == ("imported", {"nvfp4 with MTP"})
+    choice = choose(with_rows(predicted(tmp_path), imported).rows, None, ChoiceRequest())
+    assert (choice.origin, {pick.setup for pick in choice.picks}) == ("imported", {"nvfp4 with MTP"})
 
 
 def test_predictions_alone_are_chosen_among_and_said_to_be_predictions(tmp_path: Path) -> None:
     """At both numbers of streams drafting is predicted to be faster; W4A16 has no row and no guess."""
     record = predicted(tmp_path)
-    found = choose(record.rows, None, Wanted(concurrency=(1, 32)))
-    assert found.recommendation == (
+    choice = choose(record.rows, None, ChoiceRequest(concurrency=(1, 32)))
+    assert choice.recommendation == (
         "quality was not measured (--quality assumed): predicted, not measured: fp8 with MTP from 1 to 32 streams"
     )
-    speeds = {(one.setup, one.concurrency): one.output_tokens_s for one in found.cells}
+    speeds = {(cell.setup, cell.concurrency): cell.output_tokens_s for cell in choice.cells}
     assert speeds == {
         ("fp8 with MTP", 1): pytest.approx(90.3, abs=0.1), ("fp8 with MTP", 32): pytest.approx(947.2, abs=0.1),
         ("fp8 without MTP", 1): pytest.approx(512 / seconds(186.3, 11422.2)),
         ("fp8 without MTP", 32): pytest.approx(32 * 512 / seconds(3702.1, 19502.9)),
     }  # fmt: skip
-    assert [one.chance_best is not None and 0.5 < one.chance_best < 1 for one in found.picks] == [True, True]
-    assert [(one.checkpoint, one.reason) for one in record.not_measured] == [("w4a16", f"not predicted: {WRONG_SIGN}")]
+    assert [pick.chance_best is not None and 0.5 < pick.chance_best < 1 for pick in choice.picks] == [True, True]
+    assert [(entry.checkpoint, entry.reason) for entry in record.not_measured] == [("w4a16", f"not predicted: {WRONG_SIGN}")]
 
 
 def test_predicting_again_replaces(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from assay_evaluate.client.truncation import (
 from assay_evaluate.run.candidate import Candidate
 from assay_evaluate.run.evaluate import evaluate
 from assay_evaluate.serving.server import ServerSpec
-from assay_evaluate.statistics import paired_difference
+from assay_evaluate.statistics.paired import paired_difference
 from assay_evaluate.tasks.generated import arithmetic_items
 from assay_evaluate.verdicts.gates import judge
 

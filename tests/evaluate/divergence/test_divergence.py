@@ -154,24 +154,24 @@ def test_record_by_position_and_language() -> None:
         documents.append(ScoredDocument(f"d{i}", language, reference, candidate))
         parts.append(position_divergence(reference, candidate))
     record = summarize(documents, reference_checkpoint_sha256="r", top_k=20, position_buckets=(0, 10, 32, 999))
-    kl_N = np.concatenate([one.kl_P for one in parts])
+    kl_N = np.concatenate([part.kl_P for part in parts])
     assert record.kl_mean.value == pytest.approx(kl_N.mean())
     assert record.kl_mean.low < record.kl_mean.value < record.kl_mean.high
     assert (record.kl_mean.n, record.num_positions, record.num_non_finite) == (20, 1190, 0)
     assert [record.kl_median, record.kl_p90, record.kl_p99, record.kl_max] == pytest.approx(
         [np.median(kl_N), np.percentile(kl_N, 90), np.percentile(kl_N, 99), kl_N.max()]
     )
-    agrees_N = np.concatenate([one.agrees_P for one in parts])
+    agrees_N = np.concatenate([part.agrees_P for part in parts])
     assert record.top1_agreement.value == pytest.approx(agrees_N.mean())
-    assert record.tail_mass_mean == pytest.approx(np.concatenate([one.tail_mass_P for one in parts]).mean())
-    assert record.kl_corrected_mean.value == pytest.approx(np.concatenate([one.corrected_P for one in parts]).mean())
+    assert record.tail_mass_mean == pytest.approx(np.concatenate([part.tail_mass_P for part in parts]).mean())
+    assert record.kl_corrected_mean.value == pytest.approx(np.concatenate([part.corrected_P for part in parts]).mean())
     assert [(b.first, b.last, b.n) for b in record.by_position] == [(0, 9, 200), (10, 31, 440), (32, 998, 550)]
-    first_ten = np.concatenate([one.kl_P[:10] for one in parts])
+    first_ten = np.concatenate([part.kl_P[:10] for part in parts])
     assert record.by_position[0].kl_mean == pytest.approx(first_ten.mean())
     assert record.by_position[0].kl_p99 == pytest.approx(np.percentile(first_ten, 99))
     # Ten texts of a language have no interval.
     assert record.by_language == {
-        language: Estimate(value=np.concatenate([one.kl_P for one in some]).mean(), n=10)
+        language: Estimate(value=np.concatenate([entry.kl_P for entry in some]).mean(), n=10)
         for language, some in (("en", parts[:10]), ("zh", parts[10:]))
     }
     again = summarize(documents, reference_checkpoint_sha256="r", top_k=20, position_buckets=(0, 10, 32, 999))
@@ -207,8 +207,8 @@ def test_no_interval_below_twenty_texts(num_texts: int) -> None:
         drift.kl_mean, drift.kl_unbiased_mean, drift.top1_agreement, drift.probability_change_mean,
         drift.probability_change_rms, drift.perplexity_ratio,
     ]  # fmt: skip
-    wanted = Interval if num_texts >= 20 else Estimate
-    assert [(type(one), one.n) for one in means if one is not None] == [(wanted, num_texts)] * 11
+    requested = Interval if num_texts >= 20 else Estimate
+    assert [(type(mean), mean.n) for mean in means if mean is not None] == [(requested, num_texts)] * 11
     groups = [*drift.by_span, *drift.by_language, *drift.curve, *drift.by_confidence]
     assert [group.kl_mean_interval is not None for group in groups] == [group.num_documents >= 20 for group in groups]
     assert Divergence.model_validate_json(record.model_dump_json()) == record
@@ -227,8 +227,8 @@ def test_sampling_gap_of_the_record_has_an_interval() -> None:
 
 def test_too_few_texts_are_not_called_nan() -> None:
     ln_p, ln_q, tokens = sampled_pair(seed=1, positions=20, sharpness=1.0, noise=0.5)
-    one = ScoredDocument("a", "en", top_k_of(ln_p, tokens, 5), top_k_of(ln_q, tokens, 5))
-    for documents in ([], [one]):
+    entry = ScoredDocument("a", "en", top_k_of(ln_p, tokens, 5), top_k_of(ln_q, tokens, 5))
+    for documents in ([], [entry]):
         with pytest.raises(MeasureError) as error:
             summarize(documents, reference_checkpoint_sha256="x", top_k=5, position_buckets=[0])
         assert str(error.value) == f"both sides have scored {len(documents)} of the reference's replies, and two are needed"

@@ -54,7 +54,7 @@ def test_statistics_against_numpy() -> None:
     every, _, held_out = record.drift
 
     parts = [position_divergence(doc.reference, doc.candidate) for doc in documents[:3] if doc.candidate]
-    kl_N = np.concatenate([one.kl_P for one in parts])
+    kl_N = np.concatenate([part.kl_P for part in parts])
     p, q = (np.concatenate([np.exp(side[i]) for side in ((ln_p, ln_q) for _, ln_p, ln_q in made[:3])]) for i in (0, 1))
     tokens = np.concatenate([doc.reference.tokens_P for doc in documents[:3]])
     n = np.arange(len(tokens))
@@ -189,9 +189,9 @@ def test_short_replies_are_not_hidden_by_long_ones() -> None:
     record = summarize(made, reference_checkpoint_sha256="r", top_k=64, position_buckets=(0,))
     by_text = record.drift[0].kl_text_mean
     parts = [(doc, position_divergence(doc.reference, doc.candidate)) for doc in made if doc.candidate is not None]
-    lengths = np.array([len(one.kl_P) for _, one in parts])
-    ending = np.array([one.corrected_P[-1] - one.kl_P[-1] for _, one in parts])
-    own = np.array([one.corrected_P.sum() for _, one in parts]) - ending
+    lengths = np.array([len(entry.kl_P) for _, entry in parts])
+    ending = np.array([entry.corrected_P[-1] - entry.kl_P[-1] for _, entry in parts])
+    own = np.array([entry.corrected_P.sum() for _, entry in parts]) - ending
     assert isinstance(by_text, Interval) and by_text.n == 40
     assert by_text.value == pytest.approx((own / lengths + ending / lengths.mean()).mean())
     over_tokens = judge_divergence(gate(metric="kl_mean"), measured(record.model_copy(update={"drift": ()})))
@@ -219,9 +219,9 @@ def test_what_lies_outside_the_list_is_not_passed_unseen() -> None:
     verdict = judge_divergence(gate(metric="kl_mean"), measured(record))
     assert (verdict.status, verdict.detail.split(":")[0]) == ("FAIL", "KL, unbiased")
     by_bound = gate(metric="kl_mean", texts="held_out")
-    held_out = [ScoredDocument(**vars(one) | {"texts": "held_out"}) for one in documents]
-    both = summarize([*documents, *held_out], reference_checkpoint_sha256="r", top_k=20, position_buckets=(0,))
-    verdict = judge_divergence(by_bound, measured(both))
+    held_out = [ScoredDocument(**vars(document) | {"texts": "held_out"}) for document in documents]
+    pair = summarize([*documents, *held_out], reference_checkpoint_sha256="r", top_k=20, position_buckets=(0,))
+    verdict = judge_divergence(by_bound, measured(pair))
     assert verdict.status == "NOT MEASURED" and verdict.detail.endswith(
         "a lower bound can fail a candidate and not pass one: held-out text was not sampled from the reference, so there is no "
         "unbiased mean; `divergence: {exact: true}` in the suite measures it, where the checkpoints are folders."
@@ -237,9 +237,9 @@ def test_one_of_several_numbers_at_their_limit_does_not_fail() -> None:
         drift = record.drift[0]
         made = [
             drift.by_span[0].model_copy(
-                update={"name": f"{i}", "kl_unbiased_mean": one, "kl_mean_interval": None, "kl_mean": 0.01}
+                update={"name": f"{i}", "kl_unbiased_mean": entry, "kl_mean_interval": None, "kl_mean": 0.01}
             )
-            for i, one in enumerate(near)
+            for i, entry in enumerate(near)
         ]
         every = drift.model_copy(update={"by_span": tuple(made), "unreached_spans": ()})
         return record.model_copy(update={"drift": (every,)})
@@ -318,7 +318,9 @@ def test_gates_on_the_other_statistics(late: Divergence) -> None:
     every = late.drift[0]
     for metric in ("kl_unbiased_mean", "perplexity_ratio"):
         interval = getattr(every, metric)
-        alone = late.model_copy(update={"drift": tuple(one.model_copy(update={"kl_text_mean": None}) for one in late.drift)})
+        alone = late.model_copy(
+            update={"drift": tuple(entry.model_copy(update={"kl_text_mean": None}) for entry in late.drift)}
+        )
         for limit, status in ((interval.high + 0.01, "PASS"), (interval.low - 0.01, "FAIL"), (interval.value, "UNDERPOWERED")):
             verdict = judge_divergence(gate(metric=metric, max=limit), measured(alone))
             assert (verdict.status, verdict.observed, verdict.limit) == (status, interval, limit), metric
@@ -343,8 +345,8 @@ def test_what_is_missing_is_not_measured(late: Divergence) -> None:
     ):
         verdict = judge_divergence(other, measured(old))
         assert verdict.status == "NOT MEASURED" and words in verdict.detail
-    why = {"divergence in exact mode": "lm_head is quantized"}
-    assert "lm_head is quantized" in judge_divergence(gate(metric="kl_exact_mean"), measured(late, **why)).detail
+    reason = {"divergence in exact mode": "lm_head is quantized"}
+    assert "lm_head is quantized" in judge_divergence(gate(metric="kl_exact_mean"), measured(late, **reason)).detail
     broken = scored(0, 300, 0.1, texts="held_out")[0]
     assert broken.candidate is not None
     broken.candidate.chosen_P[3] = np.nan

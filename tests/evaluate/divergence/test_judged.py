@@ -121,7 +121,7 @@ def asked(run: Run, reference: Sampling, candidate: Sampling, num_items: int = 1
     """Code, stdout and stderr of a whole evaluation under the default gates."""
     Path("short.yaml").write_text(SUITE.replace("NUM_ITEMS", str(num_items)))
     with reference, candidate:
-        first, second = (f"{label}={one.base_url}" for label, one in (("bf16", reference), ("w4a16", candidate)))
+        first, second = (f"{label}={entry.base_url}" for label, entry in (("bf16", reference), ("w4a16", candidate)))
         return run("evaluate", "--reference", first, "--candidate", second, "--suite", "short.yaml")
 
 
@@ -129,9 +129,9 @@ def by_gate(candidate: str = "w4a16") -> dict[str, tuple[str, str]]:
     """Gate of divergence -> its verdict and what it says."""
     report = GateReport.load(Path("runs/model/gates.json"))
     return {
-        one.gate: (one.status, one.detail)
-        for one in report.verdicts
-        if one.candidate == candidate and one.gate.startswith("divergence ")
+        verdict.gate: (verdict.status, verdict.detail)
+        for verdict in report.verdicts
+        if verdict.candidate == candidate and verdict.gate.startswith("divergence ")
     }
 
 
@@ -153,7 +153,7 @@ def test_a_tail_of_other_tokens_does_not_pass_for_its_likeliest(run: Run) -> Non
     record = Measurement.load(Path("runs/model/measurements/w4a16.json")).divergence
     assert record is not None and record.kl_mean.high < 0.1
     logits_VV = [np.array([rule(last) for last in range(VOCABULARY)]) for rule in (peaked, shuffled_tail)]
-    ln_p, ln_q = (one - np.log(np.exp(one).sum(axis=1, keepdims=True)) for one in logits_VV)
+    ln_p, ln_q = (entry - np.log(np.exp(entry).sum(axis=1, keepdims=True)) for entry in logits_VV)
     over_all_contexts = (np.exp(ln_p) * (ln_p - ln_q)).sum(axis=1).mean()
     corrected = record.kl_corrected_mean
     assert corrected is not None and 0.5 * over_all_contexts < corrected.value < 1.5 * over_all_contexts
@@ -164,8 +164,8 @@ def test_logits_have_no_divergence(run: Run) -> None:
     code, out, err = asked(run, OfLogits(), OfLogits(near))
     assert code == 0, out + err
     assert {status for status, _ in by_gate().values()} == {"NOT MEASURED"}
-    said = "No divergence for w4a16: the reference's server: log-probabilities above 0: start vLLM without --logprobs-mode"
-    assert all(detail.startswith(said) for _, detail in by_gate().values()), by_gate()
+    text = "No divergence for w4a16: the reference's server: log-probabilities above 0: start vLLM without --logprobs-mode"
+    assert all(detail.startswith(text) for _, detail in by_gate().values()), by_gate()
 
 
 def test_rows_of_the_request_before_are_refused(run: Run) -> None:

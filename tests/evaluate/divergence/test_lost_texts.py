@@ -128,9 +128,9 @@ def test_one_text_that_the_reference_cannot_score_is_left_out_and_told(
     [prompt] = servers.first["reference"]
     item = _item_of(tmp_path, prompt)
     note = f"divergence: 1 of 12 texts is left out: the reference cannot score {item}: {said}"
-    for one in (repeat, candidate):
-        assert one.divergence is not None and one.divergence.num_documents == NUM_TEXTS - 1
-    assert [note in one.notes for one in measured] == [True, True, True]
+    for entry in (repeat, candidate):
+        assert entry.divergence is not None and entry.divergence.num_documents == NUM_TEXTS - 1
+    assert [note in entry.notes for entry in measured] == [True, True, True]
     assert f"ours: {note}" in lines
     assert first.not_measured == {}
     assert run(tmp_path, servers) == measured and servers.starts == ["reference", "candidate"]
@@ -151,18 +151,18 @@ def test_one_text_that_the_candidate_cannot_score_is_left_out_and_told(tmp_path:
 def test_many_texts_that_the_reference_cannot_score(answer: tuple[int, dict[str, Any]], words: str, tmp_path: Path) -> None:
     servers = Servers({"reference": 3}, answer)
     measured = run(tmp_path, servers)
-    why = measured[0].not_measured["divergence"]
-    assert why.startswith("3 of 12 texts cannot be scored, more than 1 in 10: the reference cannot score ")
-    assert why.endswith(f": {words}")
-    assert [(one.divergence, one.not_measured) for one in measured[1:]] == [(None, {"divergence": why})] * 2
+    reason = measured[0].not_measured["divergence"]
+    assert reason.startswith("3 of 12 texts cannot be scored, more than 1 in 10: the reference cannot score ")
+    assert reason.endswith(f": {words}")
+    assert [(entry.divergence, entry.not_measured) for entry in measured[1:]] == [(None, {"divergence": reason})] * 2
     assert run(tmp_path, servers) == measured and servers.starts == ["reference", "candidate"]
 
 
 def test_many_texts_that_the_candidate_cannot_score(tmp_path: Path) -> None:
     _, repeat, candidate = run(tmp_path, Servers({"candidate": 3}, error(500, OOM)))
     assert repeat.divergence is not None and candidate.divergence is None
-    why = candidate.not_measured["divergence"]
-    assert why.startswith("3 of 12 texts cannot be scored, more than 1 in 10: it cannot score ")
+    reason = candidate.not_measured["divergence"]
+    assert reason.startswith("3 of 12 texts cannot be scored, more than 1 in 10: it cannot score ")
 
 
 def _item_of(folder: Path, prompt: list[int]) -> str:
@@ -172,4 +172,4 @@ def _item_of(folder: Path, prompt: list[int]) -> str:
     with Journal(folder / "run" / "journal.db") as journal:
         rows = journal._execute("SELECT items FROM items WHERE what = 'divergence.write'")
     documents = json.loads(_unpack(rows[-1][0]))[0]["documents"]
-    return next(str(one["item"]) for one in documents if [*one["prompt_ids"], *one["reply_ids"]] == prompt)
+    return next(str(document["item"]) for document in documents if [*document["prompt_ids"], *document["reply_ids"]] == prompt)

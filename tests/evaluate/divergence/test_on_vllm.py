@@ -89,7 +89,7 @@ def measured(run_dir: Path) -> list[Measurement]:
             yield started[spec.hidden_states]
             switch.unlink(missing_ok=True)
 
-        found = evaluate(
+        measurement = evaluate(
             "tiny-glm",
             [Candidate("bf16", TINY_GLM, is_reference=True), Candidate("noisy", candidate)],
             suite=SUITE,
@@ -106,7 +106,7 @@ def measured(run_dir: Path) -> list[Measurement]:
         ):
             offered = learn_scoring(client, server.fingerprint)
     assert (offered.form, offered.exact_ids) == ("packed", False)  # the plugin is there; given ids need vLLM's second runner
-    return found
+    return measurement
 
 
 @pytest.fixture(scope="module")
@@ -178,9 +178,9 @@ def test_accuracy_passes_and_drift_fails_and_the_report_shows_both(measured: lis
 
     judged.save(run_dir / "gates.json")
     page = write_report(run_dir).read_text(encoding="utf-8")
-    found = Page(page)
-    assert any(said.startswith("Mean KL, lower bound, from ") for said in found.pictures)
-    rows = [" | ".join(row) for table in found.tables for row in table.rows if row[0] == "noisy"]
+    result = Page(page)
+    assert any(text.startswith("Mean KL, lower bound, from ") for text in result.pictures)
+    rows = [" | ".join(row) for table in result.tables for row in table.rows if row[0] == "noisy"]
     assert any("score arithmetic | PASS" in row for row in rows)
     assert any("divergence kl_mean, all texts, by span | FAIL" in row for row in rows)
     assert any("held-out text | position | 512 and beyond |" in row for row in rows)

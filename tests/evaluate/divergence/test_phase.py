@@ -104,7 +104,7 @@ class Servers:
         )  # fmt: skip
 
     def asked(self, name: str, path: str) -> list[dict[str, Any]]:
-        return [body for who, server in self.seen if who == name for seen, body in server.requests if seen == path]
+        return [body for who, server in self.seen if who == name for observed, body in server.requests if observed == path]
 
 
 def run(servers: Servers, folders: dict[str, Path], **spec: Any) -> list[Measurement]:
@@ -223,8 +223,8 @@ def test_exact_ids_lose_no_id_that_the_candidate_likes_less(folders: dict[str, P
         for number, generate in enumerate((frozenset({"plain"}), frozenset({"plain", "exact"}))):
             parent = folders["reference"].parent / str(number)
             parent.mkdir()
-            mine = {name: write_checkpoint(parent / name, logits) for name, logits in LOGITS.items()}
-            record = run(Servers(generate), mine, exact=False)[2].divergence
+            kept = {name: write_checkpoint(parent / name, logits) for name, logits in LOGITS.items()}
+            record = run(Servers(generate), kept, exact=False)[2].divergence
             assert record is not None
             bounds.append(record)
     finally:
@@ -355,10 +355,10 @@ def test_packed_log_probabilities_that_do_not_fit_are_a_failed_reply() -> None:
     body = {"token_ids": [5, 6, 7], "sampling_params": {"prompt_logprobs": 2, "flat_logprobs": True}}
     request = Request("t", "i", 0, "/inference/v1/generate", body, logprobs_from=1)
     good = np.array([[[6, 1, 2], [-3, -1, -2]], [[7, 7, 3], [-0.5, -0.5, -4]]], np.float32)
-    found = read_reply(data(good), request, 0.0).logprobs
-    assert isinstance(found, TokenLogprobs)
-    assert found.tokens_P.tolist() == [6, 7] and found.chosen_P.tolist() == [-3, -0.5]
-    assert found.ids_PK.tolist() == [[1, 2], [7, 3]] and found.logprobs_PK.tolist() == [[-1, -2], [-0.5, -4]]
+    result = read_reply(data(good), request, 0.0).logprobs
+    assert isinstance(result, TokenLogprobs)
+    assert result.tokens_P.tolist() == [6, 7] and result.chosen_P.tolist() == [-3, -0.5]
+    assert result.ids_PK.tolist() == [[1, 2], [7, 3]] and result.logprobs_PK.tolist() == [[-1, -2], [-0.5, -4]]
     with pytest.raises(LookupError, match="shape"):
         read_reply(data(good[:1]), request, 0.0)
     with pytest.raises(AnothersReply, match="another text"):

@@ -55,9 +55,9 @@ def text(number: int, nats: float, **labels: str) -> ScoredDocument:
     q = p * np.exp(-nats * (1 + 0.3 * np.sin(number)))
     ids = np.tile(np.array([[0, 1]], dtype=np.int32), (10, 1))
     sides = []
-    for one in (p, q):
-        both = np.tile(np.log([[one, 1 - one]]), (10, 1)).astype(np.float32)
-        sides.append(TokenLogprobs(tokens_P=np.zeros(10, np.int32), chosen_P=both[:, 0], ids_PK=ids, logprobs_PK=both))
+    for entry in (p, q):
+        pair = np.tile(np.log([[entry, 1 - entry]]), (10, 1)).astype(np.float32)
+        sides.append(TokenLogprobs(tokens_P=np.zeros(10, np.int32), chosen_P=pair[:, 0], ids_PK=ids, logprobs_PK=pair))
     return ScoredDocument(f"t{number}", labels.pop("language", "en"), *sides, **labels)  # type: ignore[arg-type]
 
 
@@ -66,12 +66,12 @@ def test_how_many_texts_of_a_kind_there_are_is_no_chance() -> None:
     kinds = [("replies", "writing", 0.01), ("suite_replies", "codes", 0.2)]
     apart = [text(i, nats, texts=name, domain=task) for name, task, nats in kinds for i in range(24)]
     alike = [text(i, nats, texts="replies", domain="writing") for _, _, nats in kinds for i in range(24)]
-    found = [
+    results = [
         summarize(texts, reference_checkpoint_sha256="r", top_k=2, position_buckets=(0,)).kl_mean for texts in (apart, alike)
     ]
-    assert isinstance(found[0], Interval) and isinstance(found[1], Interval)
-    assert found[0].value == found[1].value and found[0].n == found[1].n == 48
-    assert found[0].high - found[0].low < 0.5 * (found[1].high - found[1].low)
+    assert isinstance(results[0], Interval) and isinstance(results[1], Interval)
+    assert results[0].value == results[1].value and results[0].n == results[1].n == 48
+    assert results[0].high - results[0].low < 0.5 * (results[1].high - results[1].low)
 
 
 def test_one_text_of_25_with_most_of_the_kl() -> None:
@@ -119,12 +119,15 @@ def test_a_text_keeps_the_cluster_of_the_question_that_it_answers(tmp_path: Path
     task = ArithmeticTask(kind="arithmetic", name="sums", languages=("en",), num_items=4, num_steps=(2,), max_tokens=64)
     with FakeServer(lambda body: Scripted("so it is #### 7")) as server, session_with(server, tmp_path) as session:
         items = run_generated(session, task, arithmetic_items(task, "eval-test")).items
-        results = {("sums", one.item): replace(one, cluster=f"q{i // 2}") for i, one in enumerate(items[:3])}
+        results = {("sums", item.item): replace(item, cluster=f"q{i // 2}") for i, item in enumerate(items[:3])}
         spec = DivergenceSpec(num_documents=2, max_tokens=8, suite_documents=20)
         documents = write_replies(session, suite_questions(session, spec, WHO, results))
     sides = text(0, 0.1).reference
-    found = {one.item: (one.language, one.cluster) for one in (scored_document(doc, sides, None) for doc in documents)}
-    assert found == {
+    result = {
+        document.item: (document.language, document.cluster)
+        for document in (scored_document(doc, sides, None) for doc in documents)
+    }
+    assert result == {
         f"sums/{items[0].item}": ("en", "sums/q0"),
         f"sums/{items[1].item}": ("en", "sums/q0"),
         f"sums/{items[2].item}": ("en", "sums/q1"),

@@ -32,7 +32,7 @@ def side(tokens: list[int], chances: list[dict[int, float]]) -> TokenLogprobs:
     ids = np.full((len(tokens), 3), -1, np.int32)
     logprobs = np.full((len(tokens), 3), np.nan, np.float32)
     for row, listed in enumerate(chances):
-        for column, (token, p) in enumerate(sorted(listed.items(), key=lambda one: -one[1])[:3]):
+        for column, (token, p) in enumerate(sorted(listed.items(), key=lambda item: -item[1])[:3]):
             ids[row, column], logprobs[row, column] = token, np.log(p)
     chosen = np.log([listed.get(token, 0.001) for token, listed in zip(tokens, chances, strict=True)]).astype(np.float32)
     return TokenLogprobs(tokens_P=np.array(tokens, np.int32), ids_PK=ids, logprobs_PK=logprobs, chosen_P=chosen)
@@ -110,8 +110,8 @@ def test_what_is_not_known_is_said(tmp_path: Path, files: dict[str, Any], words:
 def test_positions_and_the_chance_to_stop_by_hand() -> None:
     """A candidate that goes on where the reference stopped: hidden in the mean over all tokens, plain here."""
     stops = [0.5 + 0.01 * (i % 5) for i in range(24)]
-    found = record([text(i, stop) for i, stop in enumerate(stops)] + [text(99, 0.0, ended=False)])
-    apart = found.structural
+    kept = record([text(i, stop) for i, stop in enumerate(stops)] + [text(99, 0.0, ended=False)])
+    apart = kept.structural
     assert apart is not None and (apart.num_documents, apart.num_positions) == (25, 49)
     assert [(group.name, group.num_positions, group.num_documents) for group in apart.groups] == [
         ("end", 24, 24), ("thinking", 25, 25)
@@ -119,7 +119,7 @@ def test_positions_and_the_chance_to_stop_by_hand() -> None:
     thinking = 0.8 * np.log(0.8 / 0.6) + 0.1 * np.log(0.1 / 0.3) + 0.1 * np.log(0.1 / 0.1)
     assert apart.groups[1].kl_mean == pytest.approx(thinking, rel=1e-5)
     assert apart.groups[0].top1_agreement == pytest.approx(np.mean([stop - 0.02 >= 0.99 - stop for stop in stops]))
-    assert apart.kl_mean.value > 3 * found.kl_mean.value
+    assert apart.kl_mean.value > 3 * kept.kl_mean.value
     stop = apart.stop
     assert (stop.num_stops, stop.reference_at_stops) == (24, pytest.approx(0.95, rel=1e-6))
     assert stop.candidate_at_stops == pytest.approx(np.mean(stops), rel=1e-6)
@@ -131,9 +131,9 @@ def test_positions_and_the_chance_to_stop_by_hand() -> None:
 
 
 def test_an_end_outside_the_top_k_counts_where_it_stands() -> None:
-    one = text(0, 0.5)
+    entry = text(0, 0.5)
     far = side([THINK] + 5 * [TEXT] + [END], [{THINK: 0.6, TEXT: 0.3}] * 6 + [{TEXT: 0.9, 5: 0.05, 6: 0.01}])
-    texts = [ScoredDocument(**vars(one) | {"item": f"t{i}", "candidate": far}) for i in range(2)]
+    texts = [ScoredDocument(**vars(entry) | {"item": f"t{i}", "candidate": far}) for i in range(2)]
     apart = record(texts).structural
     assert apart is not None and apart.stop.candidate_at_stops == pytest.approx(0.001, rel=1e-4)
     assert isinstance(apart.stop.change_at_stops, Estimate)
@@ -141,9 +141,9 @@ def test_an_end_outside_the_top_k_counts_where_it_stands() -> None:
 
 def test_gate_over_structural_tokens() -> None:
     kl = gate(metric="kl_mean", over="structural")
-    found = record([text(i, 0.5 + 0.01 * (i % 5)) for i in range(24)])
-    verdict = judge_divergence(kl, measured(found))
-    observed = found.structural and found.structural.kl_mean
+    kept = record([text(i, 0.5 + 0.01 * (i % 5)) for i in range(24)])
+    verdict = judge_divergence(kl, measured(kept))
+    observed = kept.structural and kept.structural.kl_mean
     assert isinstance(observed, Interval)
     assert (verdict.gate, verdict.status) == ("divergence kl_mean, structural tokens", "FAIL")
     assert verdict.detail == (

@@ -27,8 +27,9 @@ from assay_evaluate.preflight.power import (
 from assay_evaluate.preflight.power_designs import Assumptions, gated_tasks
 from assay_evaluate.preflight.power_needed import needed
 from assay_evaluate.preflight.power_report import little_power
-from assay_evaluate.statistics import items_needed
-from assay_evaluate.statistics.joint import Assumed, LookDesign, Rules, ScoreDesign, chances_of
+from assay_evaluate.statistics.joint.chances import Rules, chances_of
+from assay_evaluate.statistics.joint.drawn import Assumption, LookDesign, ScoreDesign
+from assay_evaluate.statistics.power import items_needed
 from assay_pipeline.gate_choice import gates_of_suite, load_gates
 
 
@@ -68,16 +69,16 @@ def test_looks_items_and_discordances() -> None:
     found, unknown = gated_tasks(suite, gates, Assumptions({"gpqa": 0.2, "pro": 0.1}, noise_of_others=0.5))
     assert unknown == []
     assert [one.design for one in found] == [
-        ScoreDesign("sums", 0.05, Assumed(0.005, 0.5), (LookDesign(1, 1, 100),)),
+        ScoreDesign("sums", 0.05, Assumption(0.005, 0.5), (LookDesign(1, 1, 100),)),
         ScoreDesign(
-            "gpqa", 0.05, Assumed(0.2, 0.5),
+            "gpqa", 0.05, Assumption(0.2, 0.5),
             tuple(LookDesign(ours, theirs, 198, share) for ours, theirs, share in ((2, 1, 4 / 9), (2, 2, 2 / 3), (3, 3, 1.0))),
         ),
         ScoreDesign(
-            "pro", 0.05, Assumed(0.1, 0.5),
+            "pro", 0.05, Assumption(0.1, 0.5),
             tuple(LookDesign(2, 1, n, s) for n, s in ((700, 0.125), (1400, 0.25), (2800, 0.5), (5581, 1.0))),
         ),
-        ScoreDesign("mgsm", 0.05, Assumed(0.05, 0.5), (LookDesign(1, 1, 500),), cluster_sizes=(2,) * 250),
+        ScoreDesign("mgsm", 0.05, Assumption(0.05, 0.5), (LookDesign(1, 1, 500),), cluster_sizes=(2,) * 250),
     ]  # fmt: skip
 
 
@@ -212,7 +213,7 @@ def test_what_is_advised_is_enough(whole: WholeGate | None) -> None:
 
 # ------------------------------------------------------------------------------------------------ how many are needed
 def asked(num_items: int, replies: int = 1, noise: float = 1.0) -> ScoreDesign:
-    return ScoreDesign("t", 0.05, Assumed(0.12, noise), (LookDesign(replies, replies, num_items),))
+    return ScoreDesign("t", 0.05, Assumption(0.12, noise), (LookDesign(replies, replies, num_items),))
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.02])

@@ -27,7 +27,7 @@ from assay_evaluate.run.budget_check import check_budgets, first_items, judge_bu
 from assay_evaluate.run.candidate import Candidate
 from assay_evaluate.run.evaluate import evaluate
 from assay_evaluate.serving.server import ServerSpec
-from assay_evaluate.statistics import clopper_pearson
+from assay_evaluate.statistics.proportions import clopper_pearson
 from assay_evaluate.tasks.generated import arithmetic_items
 
 SUITE = SuiteRecipe.model_validate(

@@ -15,7 +15,7 @@ from assay_evaluate.sensitivity.damage import damage_of, halves, only, positions
 from assay_evaluate.sensitivity.drafts import mtp_acceptance
 from assay_evaluate.sensitivity.ranks import rank_correlation
 from assay_evaluate.sensitivity.served import suite_of, texts_of_run
-from assay_evaluate.statistics import skewed_mean
+from assay_evaluate.statistics.skewed import skewed_mean
 
 
 def document(i: int, length: int, language: str = "en", prompt: int = 3, **more: object) -> Document:
@@ -25,10 +25,10 @@ def document(i: int, length: int, language: str = "en", prompt: int = 3, **more:
 def test_kinds_of_positions() -> None:
     documents = [document(0, 3, num_thinking=2), document(1, 2, "zh", prompt=2000), document(2, 1)]
     positions = positions_of(documents, {100: "thinking", 102: "end"})
-    found = damage_of(np.array([1, 2, 3, 10, 20, 6], np.float32), positions)
-    assert found.mean == 7.0
-    assert found.interval is None, "three texts have no interval"
-    told = {(one.kind, one.name): (one.num_positions, one.damage_nats) for one in found.by_kind}
+    damage = damage_of(np.array([1, 2, 3, 10, 20, 6], np.float32), positions)
+    assert damage.mean == 7.0
+    assert damage.interval is None, "three texts have no interval"
+    told = {(entry.kind, entry.name): (entry.num_positions, entry.damage_nats) for entry in damage.by_kind}
     assert told == {
         ("domain", "writing"): (6, 7.0), ("language", "en"): (4, 3.0), ("language", "zh"): (2, 15.0),
         ("part", "thinking"): (2, 1.5), ("part", "answer"): (1, 3.0),
@@ -45,9 +45,9 @@ def test_interval_is_over_texts() -> None:
     assert (positions.num_texts, positions.longest) == (28, 7)
     assert not any(kind == "context" for kind, _ in positions.masks)
     clusters = np.repeat([0, 0, 1, 1, *range(2, 28)], 4)
-    found = damage_of(kl, positions)
-    assert found.interval == skewed_mean(kl.astype(np.float64), clusters, least=0.0)
-    assert found.interval is not None and found.interval.n == 28
+    damage = damage_of(kl, positions)
+    assert damage.interval == skewed_mean(kl.astype(np.float64), clusters, least=0.0)
+    assert damage.interval is not None and damage.interval.n == 28
 
 
 def test_parts_and_wholes_have_texts_of_their_own() -> None:
@@ -68,17 +68,17 @@ def test_parts_and_wholes_have_texts_of_their_own() -> None:
 
 
 def test_rank_correlation() -> None:
-    ours = {(layer, "attention", "w4a16"): float(layer) for layer in range(8)}
-    theirs = {part: -value for part, value in ours.items()} | {(99, "attention", "w4a16"): 1.0}
-    found = rank_correlation("proxy:fisher", ours, "served", theirs, seed="0")  # type: ignore[arg-type]
-    assert found.spearman is not None
-    told = found.spearman
+    reference = {(layer, "attention", "w4a16"): float(layer) for layer in range(8)}
+    candidate = {part: -value for part, value in reference.items()} | {(99, "attention", "w4a16"): 1.0}
+    correlation = rank_correlation("proxy:fisher", reference, "served", candidate, seed="0")  # type: ignore[arg-type]
+    assert correlation.spearman is not None
+    told = correlation.spearman
     assert (told.value, told.low, told.n) == (pytest.approx(-1.0), pytest.approx(-1.0), 8)
     assert told.high == pytest.approx(
         np.tanh(-np.arctanh(41 / 42) + 1.959964 * np.sqrt((1 + (41 / 42) ** 2 / 2) / 5)), abs=1e-6
     )
-    assert found.parts[3] == (3, "attention", "w4a16", 3.0, -3.0)
-    assert rank_correlation("proxy:fisher", ours, "served", theirs, seed="0") == found  # type: ignore[arg-type]
+    assert correlation.parts[3] == (3, "attention", "w4a16", 3.0, -3.0)
+    assert rank_correlation("proxy:fisher", reference, "served", candidate, seed="0") == correlation  # type: ignore[arg-type]
 
 
 def test_schemes_of_one_part_are_no_further_parts() -> None:
@@ -87,11 +87,11 @@ def test_schemes_of_one_part_are_no_further_parts() -> None:
     figures = draw.normal(size=(12, 2)) @ np.array([[1.0, 0.7], [0.0, 0.7]])
     widths = []
     for schemes in (("w4a16",), ("w4a16", "w4a16_g64", "w4a16_g32", "nvfp4", "nvfp4a16", "fp8_block", "w8a8")):
-        ours, theirs = (
+        reference, candidate = (
             {(layer, "attention", scheme): float(figures[layer, side]) for layer in range(12) for scheme in schemes}
             for side in (0, 1)
         )
-        told = rank_correlation("proxy:fisher", ours, "served", theirs, seed="0").spearman  # type: ignore[arg-type]
+        told = rank_correlation("proxy:fisher", reference, "served", candidate, seed="0").spearman  # type: ignore[arg-type]
         assert told is not None and told.n == 12 * len(schemes)
         assert told.low < told.value < told.high
         widths.append(told.high - told.low)
@@ -106,9 +106,9 @@ def test_schemes_of_one_part_are_no_further_parts() -> None:
     ],
 )
 def test_no_rank_correlation(theirs: dict[tuple[int, str, str], float], why: str) -> None:
-    ours = {(layer, "attention", "w4a16"): float(layer) for layer in range(8)}
-    found = rank_correlation("proxy:kl", ours, "served", theirs, seed="0")  # type: ignore[arg-type]
-    assert (found.spearman, found.why_not) == (None, why)
+    reference = {(layer, "attention", "w4a16"): float(layer) for layer in range(8)}
+    correlation = rank_correlation("proxy:kl", reference, "served", theirs, seed="0")  # type: ignore[arg-type]
+    assert (correlation.spearman, correlation.why_not) == (None, why)
 
 
 def test_suite_of_texts() -> None:
@@ -135,10 +135,10 @@ def test_drafts_by_precision_of_the_mtp_block(tiny_glm: Path, tmp_path: Path) ->
     for label in ("w4a16", "w4a16-mtp", "w4a16-nomtp"):
         plan = make_plan(open_checkpoint(tiny_glm), load_recipe(PrecisionRecipe, label), model="tiny", family=None)
         plan.save(tmp_path / label / "plan.json")
-        mine = measured.model_copy(
+        own = measured.model_copy(
             update={"label": label, "is_reference": False, "acceptance": None if "nomtp" in label else drafts}
         )
-        mine.save(tmp_path / "measurements" / f"{label}.json")
+        own.save(tmp_path / "measurements" / f"{label}.json")
     kept, quantized = mtp_acceptance(tmp_path)
     assert (kept.label, kept.scheme, kept.accepted_share, kept.num_drafted) == ("w4a16", "bf16", 0.75, 200)
     assert (quantized.label, quantized.scheme) == ("w4a16-mtp", "w4a16")

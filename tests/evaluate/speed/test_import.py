@@ -169,7 +169,7 @@ def test_a_report_of_guidellm(tmp_path: Path) -> None:
     concurrent, rated = {"type_": "concurrent", "streams": 8}, {"type_": "constant", "rate": 2.0}
     report = {
         "args": {"target": "http://server"},
-        "benchmarks": [guidellm_benchmark(one) for one in (concurrent, {"type_": "synchronous"})],
+        "benchmarks": [guidellm_benchmark(entry) for entry in (concurrent, {"type_": "synchronous"})],
     }
     first, second = read_imported(written(tmp_path, report), None, Stated(hardware="8xH200", speculation=0, prompts="chat"))
     assert first == SpeedRow(
@@ -228,7 +228,7 @@ tables:
       - {concurrency: 1, repeats: [{output_tokens_s: 10, tpot_s: {mean: 0.1, p50: 0.09}}, {output_tokens_s: 12}]}
 """
     (row,) = read_imported(written(tmp_path, text, "mine.yaml"), None, Stated())
-    assert (row.num_gpus, row.source, [one.output_tokens_s for one in row.repeats]) == (2, "mine.yaml", [10, 12])
+    assert (row.num_gpus, row.source, [repeat.output_tokens_s for repeat in row.repeats]) == (2, "mine.yaml", [10, 12])
 
 
 ROW = {"checkpoint": "a", "hardware": "A", "prompts": "x", "concurrency": 1, "output_tokens_s": 1}
@@ -267,10 +267,10 @@ WRONG: dict[str, tuple[Any, str | None, Stated, str]] = {
 
 @pytest.mark.parametrize("what", WRONG)
 def test_what_cannot_be_imported(tmp_path: Path, what: str) -> None:
-    data, form, stated, why = WRONG[what]
+    data, form, stated, reason = WRONG[what]
     with pytest.raises(AssayError) as error:
         read_imported(written(tmp_path, data), form, stated)
-    assert why in str(error.value) and "\n" not in str(error.value)
+    assert reason in str(error.value) and "\n" not in str(error.value)
 
 
 def test_rows_of_one_source_replace_each_other(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_lost_requests_of_guidellm(tmp_path: Path) -> None:
         benchmark(streams, errored=400, successful=40, incomplete=32), benchmark(streams, successful=8, incomplete=64),
         benchmark(streams, successful=80, incomplete=20), benchmark(streams, successful=980, incomplete=20),
     ]  # fmt: skip
-    whys = [read(tmp_path, {"benchmarks": [one]})[0].why_not_chosen for one in made]
+    whys = [read(tmp_path, {"benchmarks": [entry]})[0].why_not_chosen for entry in made]
     assert whys == [
         "is not believed: 400 of 440 requests failed (90.9 %)",
         "is not believed: 64 of 72 requests were not completed (88.9 %)",
@@ -141,8 +141,8 @@ def test_tokens_that_were_not_counted(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------------------------------------ contradictions
 def test_throughput_that_tokens_and_seconds_contradict(tmp_path: Path) -> None:
-    said = r"^found\.json: it says 131,072 tokens/s, and 131,072 tokens in 100 s are 1,310\.72; one of them is wrong$"
-    with pytest.raises(AssayError, match=said):
+    text = r"^found\.json: it says 131,072 tokens/s, and 131,072 tokens in 100 s are 1,310\.72; one of them is wrong$"
+    with pytest.raises(AssayError, match=text):
         read(tmp_path, BENCH | {"output_throughput": 131072.0})
     (row,) = read(tmp_path, BENCH | {"total_token_throughput": 9.0})
     assert row.repeats[0].total_tokens_s is None
@@ -155,8 +155,8 @@ def test_appended_results(tmp_path: Path) -> None:
     first, other = read(tmp_path, f"{json.dumps(BENCH)}\n{json.dumps(second)}\n")
     assert (first.concurrency, first.why_refused, other.concurrency) == (64, None, 32)
     assert other.why_refused == "by its own times 60.9 requests were in flight on average, and it says that at most 32 were"
-    both = read(tmp_path, [BENCH, BENCH | {"output_throughput": 1300.0, "completed": 255}])
-    assert [len(row.repeats) for row in both] == [2]
+    pair = read(tmp_path, [BENCH, BENCH | {"output_throughput": 1300.0, "completed": 255}])
+    assert [len(row.repeats) for row in pair] == [2]
     with pytest.raises(AssayError, match=r"several objects, of which object 2, after line 1 is no JSON: '\{\"backend"):
         read(tmp_path, f"{json.dumps(BENCH)}\n{json.dumps(BENCH)[:99]}")
 
@@ -216,17 +216,17 @@ APART: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("what", APART)
 def test_rows_that_are_no_repeats(tmp_path: Path, what: str) -> None:
-    one, other = APART[what]
-    rows = read(tmp_path, [IX | one, IX | other | {"output_tput_per_gpu": 300.0}], Stated())
+    entry, other = APART[what]
+    rows = read(tmp_path, [IX | entry, IX | other | {"output_tput_per_gpu": 300.0}], Stated())
     assert [len(row.repeats) for row in rows] == [1, 1] and rows[0].point != rows[1].point
     assert SpeedRecord(rows=tuple(rows)).rows == tuple(rows)
 
 
 def test_a_label_is_of_one_checkpoint(tmp_path: Path) -> None:
-    said = (
+    text = (
         r"^found\.json: --label w4a16 is one name for 2 checkpoints, zai-org/GLM-5 \(fp4\), zai-org/GLM-5 \(fp8\); say --label"
     )
-    with pytest.raises(AssayError, match=said):
+    with pytest.raises(AssayError, match=text):
         read(tmp_path, [IX, IX | {"precision": "fp4"}])
 
 
@@ -277,12 +277,12 @@ def test_what_an_import_prints(run: Run) -> None:
 
 def test_requests_that_a_server_lost_are_not_chosen(run: Run) -> None:
     """A server that answered 1 of 1,000 requests is a little faster than one that answered all."""
-    both = {"max_concurrency": 8, "hardware": "8xH200", "speculation": 0, "engine": "vllm", "prompts": "chat"}
+    pair = {"max_concurrency": 8, "hardware": "8xH200", "speculation": 0, "engine": "vllm", "prompts": "chat"}
     Path("broken.json").write_text(
-        json.dumps(both | {"model_id": "broken", "output_throughput": 101.0, "completed": 1, "failed": 999})
+        json.dumps(pair | {"model_id": "broken", "output_throughput": 101.0, "completed": 1, "failed": 999})
     )
     Path("sound.json").write_text(
-        json.dumps(both | {"model_id": "sound", "output_throughput": 100.0, "completed": 1000, "failed": 0})
+        json.dumps(pair | {"model_id": "sound", "output_throughput": 100.0, "completed": 1000, "failed": 0})
     )
     code, out, _ = run("choose", "--speed", "broken.json", "--speed", "sound.json", "--quality", "assumed")
     assert code == 0 and out.splitlines()[0] == "quality was not measured (--quality assumed): sound at 8 streams"

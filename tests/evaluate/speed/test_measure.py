@@ -22,8 +22,8 @@ from assay.records.speed import NotMeasured, SpeedRecord, SpeedRow
 from assay_evaluate.serving.server import Server, ServerSpec
 from assay_evaluate.speed import measure, watch
 from assay_evaluate.speed.bench import Job, words_of
-from assay_evaluate.speed.ladder import Ladder, Point, dealt, shuffled, shuffled_servers
-from assay_evaluate.speed.measure import Measuring, Subject, check_concurrency, drafting, ranks_of
+from assay_evaluate.speed.ladder import Ladder, Point, deal_repeats, shuffled, shuffled_servers
+from assay_evaluate.speed.measure import LadderRun, Subject, check_concurrency, drafting, ranks_of
 from assay_evaluate.speed.objective import parse_objective
 from assay_evaluate.speed.prompts import Prompts
 from assay_evaluate.speed.rows import repeat_of
@@ -70,7 +70,7 @@ class World:
     dead: str | None = None
     failed: int = 0
 
-    def measuring(self, ladder: Ladder = LADDER, *subjects: Subject, **changes: Any) -> Measuring:
+    def measuring(self, ladder: Ladder = LADDER, *subjects: Subject, **changes: Any) -> LadderRun:
         fields: dict[str, Any] = {
             "subjects": subjects or (SUBJECT,), "ladder": ladder, "profile": PROFILE,
             "prompts": Prompts(SUITE, ladder.seed, ladder.prompt_tokens, {}), "serving": Serving(num_speculative_tokens=1),
@@ -78,7 +78,7 @@ class World:
             "start_server": self.serve, "start_benchmark": self.benchmark,
             "foresee": lambda spec: fingerprint(spec, emulated=self.emulated, drafts=self.has_drafts),
         }  # fmt: skip
-        return Measuring(**(fields | changes))
+        return LadderRun(**(fields | changes))
 
     @contextmanager
     def serve(self, spec: ServerSpec, say: Any) -> Iterator[Server]:
@@ -87,8 +87,8 @@ class World:
             raise ServeError(self.dead)
         assert spec.speculate is (drafts > 0)
         self.servers.append((spec.checkpoint.name, drafts))
-        found = fingerprint(spec).model_copy(update={"kernels": ("Using CPU kernels",)})
-        yield Server("http://127.0.0.1:1", "model", 2048, found, None)
+        changed = fingerprint(spec).model_copy(update={"kernels": ("Using CPU kernels",)})
+        yield Server("http://127.0.0.1:1", "model", 2048, changed, None)
 
     @contextmanager
     def benchmark(self, server: Server, profile: ProfileRecipe, folder: Path, log_path: Path) -> Iterator[Any]:
@@ -121,8 +121,8 @@ def test_a_row_for_each_point(world: World) -> None:
     assert {(row.speculation, row.prompts, row.concurrency): len(row.repeats) for row in record.rows} == {
         (0, "chat", 1): 3, (0, "chat", 4): 3, (1, "chat", 1): 3, (1, "chat", 4): 3,
     }  # fmt: skip
-    row = next(one for one in record.rows if (one.speculation, one.concurrency) == (1, 4))
-    rates = [one.output_tokens_s for one in row.repeats]
+    row = next(row for row in record.rows if (row.speculation, row.concurrency) == (1, 4))
+    rates = [repeat.output_tokens_s for repeat in row.repeats]
     assert row == SpeedRow(
         checkpoint="bf16", scheme="bf16", checkpoint_sha256="a" * 64, origin="measured", source="vllm bench serve 0.32.0",
         hardware="a CPU", num_gpus=0, speculation=1, prompts="chat", prompt_tokens=RESULT["total_input_tokens"] / 4,
@@ -134,7 +134,7 @@ def test_a_row_for_each_point(world: World) -> None:
         ),
     )  # fmt: skip
     assert row.startup_s is not None and row.repeats[0].acceptance_length == RESULT["spec_decode_acceptance_length"]
-    assert all(one.acceptance_length is None for other in record.rows if other.speculation == 0 for one in other.repeats)
+    assert all(repeat.acceptance_length is None for other in record.rows if other.speculation == 0 for repeat in other.repeats)
     assert record.settings == {
         "concurrency": [1, 4], "speculation": [0, 1], "prompts": ["chat"], "repeats": 3, "starts": 2, "num_requests": 4,
         "output_tokens": 32, "prompt_tokens": 1024, "objective": {}, "seed": 0, "profile": "cpu-emulated",
@@ -155,8 +155,8 @@ def test_order_and_prompts(world: World) -> None:
         counts = Counter(prompt for _, prompts in jobs[:5] + jobs[6:] for prompt in prompts)
         assert max(counts.values()) <= 2  # short stories repeat by chance
         assert len({prompts for _, prompts in jobs}) == 7
-    both = [sorted(prompts for told, _, prompts in world.jobs if told == drafts) for drafts in (0, 1)]
-    assert both[0] == both[1], "drafts or not, the same questions"
+    pair = [sorted(prompts for told, _, prompts in world.jobs if told == drafts) for drafts in (0, 1)]
+    assert pair[0] == pair[1], "drafts or not, the same questions"
 
 
 def test_an_interrupted_ladder_goes_on(world: World) -> None:
@@ -173,7 +173,7 @@ def test_an_interrupted_ladder_goes_on(world: World) -> None:
     record = world.measuring().run()
     assert sorted(len(row.repeats) for row in record.rows) == [3] * 4
     assert len(world.jobs) - asked == 9 + 3, "what was missing, and a warm-up for each start of a server"
-    assert {len({one.server_start for one in row.repeats}) for row in record.rows} == {2}
+    assert {len({repeat.server_start for repeat in row.repeats}) for row in record.rows} == {2}
     before = {(row.speculation, row.concurrency): row.repeats for row in kept.rows}
     after = {(row.speculation, row.concurrency): row.repeats for row in record.rows}
     assert all(after[point][: len(repeats)] == repeats for point, repeats in before.items())
@@ -264,12 +264,12 @@ def test_prompts_that_do_not_fit(world: World) -> None:
 # ------------------------------------------------------------------------------------------------ parts
 def test_shuffled() -> None:
     points = tuple(Point("chat", concurrency) for concurrency in range(1, 9))
-    wanted = dict.fromkeys(points, range(3))
-    order = list(shuffled(wanted, "0"))
+    requested = dict.fromkeys(points, range(3))
+    order = list(shuffled(requested, "0"))
     passes = [[point for repeat, point in order if repeat == number] for number in range(3)]
     assert [repeat for repeat, _ in order] == [0] * 8 + [1] * 8 + [2] * 8
-    assert all(sorted(one) == sorted(points) for one in passes) and passes[0] != passes[1] != list(points)
-    assert order == list(shuffled(wanted, "0")) != list(shuffled(wanted, "1"))
+    assert all(sorted(entry) == sorted(points) for entry in passes) and passes[0] != passes[1] != list(points)
+    assert order == list(shuffled(requested, "0")) != list(shuffled(requested, "1"))
     assert list(shuffled({points[0]: range(2, 3), points[1]: range(1)}, "0")) == [(0, points[1]), (2, points[0])]
     servers = [(label, drafts) for label in "abcd" for drafts in (0, 1)]
     assert sorted(shuffled_servers(servers, 0)) == servers != shuffled_servers(servers, 0)
@@ -281,12 +281,12 @@ def test_shuffled() -> None:
 )
 def test_repeats_are_dealt_out_to_starts(num_repeats: int, num_starts: int, dealt_out: list[list[int]]) -> None:
     """Three repeats in two starts; what an earlier version measured in one start gets another."""
-    assert [list(one) for one in dealt(num_repeats, num_starts, Ladder())] == dealt_out
+    assert [list(deal_repeat) for deal_repeat in deal_repeats(num_repeats, num_starts, Ladder())] == dealt_out
 
 
 def test_one_repeat_is_of_one_start() -> None:
-    assert [list(one) for one in dealt(0, 0, Ladder(repeats=1))] == [[0]]
-    assert [list(one) for one in dealt(0, 0, Ladder(repeats=7, starts=3))] == [[0, 1, 2], [3, 4], [5, 6]]
+    assert [list(deal_repeat) for deal_repeat in deal_repeats(0, 0, Ladder(repeats=1))] == [[0]]
+    assert [list(deal_repeat) for deal_repeat in deal_repeats(0, 0, Ladder(repeats=7, starts=3))] == [[0, 1, 2], [3, 4], [5, 6]]
 
 
 def test_requests_that_failed_are_told(world: World) -> None:
@@ -329,7 +329,9 @@ def test_kinds_of_prompts() -> None:
     asked = {"gsm8k": ["How many?", "How much?", "How many?"]}
     prompts = Prompts(SUITE, 0, 512, asked)
     assert prompts.kinds == ("chat", "long", "gsm8k")
-    assert sorted(prompts.of("gsm8k", "1:0", 3, len)) in (["How many?", "How much?", one] for one in ("How many?", "How much?"))
+    assert sorted(prompts.of("gsm8k", "1:0", 3, len)) in (
+        ["How many?", "How much?", entry] for entry in ("How many?", "How much?")
+    )
     chat = prompts.of("chat", "1:0", 8, len)
     assert chat == prompts.of("chat", "1:0", 8, len) and not set(chat) & set(prompts.of("chat", "1:1", 8, len)[::2])
     assert {prompt.isascii() for prompt in chat} == {True, False}, "both languages of the suite"
@@ -372,10 +374,10 @@ def test_memory_and_energy_of_gpus() -> None:
     assert watch.parse_state("", None) == (None, None)
     assert watch.energy_of([(0.0, 100.0), (2.0, 200.0), (3.0, 200.0)]) == 500.0
     states = iter([(5, 10.0), (7, 10.0), (6, 10.0)])
-    with watch.Watch(None, on_gpus=True, ask=lambda: watch.GpuState(*next(states, (6, 10.0)))) as seen:
-        seen._sample()
-        seen._sample()
-    assert seen.memory_bytes == 7 and seen.energy_j is not None and seen.energy_j >= 0
+    with watch.Watch(None, on_gpus=True, ask=lambda: watch.GpuState(*next(states, (6, 10.0)))) as observed:
+        observed._sample()
+        observed._sample()
+    assert observed.memory_bytes == 7 and observed.energy_j is not None and observed.energy_j >= 0
 
 
 def test_memory_of_processes() -> None:

@@ -18,7 +18,7 @@ from assay.records.speed import SpeedRecord
 from assay_evaluate.serving.server import Server
 from assay_evaluate.speed.bench import Job, benchmark, write_prompts
 from assay_evaluate.speed.ladder import Ladder
-from assay_evaluate.speed.measure import Measuring, Subject
+from assay_evaluate.speed.measure import LadderRun, Subject
 from assay_evaluate.speed.prompts import Prompts
 from assay_evaluate.speed.rows import repeat_of
 
@@ -29,9 +29,9 @@ PROFILE = load_recipe(ProfileRecipe, "cpu-emulated")
 SERVING = Serving(reasoning_parser="glm45", num_speculative_tokens=1)
 
 
-def measuring(folder: Path, lines: list[str]) -> Measuring:
+def measuring(folder: Path, lines: list[str]) -> LadderRun:
     prompts = Prompts(load_recipe(SuiteRecipe, "quick"), 0, 256, {})
-    return Measuring([Subject("bf16", TINY_GLM, "0" * 64, "bf16")], LADDER, prompts, PROFILE, SERVING, folder, lines.append)
+    return LadderRun([Subject("bf16", TINY_GLM, "0" * 64, "bf16")], LADDER, prompts, PROFILE, SERVING, folder, lines.append)
 
 
 def test_two_points(tmp_path: Path) -> None:
@@ -39,21 +39,21 @@ def test_two_points(tmp_path: Path) -> None:
     record = measuring(tmp_path, lines).run()
     assert record.not_measured == () and sorted(row.concurrency for row in record.rows) == [1, 2]
     for row in record.rows:
-        (one,) = row.repeats
+        (entry,) = row.repeats
         assert (row.emulated, row.speculation, row.num_gpus, row.engine) == (None, 1, 0, "vllm 0.32.0")
         assert row.kernels and row.fingerprint_sha256 and row.startup_s is not None and row.startup_s > 0
-        assert (one.num_completed, one.num_failed, one.energy_j) == (3, 0, None)
+        assert (entry.num_completed, entry.num_failed, entry.energy_j) == (3, 0, None)
         assert row.output_tokens is not None and 2 <= row.output_tokens <= 16
         assert row.prompt_tokens is not None and 10 <= row.prompt_tokens <= 200
-        assert one.duration_s is not None and one.total_tokens_s is not None
-        assert one.output_tokens_s == pytest.approx(3 * row.output_tokens / one.duration_s)
-        assert one.total_tokens_s == pytest.approx(3 * (row.output_tokens + row.prompt_tokens) / one.duration_s)
-        assert one.ttft_s is not None and one.tpot_s is not None and one.end_to_end_s is not None
-        assert 0 < one.tpot_s.mean < one.end_to_end_s.mean and one.ttft_s.p50 < one.end_to_end_s.p50
-        assert one.acceptance_length is not None and 1 <= one.acceptance_length <= 2
-        assert one.goodput_requests_s == pytest.approx(3 / one.duration_s), "all are good"
+        assert entry.duration_s is not None and entry.total_tokens_s is not None
+        assert entry.output_tokens_s == pytest.approx(3 * row.output_tokens / entry.duration_s)
+        assert entry.total_tokens_s == pytest.approx(3 * (row.output_tokens + row.prompt_tokens) / entry.duration_s)
+        assert entry.ttft_s is not None and entry.tpot_s is not None and entry.end_to_end_s is not None
+        assert 0 < entry.tpot_s.mean < entry.end_to_end_s.mean and entry.ttft_s.p50 < entry.end_to_end_s.p50
+        assert entry.acceptance_length is not None and 1 <= entry.acceptance_length <= 2
+        assert entry.goodput_requests_s == pytest.approx(3 / entry.duration_s), "all are good"
         # Of a forked server it is that of the process in its place: the fork belongs to the session of its parent.
-        assert one.memory_bytes is not None and one.memory_bytes > 1 << 20
+        assert entry.memory_bytes is not None and entry.memory_bytes > 1 << 20
     assert SpeedRecord.load(tmp_path / "speed.json") == record
     assert measuring(tmp_path, lines).run() == record and lines[-1] == "bf16: speculation 1: measured already"
 
@@ -65,9 +65,9 @@ def test_a_job_that_fails(tmp_path: Path) -> None:
     nobody = SimpleNamespace(base_url="http://127.0.0.1:9", model="model", headers={}, check_alive=lambda: None)
     job = Job(folder / "nothing.jsonl", 2, 1, 4, TINY_GLM, is_chat=True)
     with benchmark(cast(Server, nobody), PROFILE, folder, tmp_path / "bench.log") as bench:
-        for one in (job, replace(job, tokenizer=folder / "nowhere")):
+        for entry in (job, replace(job, tokenizer=folder / "nowhere")):
             with pytest.raises(MeasureError, match=r"^vllm bench serve failed \(.*\); its log is .*bench\.log$"):
-                bench.run(one)
+                bench.run(entry)
         job = replace(job, prompts=write_prompts(folder / "prompts.jsonl", ["How many?"]), num_requests=1)
         with pytest.raises(MeasureError, match=r"^vllm bench serve: no request was answered \(1 failed\)$"):
             repeat_of(bench.run(job), "vllm bench serve")

@@ -84,7 +84,7 @@ def test_what_is_left_out(tmp_path: Path) -> None:
     )  # fmt: skip
     some = {point: told for point, told in LATENCIES.items() if point != (32, 5)}
     rows, left_out = predict({"fp8": "fp8"}, "m", PROFILE, LADDER, fake_aiconfigurator(tmp_path, some), {5: 2.4})
-    assert len(rows) == 3 and [(one.speculation, one.concurrency) for one in left_out] == [(5, 32)]
+    assert len(rows) == 3 and [(entry.speculation, entry.concurrency) for entry in left_out] == [(5, 32)]
 
 
 def test_a_python_without_it(tmp_path: Path) -> None:

@@ -36,14 +36,14 @@ def row(
 
 def test_interval_of_a_mean() -> None:
     """Three repeats of one start: their own spread, drawn towards the assumed 2 %, and 3 % for starts."""
-    found = mean_of(row(), output_tokens_s)
+    estimate = mean_of(row(), output_tokens_s)
     logs = np.log([10.0, 11.0, 12.0])
     squares = float(((logs - logs.mean()) ** 2).sum())
     typical = (squares + 4 * 0.02**2) / 6
     error = math.sqrt(ASSUMED**2 + (squares + 4 * typical) / 6 / 3)
     low, high = np.exp(logs.mean() + np.array([-1, 1]) * stats.t.ppf(0.975, 4) * error)
-    assert found is not None and found == pytest.approx((math.exp(logs.mean()), low, high, 3), rel=1e-6)
-    assert found.interval == Interval(value=found.value, low=found.low, high=found.high, n=3)
+    assert estimate is not None and estimate == pytest.approx((math.exp(logs.mean()), low, high, 3), rel=1e-6)
+    assert estimate.interval == Interval(value=estimate.value, low=estimate.low, high=estimate.high, n=3)
     assert mean_of(row(rates=(10.0,)), output_tokens_s) == Estimate(pytest.approx(10.0), None, None, 1)
     assert mean_of(row(), ttft_s) is None and mean_of(row(), tpot_s) is None
 
@@ -61,22 +61,22 @@ def test_what_is_assumed_of_starts() -> None:
 
 def test_starts_count_alike() -> None:
     """Two repeats of a slow start and one of a fast one: the mean of the two starts, not of the three repeats."""
-    one = row(rates=(100.0, 100.0, 121.0), starts=(0, 0, 1))
-    assert one.tokens_s == pytest.approx(110.0) == pytest.approx(mean_of(one, output_tokens_s)[0])  # type: ignore[index]
-    told = noise_of_rows([one, row("fp8", (100.0, 100.0, 110.0), starts=(0, 0, 1))], output_tokens_s)
+    entry = row(rates=(100.0, 100.0, 121.0), starts=(0, 0, 1))
+    assert entry.tokens_s == pytest.approx(110.0) == pytest.approx(mean_of(entry, output_tokens_s)[0])  # type: ignore[index]
+    told = noise_of_rows([entry, row("fp8", (100.0, 100.0, 110.0), starts=(0, 0, 1))], output_tokens_s)
     assert told.num_restarted == 2 and told.start > 0.05
     assert told.words.startswith("starts of a server differ by ") and "from 2 setups started more than once" in told.words
 
 
 def test_a_ratio_is_of_geometric_means() -> None:
-    ours, theirs = (20.0, 21.0, 23.0, 22.0), (10.0, 12.0, 11.0)
-    found = ratio(row("nvfp4", ours), row("fp8", theirs))
-    value = math.exp(np.mean(np.log(ours)) - np.mean(np.log(theirs)))
-    assert found.value == pytest.approx(value) and found.n == 3
-    assert found.low is not None and found.high is not None
-    assert found.low * found.high == pytest.approx(value**2) and found.low < 0.93 * value
-    one = ratio(row("a", (5.0,)), row("b"))
-    assert (one.low, one.high, one.interval) == (None, None, None)
+    reference, candidate = (20.0, 21.0, 23.0, 22.0), (10.0, 12.0, 11.0)
+    estimate = ratio(row("nvfp4", reference), row("fp8", candidate))
+    value = math.exp(np.mean(np.log(reference)) - np.mean(np.log(candidate)))
+    assert estimate.value == pytest.approx(value) and estimate.n == 3
+    assert estimate.low is not None and estimate.high is not None
+    assert estimate.low * estimate.high == pytest.approx(value**2) and estimate.low < 0.93 * value
+    entry = ratio(row("a", (5.0,)), row("b"))
+    assert (entry.low, entry.high, entry.interval) == (None, None, None)
 
 
 def test_the_interval_covers_the_truth() -> None:
@@ -88,12 +88,12 @@ def test_the_interval_covers_the_truth() -> None:
         effects = draw.normal(0, 0.03, 2)
         return row(label, tuple(np.exp(mean + effects[[0, 0, 1]] + draw.normal(0, 0.01, 3))), starts=(0, 0, 1))
 
-    seen = 0
+    observed = 0
     for _ in range(300):
-        found = ratio(drawn("a", math.log(20)), drawn("b", math.log(10)))
-        assert found.low is not None and found.high is not None
-        seen += found.low <= 2.0 <= found.high
-    assert 0.93 <= seen / 300 <= 0.995
+        estimate = ratio(drawn("a", math.log(20)), drawn("b", math.log(10)))
+        assert estimate.low is not None and estimate.high is not None
+        observed += estimate.low <= 2.0 <= estimate.high
+    assert 0.93 <= observed / 300 <= 0.995
 
 
 UNLIKE: dict[str, tuple[dict[str, Any], str]] = {
@@ -112,10 +112,10 @@ UNLIKE: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("what", UNLIKE)
 def test_unlike_rows_have_no_ratio(what: str) -> None:
-    changes, why = UNLIKE[what]
+    changes, reason = UNLIKE[what]
     with pytest.raises(MeasureError) as error:
         ratio(row("a"), row("b", **changes))
-    assert str(error.value) == f"no ratio: {why}"
+    assert str(error.value) == f"no ratio: {reason}"
 
 
 def test_other_kernels_of_one_checkpoint() -> None:
@@ -132,15 +132,17 @@ def test_a_quantity_that_one_does_not_have() -> None:
 def test_what_the_published_tables_allow() -> None:
     """+33 %, +26 % and -10 % against FP8, everyone drafting; the first card's +79 % and +69 % are refused."""
     rows = read_imported(PUBLISHED, None, Stated())
-    found = {(ours.checkpoint, ours.concurrency): round(one.value, 2) for ours, _, one in pairs(rows, "fp8")}
-    assert found == {
+    results = {
+        (reference.checkpoint, reference.concurrency): round(entry.value, 2) for reference, _, entry in pairs(rows, "fp8")
+    }
+    assert results == {
         ("w4a16", 1): 1.33, ("w4a16", 8): 1.26, ("w4a16", 32): 0.90,
         ("nvfp4", 1): 1.23, ("nvfp4", 8): 1.16, ("nvfp4", 32): 1.00,
     }  # fmt: skip
-    drafted = next(one for one in rows if (one.checkpoint, one.concurrency, one.speculation) == ("w4a16", 1, 5))
-    first = next(one for one in rows if (one.checkpoint, one.concurrency, one.speculation) == ("w4a16", 1, None))
+    drafted = next(entry for entry in rows if (entry.checkpoint, entry.concurrency, entry.speculation) == ("w4a16", 1, 5))
+    first = next(entry for entry in rows if (entry.checkpoint, entry.concurrency, entry.speculation) == ("w4a16", 1, None))
     for other in ("nvfp4", "awq-int4"):
-        plain = next(one for one in rows if (one.checkpoint, one.concurrency, one.speculation) == (other, 1, 0))
+        plain = next(entry for entry in rows if (entry.checkpoint, entry.concurrency, entry.speculation) == (other, 1, 0))
         with pytest.raises(MeasureError, match=rf"^no ratio: w4a16 drafted 5 tokens a step, {other} nothing$"):
             ratio(drafted, plain)
         with pytest.raises(MeasureError, match=r"^no ratio: of w4a16 nobody states whether it drafted"):

@@ -12,9 +12,8 @@ from statsmodels.api import OLS
 from statsmodels.stats.multitest import multipletests
 
 from assay_evaluate.preflight.known_tasks import REPOSITORIES
-from assay_evaluate.statistics import (
+from assay_evaluate.statistics.clustered import (
     ClusteredMean,
-    Flips,
     bca_interval,
     cluster_bootstrap_mean,
     cluster_bootstrap_ratio,
@@ -22,31 +21,20 @@ from assay_evaluate.statistics import (
     clustered_mean,
     clustered_minimum_detectable_effect,
     clustered_values_needed,
-    count_flips,
     cr2_factors,
-    decide,
-    equivalence_p,
-    exact_tail,
+    satterthwaite_degrees,
+)
+from assay_evaluate.statistics.decisions import decide, equivalence_p, holm, inferiority_p, noninferiority_p, paired_evidence
+from assay_evaluate.statistics.graded import (
     graded_difference,
     graded_evidence,
     graded_items_needed,
     graded_minimum_detectable_effect,
-    holm,
-    inferiority_p,
-    items_for_margin,
-    items_needed,
-    mcnemar_midp,
     mean_of_shares,
-    minimum_detectable_effect,
-    noninferiority_p,
-    noninferiority_power,
-    paired_difference,
-    paired_evidence,
-    paired_mean_difference,
-    satterthwaite_degrees,
-    score_statistic,
-    wilson,
 )
+from assay_evaluate.statistics.paired import Flips, count_flips, exact_tail, mcnemar_midp, paired_difference, score_statistic
+from assay_evaluate.statistics.power import items_for_margin, items_needed, minimum_detectable_effect, noninferiority_power
+from assay_evaluate.statistics.proportions import wilson
 
 Z = float(stats.norm.ppf(0.975))
 
@@ -76,7 +64,7 @@ def exact_coverages(n: int, fewest: float, most: float, num_designs: int = 60) -
     expected = np.exp(rng.uniform(math.log(fewest), math.log(most), num_designs))
     share = rng.uniform(0, 1, num_designs)
     b, c = tables(int(stats.binom.isf(1e-8, n, most / n)))
-    found = []
+    results = []
     for discordant, part in zip(expected / n, share, strict=True):
         p_b, p_c = discordant * part, discordant * (1 - part)
         loss = p_b - p_c
@@ -84,16 +72,18 @@ def exact_coverages(n: int, fewest: float, most: float, num_designs: int = 60) -
         holds, near = np.abs(away_from_0) <= Z, (away_from_0 > 1.5) & (away_from_0 < 4)
         lost, gained = (b, c) if loss > 0 else (c, b)
         holds[near] = exact_tail(abs(loss), lost[near], gained[near], n) >= 0.025
-        found.append(chances(b, c, n, p_b, p_c)[holds].sum())
-    return np.array(found)
+        results.append(chances(b, c, n, p_b, p_c)[holds].sum())
+    return np.array(results)
 
 
 @pytest.mark.parametrize(("b", "c", "n"), [(0, 0, 80), (3, 0, 200), (0, 9, 50), (25, 12, 200), (300, 280, 1319)])
 def test_the_interval_is_what_the_score_test_does_not_reject(b: int, c: int, n: int) -> None:
     """What makes coverage countable without a single root search. An end near 0 of an interval clear of 0 is an exact tail."""
-    found = paired_difference(b, c, n)
-    low = stats.norm.isf(exact_tail(found.low, b, c, n)) if found.low > 0 else score_statistic(found.low, b, c, n)
-    high = -stats.norm.isf(exact_tail(-found.high, c, b, n)) if found.high < 0 else score_statistic(found.high, b, c, n)
+    interval = paired_difference(b, c, n)
+    low = stats.norm.isf(exact_tail(interval.low, b, c, n)) if interval.low > 0 else score_statistic(interval.low, b, c, n)
+    high = (
+        -stats.norm.isf(exact_tail(-interval.high, c, b, n)) if interval.high < 0 else score_statistic(interval.high, b, c, n)
+    )
     assert [float(low), float(high)] == pytest.approx([Z, -Z], abs=1e-4)
     assert float(score_statistic(0.0, b, c, n)) == pytest.approx((b - c) / math.sqrt(b + c) if b + c else 0.0)
 
@@ -101,10 +91,10 @@ def test_the_interval_is_what_the_score_test_does_not_reject(b: int, c: int, n: 
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [80, 200, 1319])
 def test_coverage_with_many_discordant_pairs(n: int) -> None:
-    found = exact_coverages(n, 10, 30)
-    assert 0.945 <= found.mean() <= 0.96
-    assert found.min() >= 0.935
-    assert found.max() <= 0.97
+    coverages = exact_coverages(n, 10, 30)
+    assert 0.945 <= coverages.mean() <= 0.96
+    assert coverages.min() >= 0.935
+    assert coverages.max() <= 0.97
 
 
 @pytest.mark.parametrize("n", [80, 200, 1319])
@@ -338,14 +328,14 @@ def test_designs_without_an_answer_are_refused(margin: float, discordance: float
 
 # ------------------------------------------------------------------------------------------------ flips
 def test_flips_count_every_direction() -> None:
-    found = count_flips(
+    flips = count_flips(
         [True, True, False, False, False, False, False],
         [True, False, True, False, False, False, False],
         ["4", "4", "5", "6", "6", None, None],
         ["4", "5", "4", "6", "7", "9", None],
     )
-    assert found == Flips(right_to_wrong=1, wrong_to_right=1, wrong_to_other_wrong=2, n=7)
-    assert found.rate == 2 / 7
+    assert flips == Flips(right_to_wrong=1, wrong_to_right=1, wrong_to_other_wrong=2, n=7)
+    assert flips.rate == 2 / 7
     with pytest.raises(ValueError):
         count_flips([], [], [], [])
 
@@ -430,15 +420,15 @@ def test_the_values_that_clusters_need_give_the_power_that_was_asked_for(sizes: 
     sums = np.random.default_rng(12).normal(size=(20_000, len(more))) * error * np.sqrt(n * more)
     estimate = sums.sum(axis=1) / more.sum()
     residual = sums - estimate[:, None] * more
-    seen = np.sqrt((residual**2 * cr2_factors(more)).sum(axis=1)) / more.sum()
-    passes = estimate + stats.t.ppf(0.975, satterthwaite_degrees(more)) * seen < margin
+    observed = np.sqrt((residual**2 * cr2_factors(more)).sum(axis=1)) / more.sum()
+    passes = estimate + stats.t.ppf(0.975, satterthwaite_degrees(more)) * observed < margin
     assert passes.mean() == pytest.approx(0.8, abs=0.02)
 
 
 def test_what_clusters_can_detect_is_their_t() -> None:
-    found = ClusteredMean(0.0, 0.02, 3.33, 12)
+    mean = ClusteredMean(0.0, 0.02, 3.33, 12)
     quantiles = stats.t.ppf([0.975, 0.8], 3.33)
-    assert clustered_minimum_detectable_effect(found) == pytest.approx(0.02 * quantiles.sum())
+    assert clustered_minimum_detectable_effect(mean) == pytest.approx(0.02 * quantiles.sum())
     assert clustered_minimum_detectable_effect(ClusteredMean(0.0, 0.5, 1.0, 2)) == 1.0
 
 
@@ -473,34 +463,23 @@ def test_ratio_covers_by_simulation() -> None:
     covered = 0
     for trial in range(500):
         length = rng.lognormal(6, 0.6, 120)
-        ours, theirs = length * rng.lognormal(0, 0.2, 120), 1.1 * length * rng.lognormal(0, 0.2, 120)
-        found = cluster_bootstrap_ratio(theirs, ours, np.arange(120), seed=trial, num_resamples=600)
-        covered += found.low <= 1.1 <= found.high
+        reference, candidate = length * rng.lognormal(0, 0.2, 120), 1.1 * length * rng.lognormal(0, 0.2, 120)
+        interval = cluster_bootstrap_ratio(candidate, reference, np.arange(120), seed=trial, num_resamples=600)
+        covered += interval.low <= 1.1 <= interval.high
     assert 0.92 <= covered / 500 <= 0.975
     with pytest.raises(ValueError, match="more than 0"):
         cluster_bootstrap_ratio([1, 2], [0, 1], [0, 1])
 
 
-def test_paired_means_use_the_pairing() -> None:
-    rng = np.random.default_rng(7)
-    ours = rng.lognormal(6, 1, 200)
-    theirs = ours + rng.normal(5, 1, 200)
-    found = paired_mean_difference(theirs, ours)
-    assert found == cluster_bootstrap_mean(theirs - ours, np.arange(200))
-    assert found.high - found.low < 0.4  # the lengths themselves have a standard error of about 60
-    with pytest.raises(ValueError, match="paired"):
-        paired_mean_difference([1.0, 2.0], [1.0])
-
-
 def test_graded_scores_without_a_difference_are_not_certainty() -> None:
     least = Z**2 / (10 + Z**2)
-    found = graded_difference([0.5] * 10, [0.5] * 10)
-    assert (found.value, found.low, found.high, found.n) == (0.0, pytest.approx(-least), pytest.approx(least), 10)
+    result = graded_difference([0.5] * 10, [0.5] * 10)
+    assert (result.value, result.low, result.high, result.n) == (0.0, pytest.approx(-least), pytest.approx(least), 10)
     rng = np.random.default_rng(12)
-    ours, theirs = rng.uniform(size=4000), rng.uniform(size=4000)
-    found, resampled = graded_difference(ours, theirs), paired_mean_difference(ours, theirs)
-    assert (found.value, found.n) == (resampled.value, resampled.n)
-    assert (found.low, found.high) == (pytest.approx(resampled.low, abs=1e-3), pytest.approx(resampled.high, abs=1e-3))
+    reference, candidate = rng.uniform(size=4000), rng.uniform(size=4000)
+    result, resampled = graded_difference(reference, candidate), cluster_bootstrap_mean(reference - candidate, np.arange(4000))
+    assert (result.value, result.n) == (resampled.value, resampled.n)
+    assert (result.low, result.high) == (pytest.approx(resampled.low, abs=1e-3), pytest.approx(resampled.high, abs=1e-3))
     with pytest.raises(ValueError, match="at least two"):
         graded_difference([1.0], [0.0])
     with pytest.raises(ValueError, match=r"\[0, 1\]"):
@@ -519,17 +498,17 @@ def drawn_shares(rng: np.random.Generator, n: int, k: int, loss: float) -> tuple
 def test_interval_of_sampled_items_covers(n: int, k: int, loss: float) -> None:
     """Over 400 simulated comparisons (two standard errors: 2.2 points); never narrower than Tango's, hence more than 97 %."""
     rng = np.random.default_rng(1)
-    found = [graded_difference(*drawn_shares(rng, n, k, loss)) for _ in range(400)]
-    assert 0.925 <= np.mean([one.low <= loss <= one.high for one in found]) <= 0.985
+    results = [graded_difference(*drawn_shares(rng, n, k, loss)) for _ in range(400)]
+    assert 0.925 <= np.mean([entry.low <= loss <= entry.high for entry in results]) <= 0.985
 
 
 def test_the_mean_of_a_skewed_sample_is_tested_as_hall_has_it() -> None:
     """Against the transformation written out (Hall 1992), with two items more; a root search instead of its inverse. Upwards,
     where the items lost wholly are, t has the degrees of a variance that varies as the kurtosis says."""
     rng = np.random.default_rng(8)
-    ours = rng.binomial(2, np.full(90, 0.9)) / 2
-    theirs = np.where(rng.random(90) < 0.15, 0.0, ours)
-    differences = np.concatenate([ours - theirs, [0.5**0.5, -(0.5**0.5)]])
+    reference = rng.binomial(2, np.full(90, 0.9)) / 2
+    candidate = np.where(rng.random(90) < 0.15, 0.0, reference)
+    differences = np.concatenate([reference - candidate, [0.5**0.5, -(0.5**0.5)]])
     n, mean, deviation, third = 92, differences.mean(), differences.std(), float(stats.skew(differences))
 
     degrees = 2 * n / (float(stats.kurtosis(differences, fisher=False)) - 1)
@@ -543,13 +522,13 @@ def test_the_mean_of_a_skewed_sample_is_tested_as_hall_has_it() -> None:
         below, above = stats.t.ppf(0.5 + level / 2, [n - 1, degrees])
         low = optimize.brentq(lambda loss, q=below: transformed(loss) - q, -1, 1)
         high = optimize.brentq(lambda loss, q=above: transformed(loss) + q, -1, 1)
-        found, z = graded_difference(ours, theirs, level=level), float(stats.norm.ppf(0.5 + level / 2))
+        result, z = graded_difference(reference, candidate, level=level), float(stats.norm.ppf(0.5 + level / 2))
         least = z**2 / (90 + z**2)
-        expected = min(low, found.value - least), max(high, found.value + least)
-        assert (found.low, found.high) == pytest.approx(expected)
-        mirrored = graded_difference(theirs, ours, level=level)
-        assert (mirrored.low, mirrored.high) == pytest.approx((-found.high, -found.low))
-    evidence = graded_evidence(ours, theirs, 0.25)
+        expected = min(low, result.value - least), max(high, result.value + least)
+        assert (result.low, result.high) == pytest.approx(expected)
+        mirrored = graded_difference(candidate, reference, level=level)
+        assert (mirrored.low, mirrored.high) == pytest.approx((-result.high, -result.low))
+    evidence = graded_evidence(reference, candidate, 0.25)
     assert evidence.p_pass == pytest.approx(float(stats.t.cdf(transformed(0.25), degrees)))
 
 
@@ -575,18 +554,18 @@ def test_p_values_of_sampled_items_agree_with_their_interval() -> None:
     rng = np.random.default_rng(2)
     statuses = set()
     for _ in range(40):
-        ours, theirs = drawn_shares(rng, 80, 4, float(rng.uniform(0, 0.15)))
+        reference, candidate = drawn_shares(rng, 80, 4, float(rng.uniform(0, 0.15)))
         margin, level = float(rng.uniform(0.02, 0.12)), float(rng.choice([0.9, 0.95, 0.99]))
-        evidence = graded_evidence(ours, theirs, margin, level=level)
-        drop = graded_difference(ours, theirs, level=level)
+        evidence = graded_evidence(reference, candidate, margin, level=level)
+        drop = graded_difference(reference, candidate, level=level)
         assert evidence.drop == drop
         alpha = (1 - level) / 2
         assert (evidence.p_pass < alpha, evidence.p_fail < alpha) == (drop.high < margin, drop.low > margin)
         assert (evidence.p_difference < 2 * alpha) == (not drop.low <= 0 <= drop.high)
         statuses.add(decide(evidence, min_items=30))
     assert statuses == {"PASS", "FAIL", "UNDERPOWERED"}
-    both = graded_evidence(ours, ours, 0.05, claim="equivalent")
-    assert (both.p_difference, both.b, both.c, decide(both, min_items=30)) == (1.0, 0, 0, "PASS")
+    pair = graded_evidence(reference, reference, 0.05, claim="equivalent")
+    assert (pair.p_difference, pair.b, pair.c, decide(pair, min_items=30)) == (1.0, 0, 0, "PASS")
 
 
 @pytest.mark.slow

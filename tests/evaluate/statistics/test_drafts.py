@@ -17,14 +17,14 @@ LENGTHS = {
 
 def passes(lengths: str, lossy: float, drop: float, margin: float) -> float:
     """Share of runs whose upper end is below the margin, where `lossy` of the prompts hold all of the drop."""
-    rng, found = np.random.default_rng(4), []
+    rng, result = np.random.default_rng(4), []
     for _ in range(RUNS):
         drafted = LENGTHS[lengths](rng)
         before = rng.beta(6, 2, 100)
         after = before * (1 - np.where(rng.random(100) < lossy, drop / lossy / 0.75, 0.0))
         counts = [drafted, rng.binomial(drafted, before), drafted, rng.binomial(drafted, after)]
-        found.append(paired_acceptance_difference(np.stack(counts, axis=1), 0.95).high < margin)
-    return float(np.mean(found))
+        result.append(paired_acceptance_difference(np.stack(counts, axis=1), 0.95).high < margin)
+    return float(np.mean(result))
 
 
 @pytest.mark.parametrize(("lengths", "before"), [("all alike", 0.045), ("log-normal", 0.0875), (list(LENGTHS)[2], 0.14)])

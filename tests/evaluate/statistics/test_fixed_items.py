@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from assay_evaluate.statistics import graded_difference, paired_difference
 from assay_evaluate.statistics.fixed_items import FixedItems, fixed_items
+from assay_evaluate.statistics.graded import graded_difference
+from assay_evaluate.statistics.paired import paired_difference
 
 
-def of(ours: np.ndarray, theirs: np.ndarray) -> FixedItems:
+def of(reference: np.ndarray, candidate: np.ndarray) -> FixedItems:
     """[items, replies] of both sides."""
-    counts = [np.full(len(side), side.shape[1]) for side in (ours, theirs)]
-    found = fixed_items(ours.mean(axis=1), theirs.mean(axis=1), *counts)
+    counts = [np.full(len(side), side.shape[1]) for side in (reference, candidate)]
+    found = fixed_items(reference.mean(axis=1), candidate.mean(axis=1), *counts)
     assert found is not None
     return found
 
@@ -21,32 +22,32 @@ def of(ours: np.ndarray, theirs: np.ndarray) -> FixedItems:
 @pytest.mark.parametrize(("r", "c"), [(5, 5), (7, 3)])
 def test_one_item_is_welchs_test(r: int, c: int) -> None:
     rng = np.random.default_rng(r)
-    ours, theirs = rng.random(r) < 0.6, rng.random(c) < 0.5
-    assert 0 < ours.mean() < 1 and 0 < theirs.mean() < 1
-    found, each = of(ours[None, :], theirs[None, :]), min(r, c)
-    welch = stats.ttest_ind(ours.astype(float), theirs.astype(float), equal_var=False)
-    assert found.value == pytest.approx(ours.mean() - theirs.mean())
-    assert found.degrees == pytest.approx(welch.df)
-    unpadded = (found.standard_error * (1 + 2 / each)) ** 2 - 1 / each**2
-    assert unpadded == pytest.approx(ours.var(ddof=1) / r + theirs.var(ddof=1) / c)
+    reference, candidate = rng.random(r) < 0.6, rng.random(c) < 0.5
+    assert 0 < reference.mean() < 1 and 0 < candidate.mean() < 1
+    result, each = of(reference[None, :], candidate[None, :]), min(r, c)
+    welch = stats.ttest_ind(reference.astype(float), candidate.astype(float), equal_var=False)
+    assert result.value == pytest.approx(reference.mean() - candidate.mean())
+    assert result.degrees == pytest.approx(welch.df)
+    unpadded = (result.standard_error * (1 + 2 / each)) ** 2 - 1 / each**2
+    assert unpadded == pytest.approx(reference.var(ddof=1) / r + candidate.var(ddof=1) / c)
 
 
 def test_items_are_strata() -> None:
     rng = np.random.default_rng(2)
-    ours, theirs = rng.random((40, 3)) < 0.7, rng.random((40, 4)) < 0.6
-    by_hand = sum(a.var(ddof=1) / 3 + b.var(ddof=1) / 4 for a, b in zip(ours, theirs, strict=True))
-    found = of(ours, theirs)
-    assert found.standard_error == pytest.approx(np.sqrt(by_hand + 1 / 9) / (40 + 2 / 3))
-    assert (found.num_items, found.num_pairs) == (40, 120)
-    low, high = stats.t.interval(0.95, found.degrees, loc=found.value, scale=found.standard_error)
-    assert (found.interval(0.95).low, found.interval(0.95).high) == pytest.approx((low, high))
-    assert found.p_at_least(high) == pytest.approx(0.025) == found.p_at_most(low)
+    reference, candidate = rng.random((40, 3)) < 0.7, rng.random((40, 4)) < 0.6
+    by_hand = sum(a.var(ddof=1) / 3 + b.var(ddof=1) / 4 for a, b in zip(reference, candidate, strict=True))
+    mean = of(reference, candidate)
+    assert mean.standard_error == pytest.approx(np.sqrt(by_hand + 1 / 9) / (40 + 2 / 3))
+    assert (mean.num_items, mean.num_pairs) == (40, 120)
+    low, high = stats.t.interval(0.95, mean.degrees, loc=mean.value, scale=mean.standard_error)
+    assert (mean.interval(0.95).low, mean.interval(0.95).high) == pytest.approx((low, high))
+    assert mean.p_at_least(high) == pytest.approx(0.025) == mean.p_at_most(low)
 
 
 def test_equal_replies_are_no_point() -> None:
-    found = of(np.ones((30, 2), dtype=bool), np.ones((30, 2), dtype=bool))
-    assert found.interval(0.95).high == pytest.approx(paired_difference(0, 0, 60).high)
-    assert (found.p_at_least(0.0), found.p_at_most(0.0)) == (1.0, 1.0)
+    mean = of(np.ones((30, 2), dtype=bool), np.ones((30, 2), dtype=bool))
+    assert mean.interval(0.95).high == pytest.approx(paired_difference(0, 0, 60).high)
+    assert (mean.p_at_least(0.0), mean.p_at_most(0.0)) == (1.0, 1.0)
 
 
 def test_one_reply_on_a_side_says_nothing_of_these_items() -> None:
@@ -67,14 +68,14 @@ def test_a_reply_that_is_missing_counts_as_the_most_variable() -> None:
 def population(kind: str, n: int, loss: float) -> tuple[np.ndarray, np.ndarray]:
     """Chances of a right reply: GPQA's items, all losing alike, or a few of them wholly."""
     rng = np.random.default_rng(8)
-    ours = rng.beta(0.48, 0.12, n) if kind != "sure" else np.where(rng.random(n) < 0.8, 0.97, 0.03)
+    reference = rng.beta(0.48, 0.12, n) if kind != "sure" else np.where(rng.random(n) < 0.8, 0.97, 0.03)
     if kind == "even":
-        return ours, ours * (1 - loss / ours.mean())
+        return reference, reference * (1 - loss / reference.mean())
     lost = np.argsort(rng.random(n)).tolist()
-    theirs = ours.copy()
-    while lost and ours.mean() - theirs.mean() < loss:
-        theirs[lost.pop()] = 0.0
-    return ours, theirs
+    candidate = reference.copy()
+    while lost and reference.mean() - candidate.mean() < loss:
+        candidate[lost.pop()] = 0.0
+    return reference, candidate
 
 
 @pytest.mark.slow
@@ -84,15 +85,15 @@ def test_it_covers_and_passes_a_lost_margin_seldom(kind: str, n: int, replies: i
     chances = population(kind, n, 0.1)
     truth, rng = float((chances[0] - chances[1]).mean()), np.random.default_rng(9)
     drawn = [[rng.random((n, replies)) < side[:, None] for side in chances] for _ in range(1500)]
-    found = [of(*sides) for sides in drawn]
-    covers = np.mean([one.interval(0.95).low <= truth <= one.interval(0.95).high for one in found])
+    results = [of(*sides) for sides in drawn]
+    covers = np.mean([entry.interval(0.95).low <= truth <= entry.interval(0.95).high for entry in results])
     assert covers >= 0.94
-    assert np.mean([one.p_at_least(truth) < 0.025 for one in found]) <= 0.025 + 3 * 0.004
-    assert np.mean([one.p_at_most(truth) < 0.025 for one in found]) <= 0.025 + 3 * 0.004
+    assert np.mean([entry.p_at_least(truth) < 0.025 for entry in results]) <= 0.025 + 3 * 0.004
+    assert np.mean([entry.p_at_most(truth) < 0.025 for entry in results]) <= 0.025 + 3 * 0.004
     if kind != "even" and replies > 2:  # what items lose differs: such items are less certain than these
-        width = np.mean([one.interval(0.95).high - one.interval(0.95).low for one in found])
+        width = np.mean([entry.interval(0.95).high - entry.interval(0.95).low for entry in results])
         such = [graded_difference(*(side.mean(axis=1) for side in sides)) for sides in drawn[:50]]
-        assert width < 0.7 * np.mean([one.high - one.low for one in such])
+        assert width < 0.7 * np.mean([entry.high - entry.low for entry in such])
 
 
 def test_replies_needed_would_do() -> None:

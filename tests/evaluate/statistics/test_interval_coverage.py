@@ -44,7 +44,7 @@ def test_every_row_draws_what_it_says() -> None:
     """Two draws of each; names are their own, and what is below 93 % is named."""
     assert len(ROWS) == len(every_row())
     table = [line for line in lines(2, "") if line.startswith("|")]
-    missed = [covers(one, 2).holds < 0.93 for one in ROWS.values()]
+    missed = [covers(entry, 2).holds < 0.93 for entry in ROWS.values()]
     assert ["**below 93 %**" in line for line in table[2:]] == missed
 
 
@@ -64,15 +64,15 @@ def test_every_row_draws_what_it_says() -> None:
 )  # fmt: skip
 def test_an_interval_is_called_what_it_covers(name: str, word: str) -> None:
     """All but the second cover more than 97 % and said "95 %" before."""
-    found = covers(ROWS[name], 300)
-    assert (found.word, found.remark) == (word, "")
-    assert found.called[found.word] > 0.9
+    covered = covers(ROWS[name], 300)
+    assert (covered.word, covered.remark) == (word, "")
+    assert covered.called[covered.word] > 0.9
 
 
 def test_a_word_that_is_not_kept_is_remarked() -> None:
     wide = Coverage(0.0, 0.0, 1.0, {"nominal": 1.0, "at_least": 0.0, "about": 0.0}, 2000)
     narrow = Coverage(0.03, 0.03, 1.0, {"nominal": 0.0, "at_least": 1.0, "about": 0.0}, 2000)
-    assert [one.remark for one in (wide, narrow)] == ["**above 97 %**", "**below 95 %**"]
+    assert [entry.remark for entry in (wide, narrow)] == ["**above 97 %**", "**below 95 %**"]
 
 
 def test_a_row_does_not_depend_on_the_others() -> None:
@@ -80,5 +80,5 @@ def test_a_row_does_not_depend_on_the_others() -> None:
     row: Row = ROWS[name]
     assert covers(row, 50) == covers(row, 50)
     assert len([line for line in lines(2, "mean KL") if line.startswith("| mean KL")]) == sum(
-        one.printed == "mean KL" for one in ROWS.values()
+        entry.printed == "mean KL" for entry in ROWS.values()
     )

@@ -17,26 +17,19 @@ from assay.recipes.suite import SuiteRecipe
 from assay.records.measurement import ItemResult, Measurement, Round, TaskResult
 from assay_evaluate.asking.session import task_result
 from assay_evaluate.preflight.power_designs import Assumptions, gated_tasks, rules_of
-from assay_evaluate.statistics import (
-    PairedEvidence,
-    clustered_difference,
-    decide,
-    holm,
-    noninferiority_power,
-    paired_evidence,
-    widen,
-)  # fmt: skip
+from assay_evaluate.statistics.clustered import clustered_difference
+from assay_evaluate.statistics.decisions import PairedEvidence, decide, holm, paired_evidence, widen_by_clusters
 from assay_evaluate.statistics.graded import POWERS
 from assay_evaluate.statistics.item_pairs import Pairs
-from assay_evaluate.statistics.joint import Assumed, LookDesign, Path, Rules, ScoreDesign, chances_of, resolve
-from assay_evaluate.statistics.joint.chances import NUM_DRAWS
-from assay_evaluate.statistics.joint.drawn import Evidence
-from assay_evaluate.statistics.pooled import weighted_sum
+from assay_evaluate.statistics.joint.chances import NUM_DRAWS, Path, Rules, chances_of, resolve
+from assay_evaluate.statistics.joint.drawn import Assumption, Evidence, LookDesign, ScoreDesign
+from assay_evaluate.statistics.power import noninferiority_power
+from assay_evaluate.statistics.proportions import weighted_sum
 from assay_evaluate.statistics.sequential import nominal_levels
 from assay_evaluate.tasks.looks import Look, planned_looks
 from assay_evaluate.verdicts.gates import judge
 from assay_evaluate.verdicts.scores import judge_scores
-from assay_evaluate.verdicts.whole.going_on import asked_further
+from assay_evaluate.verdicts.whole import tasks_to_ask_further
 
 FOUR_SIGMA = 4 * 0.5 / np.sqrt(NUM_DRAWS)
 RULES = Rules()
@@ -44,14 +37,17 @@ RULES = Rules()
 
 def once(task: str, num_items: int, margin: float, discordance: float, **changes: object) -> ScoreDesign:
     """A task asked once, one reply to each item."""
-    made = ScoreDesign(task, margin, Assumed(discordance), (LookDesign(1, 1, num_items),))
+    made = ScoreDesign(task, margin, Assumption(discordance), (LookDesign(1, 1, num_items),))
     return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
 
 
-def asked(task: str, num_items: int, margin: float, assumed: Assumed, *replies: tuple[int, int]) -> ScoreDesign:
+def asked(task: str, num_items: int, margin: float, assumed: Assumption, *replies: tuple[int, int]) -> ScoreDesign:
     """A task asked again and again about the same items."""
     most = replies[-1][0] * replies[-1][1] / sum(replies[-1])
-    looks = tuple(LookDesign(ours, theirs, num_items, ours * theirs / (ours + theirs) / most) for ours, theirs in replies)
+    looks = tuple(
+        LookDesign(reference, candidate, num_items, reference * candidate / (reference + candidate) / most)
+        for reference, candidate in replies
+    )
     return ScoreDesign(task, margin, assumed, looks)
 
 
@@ -69,18 +65,18 @@ GPQA = once("gpqa", 198, 0.05, 0.12)
 @pytest.mark.parametrize("noise", [1.0, 0.3])
 def test_one_gate_has_the_exact_power(num_items: int, margin: float, discordance: float, loss: float, noise: float) -> None:
     """Whatever part of the discordance is noise: of one reply to each item nobody can tell."""
-    design = once("t", num_items, margin, discordance, assumed=Assumed(discordance, noise))
-    found = chances_of([design], [loss], RULES)
+    design = once("t", num_items, margin, discordance, assumed=Assumption(discordance, noise))
+    chances = chances_of([design], [loss], RULES)
     exact = noninferiority_power(margin, max(discordance, abs(loss)), num_items, loss=loss)
-    assert found.passes_alone == (found.passes,)
-    assert found.passes == pytest.approx(exact, abs=FOUR_SIGMA)
+    assert chances.passes_alone == (chances.passes,)
+    assert chances.passes == pytest.approx(exact, abs=FOUR_SIGMA)
 
 
 @pytest.mark.parametrize(("replies", "noise"), [(1, 1.0), (4, 1.0), (4, 0.5)])
 def test_many_items_have_the_power_of_the_normal_test(replies: int, noise: float) -> None:
     """A mean of differences whose variance is the lasting part of the discordance and a k-th of its noise."""
     discordance, margin, n = 0.12, 0.01, 2400
-    design = asked("t", n, margin, Assumed(discordance, noise), (replies, replies))
+    design = asked("t", n, margin, Assumption(discordance, noise), (replies, replies))
     variance = discordance * (1 - noise) + discordance * noise / replies
     # statsmodels: one sample (ratio 0), the effect in standard deviations.
     exact = NormalIndPower(ddof=0).power(margin / variance**0.5, n, alpha=0.025, ratio=0, alternative="larger")
@@ -92,25 +88,25 @@ def test_looks_have_the_power_of_correlated_normals() -> None:
     lies below its bound."""
     n, margin, discordance = (600, 2400), 0.012, 0.1
     looks = (LookDesign(1, 1, n[0], 0.25), LookDesign(1, 1, n[1], 1.0))
-    design = ScoreDesign("t", margin, Assumed(discordance), looks)
+    design = ScoreDesign("t", margin, Assumption(discordance), looks)
     levels = nominal_levels([0.25, 1.0], n, 0.025)
     drift = [margin / np.sqrt(discordance / items) for items in n]
     bounds = [stats.norm.isf(level) for level in levels]
     open_still = stats.multivariate_normal([0, 0], [[1, 0.5], [0.5, 1]]).cdf(
         [b - d for b, d in zip(bounds, drift, strict=True)]
     )
-    found = chances_of([design], [0.0], RULES)
-    assert found.passes == pytest.approx(1 - open_still, abs=FOUR_SIGMA + 0.01)
-    assert found.stops[0] == pytest.approx(
+    chances = chances_of([design], [0.0], RULES)
+    assert chances.passes == pytest.approx(1 - open_still, abs=FOUR_SIGMA + 0.01)
+    assert chances.stops[0] == pytest.approx(
         [stats.norm.sf(bounds[0] - drift[0])] * 1 + [1 - stats.norm.sf(bounds[0] - drift[0])], abs=FOUR_SIGMA + 0.01
     )
 
 
 def test_a_lost_margin_passes_and_fails_by_the_level_however_often_it_is_looked_at() -> None:
-    design = asked("t", 198, 0.05, Assumed(0.12), (2, 1), (2, 2), (3, 3), (5, 5))
-    found = chances_of([design], [0.05], RULES, num_draws=20_000)
-    assert 0.015 < found.passes < 0.03
-    assert 0.015 < found.fails < 0.03
+    design = asked("t", 198, 0.05, Assumption(0.12), (2, 1), (2, 2), (3, 3), (5, 5))
+    chances = chances_of([design], [0.05], RULES, num_draws=20_000)
+    assert 0.015 < chances.passes < 0.03
+    assert 0.015 < chances.fails < 0.03
 
 
 def test_fewer_items_than_the_least_never_pass() -> None:
@@ -135,8 +131,8 @@ def test_what_cannot_be_drawn_is_an_error(losses: list[float], designs: list[Sco
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"assumed": Assumed(0.51)}, "t: discordance 0.51 must lie between 0 and 0.5"),
-        ({"assumed": Assumed(0.1, 1.1)}, "t: noise 1.1 must lie between 0 and 1"),
+        ({"assumed": Assumption(0.51)}, "t: discordance 0.51 must lie between 0 and 0.5"),
+        ({"assumed": Assumption(0.1, 1.1)}, "t: noise 1.1 must lie between 0 and 1"),
         ({"cluster_sizes": (50, 49)}, "t: clusters of 99 items"),
     ],
 )
@@ -148,10 +144,10 @@ def test_what_cannot_be_assumed_is_an_error(changes: dict[str, object], message:
 # ------------------------------------------------------------------------------------------------ several gates
 def test_together_is_the_product_for_a_lossless_candidate_and_the_seed_decides() -> None:
     designs = [GPQA, once("gsm8k", 1319, 0.01, 0.03), once("ruler", 1300, 0.02, 0.05)]
-    found = chances_of(designs, [0.0] * 3, RULES)
-    assert found.passes == pytest.approx(float(np.prod(found.passes_alone)), abs=FOUR_SIGMA)
-    assert found == chances_of(designs, [0.0] * 3, RULES)
-    assert found != chances_of(designs, [0.0] * 3, RULES, seed=2)
+    chances = chances_of(designs, [0.0] * 3, RULES)
+    assert chances.passes == pytest.approx(float(np.prod(chances.passes_alone)), abs=FOUR_SIGMA)
+    assert chances == chances_of(designs, [0.0] * 3, RULES)
+    assert chances != chances_of(designs, [0.0] * 3, RULES, seed=2)
 
 
 SMALL = (once("a", 12, 0.3, 0.2), once("b", 10, 0.4, 0.3))
@@ -165,21 +161,21 @@ def test_two_small_gates_are_as_enumerated(losses: tuple[float, ...], whole: tup
     rules = Rules(min_items=5, whole=whole)
     tables = [list(_tables(design, loss)) for design, loss in zip(SMALL, losses, strict=True)]
     passes = fails = 0.0
-    for (chance_a, one), (chance_b, other) in itertools.product(*tables):
-        word = _word([one, other], whole)
+    for (chance_a, entry), (chance_b, other) in itertools.product(*tables):
+        word = _word([entry, other], whole)
         passes, fails = passes + chance_a * chance_b * (word == "PASS"), fails + chance_a * chance_b * (word == "FAIL")
-    found = chances_of(SMALL, losses, rules, num_draws=20_000)
-    assert (found.passes, found.fails) == (pytest.approx(passes, abs=0.015), pytest.approx(fails, abs=0.015))
+    chances = chances_of(SMALL, losses, rules, num_draws=20_000)
+    assert (chances.passes, chances.fails) == (pytest.approx(passes, abs=0.015), pytest.approx(fails, abs=0.015))
 
 
 def _word(evidence: list[PairedEvidence], whole: tuple[float, float] | None) -> str:
     """The overall verdict on tables of several tasks."""
-    adjusted = holm([one.p_fail for one in evidence])
-    words = [decide(one, min_items=5, p_fail_adjusted=p) for one, p in zip(evidence, adjusted, strict=True)]
+    adjusted = holm([entry.p_fail for entry in evidence])
+    words = [decide(entry, min_items=5, p_fail_adjusted=p) for entry, p in zip(evidence, adjusted, strict=True)]
     if "FAIL" in words or whole is None:
         return "FAIL" if "FAIL" in words else "PASS" if set(words) == {"PASS"} else "UNDERPOWERED"
     ends = ("value", "low", "high")
-    uses = [one.drop.model_copy(update={end: getattr(one.drop, end) / one.margin for end in ends}) for one in evidence]
+    uses = [entry.drop.model_copy(update={end: getattr(entry.drop, end) / entry.margin for end in ends}) for entry in evidence]
     mean = weighted_sum(uses, [1 / len(uses)] * len(uses))
     if mean.low > whole[0]:
         return "FAIL"
@@ -204,7 +200,7 @@ def test_repositories_pass_as_often_as_the_wider_interval_lets_them() -> None:
     for _ in range(num_draws):
         moves = rng.choice([1, -1, 0], p=[0.085, 0.085, 0.83], size=270)
         clustered = clustered_difference(moves, np.repeat(np.arange(len(sizes)), sizes))
-        evidence = widen(paired_evidence(int((moves > 0).sum()), int((moves < 0).sum()), 270, 0.10), clustered)
+        evidence = widen_by_clusters(paired_evidence(int((moves > 0).sum()), int((moves < 0).sum()), 270, 0.10), clustered)
         passed += decide(evidence, min_items=30) == "PASS"
     assert chances_of([design], [0.0], RULES).passes == pytest.approx(passed / num_draws, abs=4 * 0.5 / np.sqrt(num_draws))
 
@@ -235,41 +231,41 @@ def replies(rng: np.random.Generator, n: int, rate: float, loss: float) -> tuple
     """Five replies of either side to each item: 2 x rate of the items are open, of which the candidate loses."""
     is_open = rng.random((n, 1)) < 2 * rate
     sides = (np.where(is_open, rng.random((n, 5)) < chance, True) for chance in (0.5, (1 - loss / rate) / 2))
-    ours, theirs = sides
-    return ours, theirs
+    reference, candidate = sides
+    return reference, candidate
 
 
 def result(name: str, right: np.ndarray, num_samples: int) -> TaskResult:
     items = [
         ItemResult(
-            item=str(at), language="en", correct=bool(one), truncated=False, wrong_script=False, finish_reason="stop",
+            item=str(at), language="en", correct=bool(entry), truncated=False, wrong_script=False, finish_reason="stop",
             prompt_tokens=None, output_tokens=None, answer=None, sample=sample,
         )
         for at, row in enumerate(right)
-        for sample, one in enumerate(row[:num_samples])
+        for sample, entry in enumerate(row[:num_samples])
     ]  # fmt: skip
     made = task_result(name, "arithmetic", items, 9)
     return made.model_copy(update={"rounds": (Round(started="", num_samples=num_samples, limit=None, why=""),)})
 
 
 def sides(drawn: dict[str, tuple[np.ndarray, np.ndarray]], at: dict[str, Look]) -> tuple[Measurement, Measurement]:
-    found = []
+    results = []
     for side, label in enumerate(("fp8", "w4a16")):
-        tasks = [result(name, both[side], at[name][side]) for name, both in drawn.items()]
-        found.append(make_measurement(label, SUITE).model_copy(update={"tasks": tuple(tasks)}))
-    return found[0], found[1]
+        tasks = [result(name, pair[side], at[name][side]) for name, pair in drawn.items()]
+        results.append(make_measurement(label, SUITE).model_copy(update={"tasks": tuple(tasks)}))
+    return results[0], results[1]
 
 
-def evidence_of(ours: np.ndarray, theirs: np.ndarray, look: Look) -> Evidence:
+def evidence_of(reference: np.ndarray, candidate: np.ndarray, look: Look) -> Evidence:
     """Of one run."""
-    difference = ours[:, : look[0]].mean(axis=1) - theirs[:, : look[1]].mean(axis=1)
+    difference = reference[:, : look[0]].mean(axis=1) - candidate[:, : look[1]].mean(axis=1)
     sums = tuple(np.array([(difference**power).sum()]) for power in POWERS)
-    return Evidence(len(ours), look[:2] != (1, 1), sums, None, np.array([0.0]))
+    return Evidence(len(reference), look[:2] != (1, 1), sums, None, np.array([0.0]))
 
 
-def path_of(design: ScoreDesign, ours: np.ndarray, theirs: np.ndarray, planned: tuple[Look, ...], rules: Rules) -> Path:
+def path_of(design: ScoreDesign, reference: np.ndarray, candidate: np.ndarray, planned: tuple[Look, ...], rules: Rules) -> Path:
     """Of one run that may take every look."""
-    return Path(design, rules, len(RATES), [evidence_of(ours, theirs, look) for look in planned])
+    return Path(design, rules, len(RATES), [evidence_of(reference, candidate, look) for look in planned])
 
 
 @pytest.mark.slow
@@ -289,26 +285,26 @@ def test_every_drawn_run_gets_the_verdict_of_the_gates(
     rng, words = np.random.default_rng(int(margins)), []
     for _ in range(4):
         drawn = {
-            one.gate.task: replies(rng, one.design.num_items, RATES[one.gate.task], margins * one.design.margin)
-            for one in gated
+            entry.gate.task: replies(rng, entry.design.num_items, RATES[entry.gate.task], margins * entry.design.margin)
+            for entry in gated
         }
         at = dict.fromkeys(drawn, 0)
         while True:
             reference, candidate = sides(drawn, {name: planned[name][number] for name, number in at.items()})
-            found = judge_scores([one.gate for one in gated], reference, candidate, gates)
-            further = [name for name in asked_further(gates, found, "w4a16") if at[name] + 1 < len(planned[name])]
+            verdicts = judge_scores([entry.gate for entry in gated], reference, candidate, gates)
+            further = [name for name in tasks_to_ask_further(gates, verdicts, "w4a16") if at[name] + 1 < len(planned[name])]
             if not further:
                 break
             at |= {name: at[name] + 1 for name in further}
         report = judge([reference, candidate], gates, model="tiny-glm")
         rules = dataclasses.replace(rules_of(gates), level_step=1e-6)
-        paths = [path_of(one.design, *drawn[one.gate.task], planned[one.gate.task], rules) for one in gated]
-        mine = resolve(paths, rules)
+        paths = [path_of(entry.design, *drawn[entry.gate.task], planned[entry.gate.task], rules) for entry in gated]
+        own = resolve(paths, rules)
         status = {(1.0, 0.0): "PASS", (0.0, 1.0): "FAIL", (0.0, 0.0): "UNDERPOWERED"}
-        alone = [status[both] for both in zip(mine.passes_alone, mine.fails_alone, strict=True)]
-        assert alone == [found[one.gate.task].status for one in gated]
-        assert [stops.index(1.0) for stops in mine.stops] == [at[one.gate.task] for one in gated]
-        overall = "PASS" if mine.passes else "FAIL" if mine.fails else "UNDERPOWERED"
+        alone = [status[pair] for pair in zip(own.passes_alone, own.fails_alone, strict=True)]
+        assert alone == [verdicts[entry.gate.task].status for entry in gated]
+        assert [stops.index(1.0) for stops in own.stops] == [at[entry.gate.task] for entry in gated]
+        overall = "PASS" if own.passes else "FAIL" if own.fails else "UNDERPOWERED"
         assert report.overall == {"w4a16": overall}
         words.append(overall)
     assert expected in words

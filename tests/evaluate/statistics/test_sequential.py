@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from assay_evaluate.statistics import holm
+from assay_evaluate.statistics.decisions import holm
 from assay_evaluate.statistics.sequential import Spending, SpendingName, nominal_levels, sequential_p
 
 OBRIEN_FLEMING, POCOCK = Spending("obrien_fleming"), Spending("pocock")
@@ -41,14 +41,14 @@ def test_bounds_are_the_published_ones(spending: Spending, num_looks: int, publi
 def test_bounds_agree_with_the_multivariate_normal() -> None:
     """Times and information apart: what is spent follows the plan, the correlation what was seen."""
     times, informations = [0.3, 0.5, 1.0], [1.0, 1.2, 3.0]
-    found = [stats.norm.isf(level) for level in nominal_levels(times, informations, 0.025, POCOCK)]
+    results = [stats.norm.isf(level) for level in nominal_levels(times, informations, 0.025, POCOCK)]
     correlation = np.array([[np.sqrt(min(a, b) / max(a, b)) for b in informations] for a in informations])
     for look in range(1, 4):
         if look == 1:
-            stays = stats.norm.cdf(found[0])
+            stays = stats.norm.cdf(results[0])
         else:
             normal = stats.multivariate_normal(mean=np.zeros(look), cov=correlation[:look, :look], abseps=1e-7, seed=1)
-            stays = normal.cdf(np.array(found[:look]))
+            stays = normal.cdf(np.array(results[:look]))
         assert 1 - stays == pytest.approx(POCOCK.spent(times[look - 1], 0.025), abs=2e-6)
 
 
@@ -70,9 +70,9 @@ def test_one_look_is_the_plain_test() -> None:
 def test_a_sequential_p_is_the_level_at_which_the_look_would_reject() -> None:
     times, informations, p_values = [0.25, 0.5, 1.0], [1.0, 1.9, 4.1], [0.2, 0.011, 0.04]
     for spending in (OBRIEN_FLEMING, POCOCK, Spending("hwang_shih_decani", -2)):
-        found = sequential_p(p_values, times, informations, spending)
-        above = nominal_levels(times, informations, found * 1.001, spending)
-        below = nominal_levels(times, informations, found * 0.999, spending)
+        p_value = sequential_p(p_values, times, informations, spending)
+        above = nominal_levels(times, informations, p_value * 1.001, spending)
+        below = nominal_levels(times, informations, p_value * 0.999, spending)
         assert any(p < level for p, level in zip(p_values, above, strict=True))
         assert not any(p < level for p, level in zip(p_values, below, strict=True))
 
@@ -112,8 +112,8 @@ def test_holm_over_sequential_p_values_keeps_the_family() -> None:
         steps = rng.standard_normal((10, 2)) * np.sqrt([1.0, 1.5])
         p_values = stats.norm.sf(steps.cumsum(axis=1) / np.sqrt(informations))
         looks = rng.integers(1, 3, 10)
-        found = [sequential_p(p[:k].tolist(), times[:k], informations[:k]) for p, k in zip(p_values, looks, strict=True)]
-        rejected += min(holm(found)) < 0.025
+        results = [sequential_p(p[:k].tolist(), times[:k], informations[:k]) for p, k in zip(p_values, looks, strict=True)]
+        rejected += min(holm(results)) < 0.025
     assert rejected <= stats.binom.ppf(0.999, 400, 0.025)
 
 

@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 
 from assay.records.base import Interval
-from assay_evaluate.statistics import cluster_bootstrap_mean, skewed_mean, unseen_share
-from assay_evaluate.statistics.skewed import skewed_ends
+from assay_evaluate.statistics.clustered import cluster_bootstrap_mean
+from assay_evaluate.statistics.skewed import skewed_ends, skewed_mean, unseen_share
 
 
 def texts(seed: int, num_texts: int = 30) -> tuple[np.ndarray, np.ndarray]:
@@ -48,11 +48,11 @@ def by_hand(values: np.ndarray, text_N: np.ndarray, stratum_of: dict[int, int]) 
 def test_interval_by_hand(num_strata: int) -> None:
     values, index = texts(1)
     stratum = index % num_strata
-    found = skewed_mean(values, index, stratum if num_strata > 1 else None)
+    interval = skewed_mean(values, index, stratum if num_strata > 1 else None)
     low, high = by_hand(values, index, {i: i % num_strata for i in range(30)})
-    assert (found.value, found.low, found.high) == pytest.approx((values.mean(), low, high), rel=1e-9)
-    assert (found.n, found.level) == (30, 0.95)
-    assert skewed_mean(values, index, stratum if num_strata > 1 else None) == found
+    assert (interval.value, interval.low, interval.high) == pytest.approx((values.mean(), low, high), rel=1e-9)
+    assert (interval.n, interval.level) == (30, 0.95)
+    assert skewed_mean(values, index, stratum if num_strata > 1 else None) == interval
 
 
 def test_mirrored_values_have_the_mirrored_interval() -> None:
@@ -67,9 +67,9 @@ def test_strata_take_out_what_the_design_fixes() -> None:
     """Half of the texts have a hundred times the values of the others, always: that is no chance."""
     values, index = texts(3, 60)
     values = np.where(index % 2 == 0, values, 100 + values)
-    one, two = skewed_mean(values, index), skewed_mean(values, index, index % 2)
-    assert two.value == one.value
-    assert two.high - two.low < 0.5 * (one.high - one.low)  # what is left: texts differ in length
+    entry, two = skewed_mean(values, index), skewed_mean(values, index, index % 2)
+    assert two.value == entry.value
+    assert two.high - two.low < 0.5 * (entry.high - entry.low)  # what is left: texts differ in length
     same = skewed_mean(values, index, np.where(index % 2 == 0, "b", "a"))
     assert (same.low, same.high) == pytest.approx((two.low, two.high))
 
@@ -79,15 +79,15 @@ def test_one_text_with_everything_does_not_make_the_interval_endless() -> None:
     there are is a count of one: 7.8 times the mean by Poisson's exact limit for this end's error, of the same size only."""
     values = np.full(25, 1e-6)
     values[7] = 0.03
-    found = skewed_mean(values, np.arange(25), least=0.0)
-    assert found.low == 0 and 7.8 < found.high / found.value < 20
+    interval = skewed_mean(values, np.arange(25), least=0.0)
+    assert interval.low == 0 and 7.8 < interval.high / interval.value < 20
 
 
 def test_ends_stay_inside_what_the_mean_can_be() -> None:
     shares = np.ones(200)
     shares[:3] = 0
-    found = skewed_mean(shares, np.repeat(np.arange(20), 10), least=0.0, most=1.0)
-    assert (found.value, found.high) == (pytest.approx(0.985), 1.0) and 0.5 < found.low < 0.985
+    interval = skewed_mean(shares, np.repeat(np.arange(20), 10), least=0.0, most=1.0)
+    assert (interval.value, interval.high) == (pytest.approx(0.985), 1.0) and 0.5 < interval.low < 0.985
     assert skewed_mean(shares, np.repeat(np.arange(20), 10)).high > 1
 
 
@@ -143,16 +143,16 @@ def test_a_limit_is_seldom_passed_by_texts_of_unequal_length(num_texts: int, bef
     """A long text that differs little skews the sample downwards; its upper end was then that of a light tail (before)."""
     draws = [of_unequal_texts(seed, num_texts, 1.2) for seed in range(1000)]
     true = sum(sums.sum() for sums, _ in draws) / sum(length.sum() for _, length in draws)
-    ends = [skewed_ends(*one, np.zeros(num_texts, np.intp))[1] for one in draws]
+    ends = [skewed_ends(*draw, np.zeros(num_texts, np.intp))[1] for draw in draws]
     assert np.mean(np.array(ends) < true) < 0.025 + 2 * np.sqrt(0.025 * 0.975 / 1000) < before
 
 
 def test_where_values_have_no_highest_the_upper_end_is_no_nearer_than_a_normal_tail() -> None:
     values, index = texts(2)
-    found, bounded = skewed_mean(-values, index), skewed_mean(-values, index, most=0.0)
+    result, bounded = skewed_mean(-values, index), skewed_mean(-values, index, most=0.0)
     sizes = np.bincount(index)
     sums = np.bincount(index, weights=-values + values.mean())
     error = np.sqrt(30 / 29 * ((sums - sums.mean()) ** 2).sum()) / len(values)
     degrees = sizes.sum() ** 2 / (sizes**2).sum() - 1
-    assert found.high == pytest.approx(-values.mean() + error * stats.t.isf(0.025 / (1 + 150 / degrees), degrees))
-    assert (found.low, found.high > bounded.high) == (bounded.low, True)
+    assert result.high == pytest.approx(-values.mean() + error * stats.t.isf(0.025 / (1 + 150 / degrees), degrees))
+    assert (result.low, result.high > bounded.high) == (bounded.low, True)

@@ -9,20 +9,10 @@ from statsmodels.stats.contingency_tables import mcnemar
 from statsmodels.stats.proportion import proportion_confint
 
 from assay.records.base import Interval
-from assay_evaluate.statistics import (
-    clopper_pearson,
-    cluster_bootstrap_mean,
-    detection_power,
-    discordant_counts,
-    exact_tail,
-    independent_difference,
-    items_for_margin,
-    mcnemar_midp,
-    minimum_detectable_effect,
-    paired_difference,
-    score_interval,
-    wilson,
-)
+from assay_evaluate.statistics.clustered import cluster_bootstrap_mean
+from assay_evaluate.statistics.paired import discordant_counts, exact_tail, mcnemar_midp, paired_difference, score_interval
+from assay_evaluate.statistics.power import detection_power, items_for_margin, minimum_detectable_effect
+from assay_evaluate.statistics.proportions import clopper_pearson, independent_difference, wilson
 
 
 @pytest.mark.parametrize(
@@ -37,33 +27,33 @@ from assay_evaluate.statistics import (
     ],
 )
 def test_tango_interval_of_published_examples(b: int, c: int, n: int, level: float, low: float, high: float) -> None:
-    found = score_interval(b, c, n, level)
+    interval = score_interval(b, c, n, level)
     digits = 3 if n == 21 else 4
-    assert (round(found.low, digits), round(found.high, digits)) == (low, high)
-    assert (found.value, found.n, found.level) == ((b - c) / n, n, level)
+    assert (round(interval.low, digits), round(interval.high, digits)) == (low, high)
+    assert (interval.value, interval.n, interval.level) == ((b - c) / n, n, level)
 
 
 @pytest.mark.parametrize(("b", "c", "n", "end"), [(7, 1, 21, 0.020), (16, 6, 161, 0.0051)])
 def test_an_interval_clear_of_0_begins_where_the_exact_tail_does(b: int, c: int, n: int, end: float) -> None:
     """It lies a little nearer to 0 than the published one; the other end is Tango's."""
-    found = paired_difference(b, c, n)
-    assert found.low == pytest.approx(end, rel=0.02)
-    assert float(exact_tail(found.low, b, c, n)) == pytest.approx(0.025, abs=1e-5)
-    assert found.high == score_interval(b, c, n).high
+    interval = paired_difference(b, c, n)
+    assert interval.low == pytest.approx(end, rel=0.02)
+    assert float(exact_tail(interval.low, b, c, n)) == pytest.approx(0.025, abs=1e-5)
+    assert interval.high == score_interval(b, c, n).high
 
 
 @pytest.mark.parametrize(("b", "c", "n"), [(0, 0, 10), (3, 0, 10), (0, 7, 14), (25, 12, 200), (1, 0, 1), (14, 0, 14)])
 def test_tango_interval_is_symmetric_and_contains_the_estimate(b: int, c: int, n: int) -> None:
-    found, mirrored = paired_difference(b, c, n), paired_difference(c, b, n)
-    assert (found.low, found.high) == pytest.approx((-mirrored.high, -mirrored.low), abs=1e-9)
-    assert -1 <= found.low <= found.value <= found.high <= 1
+    result, mirrored = paired_difference(b, c, n), paired_difference(c, b, n)
+    assert (result.low, result.high) == pytest.approx((-mirrored.high, -mirrored.low), abs=1e-9)
+    assert -1 <= result.low <= result.value <= result.high <= 1
 
 
 def test_no_discordant_pair_is_not_certainty() -> None:
     z_squared = stats.norm.ppf(0.975) ** 2
     for n in (10, 80, 200):
-        found = paired_difference(0, 0, n)
-        assert (found.low, found.high) == pytest.approx((-z_squared / (n + z_squared), z_squared / (n + z_squared)))
+        interval = paired_difference(0, 0, n)
+        assert (interval.low, interval.high) == pytest.approx((-z_squared / (n + z_squared), z_squared / (n + z_squared)))
     assert paired_difference(0, 0, 10).high > 0.2  # ten clean items say nothing about a margin of five points
     assert paired_difference(0, 0, 72).high >= 0.05 > paired_difference(0, 0, 73).high
 
@@ -124,24 +114,24 @@ def test_midp_mcnemar_of_published_examples(b: int, c: int, p: float) -> None:
 @pytest.mark.parametrize(("b", "c"), [(3, 11), (9, 4), (20, 21), (5, 5)])
 def test_midp_is_the_exact_p_less_the_chance_of_what_was_seen(b: int, c: int) -> None:
     exact = float(mcnemar([[0, b], [c, 0]], exact=True).pvalue)
-    seen = float(stats.binom.pmf(min(b, c), b + c, 0.5))
-    assert mcnemar_midp(b, c) == pytest.approx(1 - seen if b == c else exact - seen)
+    observed = float(stats.binom.pmf(min(b, c), b + c, 0.5))
+    assert mcnemar_midp(b, c) == pytest.approx(1 - observed if b == c else exact - observed)
 
 
 @pytest.mark.parametrize(("successes", "n"), [(0, 10), (97, 100), (10, 10), (500, 1319)])
 @pytest.mark.parametrize("level", [0.9, 0.95])
 def test_proportion_intervals_are_those_of_statsmodels(successes: int, n: int, level: float) -> None:
-    for ours, method in ((wilson, "wilson"), (clopper_pearson, "beta")):
-        found = ours(successes, n, level)
+    for reference, method in ((wilson, "wilson"), (clopper_pearson, "beta")):
+        result = reference(successes, n, level)
         low, high = proportion_confint(successes, n, alpha=1 - level, method=method)
-        assert (found.low, found.high) == pytest.approx((float(low), float(high)), abs=1e-9)
-        assert (found.value, found.n) == (successes / n, n)
+        assert (result.low, result.high) == pytest.approx((float(low), float(high)), abs=1e-9)
+        assert (result.value, result.n) == (successes / n, n)
 
 
 def test_newcombe_interval_of_published_example() -> None:
     """Newcombe 1998, table II, contrast 56/70 - 48/80, method 10: 0.0524 to 0.3339."""
-    found = independent_difference(56, 70, 48, 80)
-    assert (round(found.value, 4), round(found.low, 4), round(found.high, 4)) == (0.2, 0.0524, 0.3339)
+    interval = independent_difference(56, 70, 48, 80)
+    assert (round(interval.value, 4), round(interval.low, 4), round(interval.high, 4)) == (0.2, 0.0524, 0.3339)
 
 
 @pytest.mark.slow
@@ -150,8 +140,8 @@ def test_minimum_detectable_effect_is_detected_four_times_in_five(b: int, c: int
     effect = minimum_detectable_effect(b, c, n)
     rate = max((b + c) / n, effect)
     draws = np.random.default_rng(3).multinomial(n, [(rate + effect) / 2, (rate - effect) / 2, 1 - rate], size=1500)
-    seen = np.mean([paired_difference(int(x), int(y), n).low > 0 for x, y, _ in draws])
-    assert seen == pytest.approx(0.8, abs=0.035)
+    observed = np.mean([paired_difference(int(x), int(y), n).low > 0 for x, y, _ in draws])
+    assert observed == pytest.approx(0.8, abs=0.035)
     assert detection_power(effect, rate, n) == pytest.approx(0.8, abs=0.002)
 
 
@@ -216,15 +206,15 @@ def test_bca_interval_is_that_of_scipy() -> None:
     counts = rng.integers(1, 40, 45)
     clusters = np.repeat(np.arange(45), counts)
     values = rng.exponential(np.repeat(rng.exponential(1.0, 45), counts))
-    found = cluster_bootstrap_mean(values, clusters, seed=3, num_resamples=20_000)
+    interval = cluster_bootstrap_mean(values, clusters, seed=3, num_resamples=20_000)
     sums = np.bincount(clusters, weights=values)
-    theirs = stats.bootstrap(
+    candidate = stats.bootstrap(
         (sums, counts.astype(float)), lambda s, c, axis=-1: s.sum(axis=axis) / c.sum(axis=axis), paired=True, vectorized=True,
         n_resamples=20_000, method="BCa", rng=np.random.default_rng(4),
     ).confidence_interval  # fmt: skip
-    width = theirs.high - theirs.low
-    assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=0.02 * width)
-    assert found.high - found.value > found.value - found.low  # skewed to the right
+    width = candidate.high - candidate.low
+    assert (interval.low, interval.high) == pytest.approx((candidate.low, candidate.high), abs=0.02 * width)
+    assert interval.high - interval.value > interval.value - interval.low  # skewed to the right
 
 
 def test_cluster_bootstrap_edges() -> None:

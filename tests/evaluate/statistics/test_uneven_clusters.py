@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from assay_evaluate.statistics import clustered_difference, clustered_mean
-from assay_evaluate.statistics.clustered import cr2_factors, satterthwaite_degrees
+from assay_evaluate.statistics.clustered import clustered_difference, clustered_mean, cr2_factors, satterthwaite_degrees
 from assay_evaluate.statistics.joint.drawn import Evidence
-from assay_evaluate.statistics.uneven.clusters import chance_of_none, effective_number
+from assay_evaluate.statistics.uneven_clusters import chance_of_none, effective_number
 
 UNEQUAL = (80,) * 5 + (10,) * 55
 
@@ -25,15 +24,15 @@ def drawn(sizes: tuple[int, ...], lossy: float, loss: float, num_draws: int, dis
     only_ours = rng.binomial(sizes, better)
     only_theirs = rng.binomial(np.array(sizes) - only_ours, worse / (1 - better))
     totals, squares = only_ours - only_theirs, (only_ours + only_theirs).sum(axis=1)
-    sums = tuple(one.astype(float) for one in (totals.sum(axis=1), squares, totals.sum(axis=1), squares))
+    sums = tuple(entry.astype(float) for entry in (totals.sum(axis=1), squares, totals.sum(axis=1), squares))
     return Evidence(sum(sizes), False, sums, totals.astype(float), np.array(sizes, dtype=float))
 
 
 @pytest.mark.parametrize("sizes", [(20,) * 20, (10,) * 50, (5,) * 104, UNEQUAL])
 def test_a_margin_that_a_fifth_of_the_clusters_lost_passes_in_two_and_a_half_percent(sizes: tuple[int, ...]) -> None:
     """Student's t with a CR2 error passes it in 5.3, 3.4, 3.7 and 9.1 %."""
-    found = drawn(sizes, 0.2, 0.05, 3000)
-    assert (found.p_at_least(0.05) < 0.025).mean() < 0.025 + 2 * np.sqrt(0.025 * 0.975 / 3000)
+    draws = drawn(sizes, 0.2, 0.05, 3000)
+    assert (draws.p_at_least(0.05) < 0.025).mean() < 0.025 + 2 * np.sqrt(0.025 * 0.975 / 3000)
 
 
 def test_what_it_costs_a_lossless_candidate() -> None:
@@ -47,11 +46,11 @@ def test_what_it_costs_a_lossless_candidate() -> None:
 
 @pytest.mark.parametrize("sizes", [(20,) * 20, UNEQUAL])
 def test_the_upper_end_lies_below_a_margin_where_its_p_decides(sizes: tuple[int, ...]) -> None:
-    found = drawn(sizes, 0.3, 0.04, 60)
+    draws = drawn(sizes, 0.3, 0.04, 60)
     for level, margin in itertools.product((0.95, 0.8), (0.01, 0.05, 0.08)):
-        low, high = found.ends(np.full(60, level))
-        assert ((found.p_at_least(margin) < (1 - level) / 2) == (high < margin)).all()
-        assert (low <= found.drop).all() and (high >= found.drop).all()
+        low, high = draws.ends(np.full(60, level))
+        assert ((draws.p_at_least(margin) < (1 - level) / 2) == (high < margin)).all()
+        assert (low <= draws.drop).all() and (high >= draws.drop).all()
 
 
 def test_one_sample_is_the_same_as_many() -> None:
@@ -59,16 +58,16 @@ def test_one_sample_is_the_same_as_many() -> None:
     labels = np.repeat(np.arange(len(sizes)), sizes)
     rng = np.random.default_rng(6)
     values = rng.choice([1.0, -1.0, 0.0], p=[0.1, 0.05, 0.85], size=len(labels))
-    found = clustered_difference(values, labels)
+    mean = clustered_difference(values, labels)
     totals = np.bincount(labels, weights=values)[None]
     sums = tuple(np.array([(values**power).sum()]) for power in (1, 2, 3, 4))
     many = Evidence(len(values), False, sums, totals, np.array(sizes, dtype=float))
     assert many._uneven is not None
-    assert found.p_at_least(0.15) == pytest.approx(float(many._uneven.p_at_least(0.15)[0]))
-    assert (found.interval(0.9).low, found.interval(0.9).high) == pytest.approx(
-        tuple(float(one[0]) for one in many._uneven.ends(0.9))
+    assert mean.p_at_least(0.15) == pytest.approx(float(many._uneven.p_at_least(0.15)[0]))
+    assert (mean.interval(0.9).low, mean.interval(0.9).high) == pytest.approx(
+        tuple(float(end[0]) for end in many._uneven.ends(0.9))
     )
-    assert (found.value, found.standard_error) == (
+    assert (mean.value, mean.standard_error) == (
         pytest.approx(clustered_mean(values, labels).value), pytest.approx(clustered_mean(values, labels).standard_error)
     )  # fmt: skip
 
@@ -91,9 +90,9 @@ def test_towards_the_longer_tail_the_end_is_pearsons() -> None:
 
 @pytest.mark.parametrize(("num_clusters", "claims"), [(1, False), (12, False), (16, False), (17, True), (40, True)])
 def test_so_few_clusters_claim_nothing_of_others(num_clusters: int, claims: bool) -> None:
-    found = clustered_difference(np.zeros(5 * num_clusters), np.repeat(np.arange(num_clusters), 5))
-    assert (found.p_at_least(0.05) < 0.025, found.interval().high < 0.05) == (claims, claims)
-    assert found.p_at_least(0.05) == pytest.approx(min(0.5, 0.8**num_clusters))
+    mean = clustered_difference(np.zeros(5 * num_clusters), np.repeat(np.arange(num_clusters), 5))
+    assert (mean.p_at_least(0.05) < 0.025, mean.interval().high < 0.05) == (claims, claims)
+    assert mean.p_at_least(0.05) == pytest.approx(min(0.5, 0.8**num_clusters))
 
 
 def test_unequal_clusters_count_as_fewer() -> None:

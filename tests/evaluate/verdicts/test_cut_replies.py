@@ -14,9 +14,10 @@ from assay.recipes.load import load_recipe
 from assay.recipes.suite import SuiteRecipe
 from assay.records.measurement import ItemResult, Measurement
 from assay.records.verdict import GateReport
-from assay_evaluate.statistics import paired_difference, paired_evidence
+from assay_evaluate.statistics.decisions import paired_evidence
+from assay_evaluate.statistics.paired import paired_difference
 from assay_evaluate.verdicts.gates import judge
-from assay_evaluate.verdicts.replies.verbosity import Lengths, length_ratio
+from assay_evaluate.verdicts.verbosity import Lengths, length_ratio
 
 SUITE = load_recipe(SuiteRecipe, "quick")
 SCORE = {"kind": "score", "task": "arithmetic", "max_drop": 0.05}
@@ -41,7 +42,7 @@ def answers(n: int, wrong: range = range(0), *, cut: range = range(0), loops: bo
 
 def measured(label: str, items: list[ItemResult], *others: list[ItemResult]) -> Measurement:
     tasks = tuple(
-        task_of(name, "arithmetic", one) for name, one in zip(("arithmetic", "needle"), (items, *others), strict=False)
+        task_of(name, "arithmetic", entry) for name, entry in zip(("arithmetic", "needle"), (items, *others), strict=False)
     )
     return make_measurement(label, SUITE).model_copy(update={"tasks": tasks})
 
@@ -81,11 +82,11 @@ def test_loops_fail_where_the_reference_is_cut_as_often() -> None:
 def test_a_small_excess_in_every_task_fails_over_all() -> None:
     """5 of 60 in each of two tasks: by itself neither is surely above 2 points."""
     whole, cut = answers(60), answers(60, cut=range(5))
-    one = judge([measured("fp8", whole, whole), measured("w4a16", cut, whole)], recipe(SCORE, TRUNCATION), model="tiny-glm")
-    assert one.verdicts[1].status == "PASS"
-    both = judge([measured("fp8", whole, whole), measured("w4a16", cut, cut)], recipe(SCORE, TRUNCATION), model="tiny-glm")
-    assert (both.verdicts[1].status, both.verdicts[1].observed) == ("FAIL", paired_difference(10, 0, 120))
-    assert both.verdicts[1].detail.startswith(
+    entry = judge([measured("fp8", whole, whole), measured("w4a16", cut, whole)], recipe(SCORE, TRUNCATION), model="tiny-glm")
+    assert entry.verdicts[1].status == "PASS"
+    pair = judge([measured("fp8", whole, whole), measured("w4a16", cut, cut)], recipe(SCORE, TRUNCATION), model="tiny-glm")
+    assert (pair.verdicts[1].status, pair.verdicts[1].observed) == ("FAIL", paired_difference(10, 0, 120))
+    assert pair.verdicts[1].detail.startswith(
         "Is cut off or loops in 8.3 % of its replies to all tasks (10 of 120), fp8 in none"
     )
 
@@ -155,8 +156,8 @@ def test_more_tokens_are_no_advice_for_replies_that_loop() -> None:
         judged(answers(200), answers(200, cut=range(6), loops=loops), SCORE).verdicts[0].detail.split("allowed. ")[1]
         for loops in (False, True)
     ]
-    seen = "With every cut reply counted against it, up to 6.4 points may be lost; "
-    assert advice == [f"{seen}raise max_tokens.", f"{seen}all of them loop, which a larger max_tokens does not mend."]
+    observed = "With every cut reply counted against it, up to 6.4 points may be lost; "
+    assert advice == [f"{observed}raise max_tokens.", f"{observed}all of them loop, which a larger max_tokens does not mend."]
 
 
 def test_what_none_does_is_said_of_all_tasks() -> None:
@@ -172,13 +173,13 @@ def test_what_none_does_is_said_of_all_tasks() -> None:
 @pytest.mark.parametrize(("num_cut", "status"), [(5, "PASS"), (15, "PASS"), (25, "NOT MEASURED")])
 def test_the_allowance_is_judged_by_its_interval_and_a_third_of_the_margin(num_cut: int, status: str) -> None:
     """A copy of 1,000 items, margin of 5 points: 1.5 % may truly be 1.6 %, 2.5 % hardly."""
-    both = answers(1000, cut=range(num_cut))
-    [verdict] = judged(both, both, SCORE).verdicts
+    pair = answers(1000, cut=range(num_cut))
+    [verdict] = judged(pair, pair, SCORE).verdicts
     assert verdict.status == status
     if num_cut == 5:  # 5.5 % seen, 5 % allowed: chance
         near = answers(1000, cut=range(55))
         assert judged(near, near, {**SCORE, "max_drop": 0.15}).verdicts[0].status == "PASS"
-    [stated] = judged(both, both, {**SCORE, "max_truncated": 0.2}).verdicts
+    [stated] = judged(pair, pair, {**SCORE, "max_truncated": 0.2}).verdicts
     assert stated.status == "PASS"
 
 
@@ -198,11 +199,11 @@ def test_a_reference_that_fails_against_itself_judges_nobody() -> None:
     report = judge([reference, floor, copy, worse], recipe(SCORE), model="tiny-glm")
     assert [(v.candidate, v.status) for v in report.verdicts] == [("fp8-repeat", "FAIL"), ("bf16", "PASS"), ("w4a16", "FAIL")]
     assert report.overall == {"fp8-repeat": "FAIL", "bf16": "NOT MEASURED", "w4a16": "NOT MEASURED"}
-    why = (
+    reason = (
         "fp8 fails against itself: loses 20.0 points on arithmetic; 5 allowed; so no loss in this run can be put down to a "
         "candidate"
     )
-    assert (report.reasons["bf16"], report.reasons["w4a16"]) == (why, why)
+    assert (report.reasons["bf16"], report.reasons["w4a16"]) == (reason, reason)
     unsure = floor.model_copy(update={"tasks": (task_of("arithmetic", "arithmetic", answers(200, range(8))),)})
     report = judge([reference, unsure, copy], recipe(SCORE), model="tiny-glm")
     assert report.overall == {"fp8-repeat": "UNDERPOWERED", "bf16": "PASS"}
@@ -277,9 +278,9 @@ def test_interval_of_lengths_covers(num_items: int, num_samples: int) -> None:
         items = np.repeat(rng.normal(6, 1, num_items), num_samples)
         sides = [np.exp(items + rng.normal(shift, 0.5, len(items))) for shift in (0, np.log(1.05))]
         pairs = [Lengths(str(i // num_samples), round(a), round(b), None) for i, (a, b) in enumerate(zip(*sides, strict=True))]
-        found = length_ratio(pairs, 0.05).increase
-        covered += found.low <= 0.05 <= found.high
-        false_pass += found.high < 0.05
+        result = length_ratio(pairs, 0.05).increase
+        covered += result.low <= 0.05 <= result.high
+        false_pass += result.high < 0.05
     assert covered / 300 >= 0.91 and false_pass / 300 <= 0.057
 
 

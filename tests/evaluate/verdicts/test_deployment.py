@@ -13,7 +13,7 @@ from assay.recipes.gate import AcceptanceGate, DivergenceGate, Gate, GateRecipe
 from assay.records.base import Interval
 from assay.records.measurement import Divergence
 from assay.records.verdict import Verdict
-from assay_evaluate.verdicts.deployment import judge_deployment, outcome_of, sentence_of
+from assay_evaluate.verdicts.deployment import judge_deployment, outcome_of, outcome_sentence
 
 KL, ACCEPTANCE = DivergenceGate(kind="divergence", metric="kl_mean", max=0.10), AcceptanceGate(kind="acceptance", max_drop=0.10)
 
@@ -99,7 +99,7 @@ def test_the_worst_span_counts() -> None:
     drifted = short.model_copy(update={"drift": (every,)})
     by_span = DivergenceGate(kind="divergence", metric="kl_mean", over="spans", max=0.10)
     checks = judge_deployment(limits(KL, by_span), seen(divergence=drifted))
-    assert [one.status for one in checks[:2]] == ["PASS", "FAIL"]
+    assert [check.status for check in checks[:2]] == ["PASS", "FAIL"]
     assert "at positions 128 to 255" in checks[1].detail
 
 
@@ -124,16 +124,16 @@ def test_acceptance_is_judged_as_its_gate_does() -> None:
 
 def test_probes_must_not_alarm_where_they_did_not() -> None:
     def check(**sides: Any) -> tuple[str, str]:
-        found = judge_deployment(limits(KL), seen(**sides))[-1]
-        return found.status, found.detail
+        results = judge_deployment(limits(KL), seen(**sides))[-1]
+        return results.status, results.detail
 
     clean, alarm = probed("w4a16", *CLEAN), probed("w4a16", *ALARM)
     assert check() == ("PASS", "No new alarm in 2 probes, 2,400 requests; it was not probed on cpu-emulated.")
     assert check(probes_there=clean) == ("PASS", "No new alarm in 2 probes, 2,400 requests; none on cpu-emulated either.")
     assert check(probes=alarm, probes_there=clean)[0] == check(probes=alarm)[0] == "FAIL"
     assert check(probes=alarm, probes_there=alarm)[0] == "PASS"
-    both = probed("w4a16", result("argmax", 9, 4000, "9 ranks differ"), ALARM[1])
-    assert check(probes=both, probes_there=alarm) == ("FAIL", "argmax: 9 ranks differ.")
+    pair = probed("w4a16", result("argmax", 9, 4000, "9 ranks differ"), ALARM[1])
+    assert check(probes=pair, probes_there=alarm) == ("FAIL", "argmax: 9 ranks differ.")
     with_pair = probed("w4a16", *CLEAN, result("speculation", 0, 48))
     assert check(probes_there=with_pair)[0] == "PASS", "the pair of servers is not asked on a deployment"
     assert check(probes=None) == ("NOT MEASURED", "No probes: none were run.")
@@ -158,7 +158,7 @@ def test_probes_must_not_alarm_where_they_did_not() -> None:
 )
 def test_only_what_passed_in_every_check_travels(changes: dict[str, Any], outcome: str, sentence: str) -> None:
     checks = judge_deployment(limits(KL, ACCEPTANCE), seen(**changes))
-    assert (outcome_of(checks), sentence_of(checks, "4xh200", "PASS")) == (outcome, sentence)
+    assert (outcome_of(checks), outcome_sentence(checks, "4xh200", "PASS")) == (outcome, sentence)
 
 
 def test_without_a_limit_on_divergence_nobody_knows() -> None:

@@ -12,8 +12,7 @@ from assay.recipes.load import load_recipe
 from assay.records.base import Interval
 from assay.records.measurement import Divergence, Measurement
 from assay.records.serving import Fingerprint
-from assay_evaluate.verdicts.divergence import judge_divergence
-from assay_evaluate.verdicts.divergence_limits import Limit, limit_for
+from assay_evaluate.verdicts.divergence import Limit, judge_divergence, limit_for
 
 KL = DivergenceGate(kind="divergence", metric="kl_mean", max=0.10, expect={8: 0.02, 4: 0.08}, times_noise_floor=2)
 AGREEMENT = DivergenceGate(kind="divergence", metric="top1_agreement", min=0.90, expect={8: 0.97, 4: 0.92}, times_noise_floor=2)
@@ -65,8 +64,8 @@ def measured(kl: float, weight_bits: int | None, *, agreement: float = 0.99, is_
     ],
 )
 def test_which_limit_applies(gate: DivergenceGate, weight_bits: int | None, floor: float | None, limit: Limit) -> None:
-    found = limit_for(gate, weight_bits, floor)
-    assert (found.value, found.why) == (pytest.approx(limit.value), limit.why)
+    result = limit_for(gate, weight_bits, floor)
+    assert (result.value, result.reason) == (pytest.approx(limit.value), limit.reason)
 
 
 @pytest.mark.parametrize(
@@ -84,13 +83,13 @@ def test_which_limit_applies(gate: DivergenceGate, weight_bits: int | None, floo
 )
 def test_one_layer_of_few_bits_does_not_raise_the_limit_of_all(shares: dict[int, float], limit: float, why: str) -> None:
     """The limit of a single 4-bit layer among 78 of 8 bits was that of a 4-bit checkpoint, four times as high."""
-    found = limit_for(KL, min(shares, default=4), None, weight_shares=shares)
-    assert (found.value, found.why) == (pytest.approx(limit), why)
+    result = limit_for(KL, min(shares, default=4), None, weight_shares=shares)
+    assert (result.value, result.reason) == (pytest.approx(limit), why)
 
 
 def test_agreement_falls_with_the_share_as_kl_rises() -> None:
-    found = limit_for(AGREEMENT, 4, None, weight_shares={8: 0.75, 4: 0.25})
-    assert (found.value, found.why) == (pytest.approx(0.945), " for 25 % 4-bit and 75 % 8-bit weights")
+    limit = limit_for(AGREEMENT, 4, None, weight_shares={8: 0.75, 4: 0.25})
+    assert (limit.value, limit.reason) == (pytest.approx(0.945), " for 25 % 4-bit and 75 % 8-bit weights")
 
 
 def test_a_mean_over_texts_is_held_against_the_limit_of_every_format() -> None:

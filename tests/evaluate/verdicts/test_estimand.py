@@ -13,8 +13,9 @@ from assay.recipes.load import load_recipe
 from assay.recipes.suite import SuiteRecipe
 from assay.records.measurement import ItemResult, Measurement, Round
 from assay.records.verdict import GateReport, Verdict
-from assay_evaluate.statistics import graded_difference, paired_difference
 from assay_evaluate.statistics.fixed_items import fixed_items
+from assay_evaluate.statistics.graded import graded_difference
+from assay_evaluate.statistics.paired import paired_difference
 from assay_evaluate.verdicts.gates import judge
 
 SUITE = load_recipe(SuiteRecipe, "quick")
@@ -50,68 +51,68 @@ def side(label: str, right: np.ndarray, *, task: dict[str, Any] | None = None, l
     return make_measurement(label, SUITE).model_copy(update={"tasks": (made,)} | update)
 
 
-def report(recipe: GateRecipe, ours: np.ndarray, theirs: np.ndarray, **asked: Any) -> GateReport:
-    return judge([side("fp8", ours, **asked), side("w4a16", theirs, **asked)], recipe, model="tiny-glm")
+def report(recipe: GateRecipe, reference: np.ndarray, candidate: np.ndarray, **asked: Any) -> GateReport:
+    return judge([side("fp8", reference, **asked), side("w4a16", candidate, **asked)], recipe, model="tiny-glm")
 
 
-def verdict(recipe: GateRecipe, ours: np.ndarray, theirs: np.ndarray, **asked: Any) -> Verdict:
-    return report(recipe, ours, theirs, **asked).verdicts[0]
+def verdict(recipe: GateRecipe, reference: np.ndarray, candidate: np.ndarray, **asked: Any) -> Verdict:
+    return report(recipe, reference, candidate, **asked).verdicts[0]
 
 
 def test_several_replies_to_each_item_give_the_interval_of_these_items() -> None:
-    found = verdict(gates("these_items"), OURS, THEIRS)
+    result = verdict(gates("these_items"), OURS, THEIRS)
     expected = fixed_items(OURS.mean(axis=1), THEIRS.mean(axis=1), [5] * N, [5] * N)
     assert expected is not None
-    assert found.observed == expected.interval(0.95)
-    assert (found.p_pass, found.p_fail) == (expected.p_at_least(0.04), expected.p_at_most(0.04))
-    assert (found.status, found.estimand, found.items_needed) == ("FAIL", "these_items", None)
-    assert found.detail.endswith(FIXED)
+    assert result.observed == expected.interval(0.95)
+    assert (result.p_pass, result.p_fail) == (expected.p_at_least(0.04), expected.p_at_most(0.04))
+    assert (result.status, result.estimand, result.items_needed) == ("FAIL", "these_items", None)
+    assert result.detail.endswith(FIXED)
 
 
 def test_such_items_are_the_default_and_widen_by_what_items_lose() -> None:
     """Six of sixty lost: sure of these items, not of such ones; items in pairs are clusters."""
     for recipe in (gates(None), gates("such_items")):
-        found = verdict(recipe, OURS, THEIRS)
-        assert (found.status, found.estimand) == ("UNDERPOWERED", "such_items")
-        assert found.observed is not None
+        result = verdict(recipe, OURS, THEIRS)
+        assert (result.status, result.estimand) == ("UNDERPOWERED", "such_items")
+        assert result.observed is not None
         by_item = graded_difference(OURS.mean(axis=1), THEIRS.mean(axis=1))
-        assert found.observed.low <= by_item.low and found.observed.high >= by_item.high
-        assert "60 items share 30 questions or texts" in found.detail
-        assert FIXED not in found.detail and SUCH not in found.detail
+        assert result.observed.low <= by_item.low and result.observed.high >= by_item.high
+        assert "60 items share 30 questions or texts" in result.detail
+        assert FIXED not in result.detail and SUCH not in result.detail
 
 
 def test_one_reply_to_each_item_keeps_the_interval_of_such_items_and_says_so() -> None:
-    ours, theirs = OURS[:, :1], THEIRS[:, :1]
-    found = verdict(gates("these_items"), ours, theirs)
-    assert found.observed == verdict(gates("such_items"), ours, theirs).observed
-    assert found.observed is not None
-    assert found.observed.high >= paired_difference(int((ours & ~theirs).sum()), 0, N).high
-    assert (found.estimand, found.detail.endswith(SUCH)) == ("such_items", True)
+    reference, candidate = OURS[:, :1], THEIRS[:, :1]
+    result = verdict(gates("these_items"), reference, candidate)
+    assert result.observed == verdict(gates("such_items"), reference, candidate).observed
+    assert result.observed is not None
+    assert result.observed.high >= paired_difference(int((reference & ~candidate).sum()), 0, N).high
+    assert (result.estimand, result.detail.endswith(SUCH)) == ("such_items", True)
 
 
 def test_over_looks_the_first_with_one_reply_is_that_of_such_items() -> None:
-    found = verdict(gates("these_items"), OURS, THEIRS, task=LOOKS)
-    assert found.estimand == "these_items"
-    information = [look.information for look in found.looks]
+    result = verdict(gates("these_items"), OURS, THEIRS, task=LOOKS)
+    assert result.estimand == "these_items"
+    information = [look.information for look in result.looks]
     expected = [
         fixed_items(OURS[:, :r].mean(axis=1), THEIRS[:, :c].mean(axis=1), [r] * N, [c] * N) for r, c in ((2, 2), (3, 3), (5, 5))
     ]
-    assert information[1:] == pytest.approx([1 / one.standard_error**2 for one in expected if one is not None])
+    assert information[1:] == pytest.approx([1 / entry.standard_error**2 for entry in expected if entry is not None])
     assert verdict(gates("such_items"), OURS, THEIRS, task=LOOKS).looks[0].information == information[0]
 
 
 def test_items_that_are_drawn_in_rounds_stay_such_items() -> None:
     drawn = {"limit": {"min": 30, "max": 60}}
-    found = verdict(gates("these_items"), OURS[:, :2], THEIRS[:, :2], task=drawn, limit=60)
-    assert (found.estimand, found.detail.endswith(SUCH)) == ("such_items", True)
+    result = verdict(gates("these_items"), OURS[:, :2], THEIRS[:, :2], task=drawn, limit=60)
+    assert (result.estimand, result.detail.endswith(SUCH)) == ("such_items", True)
 
 
 def test_an_open_question_names_replies_and_not_items() -> None:
-    theirs = OURS & (np.arange(N) >= 1)[:, None]
-    found = verdict(gates("these_items"), OURS[:, :2], theirs[:, :2])
-    assert (found.status, found.items_needed_at_loss) == ("UNDERPOWERED", None)
-    assert "replies of each side to every item give a PASS 4 times in 5 if the loss seen is the true one" in found.detail
-    assert "items would decide" not in found.detail
+    candidate = OURS & (np.arange(N) >= 1)[:, None]
+    result = verdict(gates("these_items"), OURS[:, :2], candidate[:, :2])
+    assert (result.status, result.items_needed_at_loss) == ("UNDERPOWERED", None)
+    assert "replies of each side to every item give a PASS 4 times in 5 if the loss seen is the true one" in result.detail
+    assert "items would decide" not in result.detail
 
 
 def test_the_choice_belongs_to_the_registered_limits() -> None:

@@ -20,18 +20,12 @@ from assay.records.base import Interval, sha256_of
 from assay.records.measurement import Acceptance, ItemResult, Measurement
 from assay.records.verdict import GateReport, RegisteredGates, Status, Verdict
 from assay_evaluate.asking.session import task_result
-from assay_evaluate.statistics import (
-    graded_difference,
-    inferiority_p,
-    items_for_margin,
-    items_needed,
-    mcnemar_midp,
-    minimum_detectable_effect,
-    noninferiority_p,
-    paired_difference,
-    paired_mean_difference,
-)
+from assay_evaluate.statistics.clustered import cluster_bootstrap_mean
+from assay_evaluate.statistics.decisions import inferiority_p, noninferiority_p
 from assay_evaluate.statistics.drafts import paired_acceptance_difference
+from assay_evaluate.statistics.graded import graded_difference
+from assay_evaluate.statistics.paired import mcnemar_midp, paired_difference
+from assay_evaluate.statistics.power import items_for_margin, items_needed, minimum_detectable_effect
 from assay_evaluate.verdicts.acceptance import drafts_by_prompt
 from assay_evaluate.verdicts.gates import judge
 from assay_evaluate.verdicts.score_sentences import change, open_question
@@ -130,7 +124,7 @@ def test_whole_verdict_of_a_score() -> None:
     )
     report = judged(measured("fp8", answers(200, range(2))), measured("w4a16", theirs), recipe(SCORE))
     verdict = report.verdicts[0]
-    extra = paired_mean_difference([30 + 2 * (i % 2) for i in range(200)], [30] * 200)
+    extra = cluster_bootstrap_mean([2.0 * (i % 2) for i in range(200)], np.arange(200))
     assert verdict == Verdict(
         estimand="such_items",
         gate="score arithmetic",
@@ -174,7 +168,7 @@ def test_too_many_excluded_items_are_not_measured(failed: int, max_excluded: flo
         item if item.correct is not None else replace(item, error="not asked: HTTP 200" if i == 0 < failed - 1 else QUOTA)
         for i, item in enumerate(items[side])
     ]
-    sides = {label: measured(label, found) for label, found in items.items()}
+    sides = {label: measured(label, item) for label, item in items.items()}
     verdict = judged(sides["fp8"], sides["w4a16"], gates).verdicts[0]
     assert verdict.status == status
     if status == "NOT MEASURED":
@@ -266,8 +260,8 @@ def test_the_gate_file_is_identified() -> None:
     copy = gates.model_dump(mode="json", by_alias=True)
     registered = RegisteredGates(named="my.yaml", recipe=copy, sha256=sha256_of(copy))
     judged_by = {
-        which: judge(sides, one, model="tiny-glm", registered=note)
-        for which, one, note in (("same", gates, registered), ("other", other, registered), ("unknown", gates, None))
+        which: judge(sides, entry, model="tiny-glm", registered=note)
+        for which, entry, note in (("same", gates, registered), ("other", other, registered), ("unknown", gates, None))
     }
     assert {which: (r.gate_recipe_sha256, r.registered_sha256, r.chosen) for which, r in judged_by.items()} == {
         "same": (gates.sha256, gates.sha256, "before the run"),
@@ -290,8 +284,8 @@ def test_the_gate_file_is_identified() -> None:
 def test_a_missing_score_is_not_measured(
     reference_items: tuple[ItemResult, ...] | None, candidate_items: tuple[ItemResult, ...] | None, detail: str
 ) -> None:
-    why = {"not_measured": {"arithmetic": "budget spent"}}
-    report = judged(measured("fp8", reference_items, **why), measured("w4a16", candidate_items, **why), recipe(SCORE))
+    reason = {"not_measured": {"arithmetic": "budget spent"}}
+    report = judged(measured("fp8", reference_items, **reason), measured("w4a16", candidate_items, **reason), recipe(SCORE))
     assert report.verdicts == (
         Verdict(gate="score arithmetic", candidate="w4a16", status="NOT MEASURED", observed=None, limit=0.05, detail=detail),
     )
@@ -409,9 +403,9 @@ def test_an_interval_of_accepted_drafts_is_one_of_replies_or_says_that_it_is_not
         side.model_copy(update={"num_replies": n, "rate_standard_error": 0.03}) for side, n in zip(sides, (60, 40), strict=True)
     ]
     details = {}
-    for name, (ours, theirs) in {"by reply": told, "in total": sides, "half": (told[0], sides[1])}.items():
+    for name, (reference, candidate) in {"by reply": told, "in total": sides, "half": (told[0], sides[1])}.items():
         report = judged(
-            measured("fp8", answers(200), acceptance=ours), measured("w4a16", answers(200), acceptance=theirs), gates
+            measured("fp8", answers(200), acceptance=reference), measured("w4a16", answers(200), acceptance=candidate), gates
         )
         details[name] = (report.verdicts[1].status, report.verdicts[1].detail)
     half = 100 * stats.t.ppf(0.975, 39) * np.hypot(0.03, 0.03)
@@ -435,7 +429,7 @@ def test_an_interval_of_accepted_drafts_is_one_of_replies_or_says_that_it_is_not
 def test_items_of_one_text_need_more_texts_and_not_fewer_items_than_were_asked() -> None:
     """`about 30 items give a PASS` was said of 100."""
     reference, candidate = (
-        measured(label, tuple(replace(one, cluster="text") for one in answers(100, wrong)))
+        measured(label, tuple(replace(answer, cluster="text") for answer in answers(100, wrong)))
         for label, wrong in (("fp8", range(0)), ("w4a16", range(1)))
     )
     verdict = judged(reference, candidate, recipe(SCORE | {"max_drop": 0.3})).verdicts[0]
@@ -463,11 +457,11 @@ def test_accepted_drafts_are_compared_prompt_by_prompt_where_replies_say_so() ->
     rng = np.random.default_rng(2)
     before = rng.integers(45, 96, 200) / 100
     after = before - 0.01 + rng.integers(-3, 4, 200) / 100
-    ours, theirs = (acceptance(round(100 * rates.sum()), 20_000) for rates in (before, after))
-    told = [one.model_copy(update={"num_replies": 200, "rate_standard_error": 0.0104}) for one in (ours, theirs)]
+    reference, candidate = (acceptance(round(100 * rates.sum()), 20_000) for rates in (before, after))
+    told = [entry.model_copy(update={"num_replies": 200, "rate_standard_error": 0.0104}) for entry in (reference, candidate)]
     sides = [
-        measured(label, drafted(rates), acceptance=one)
-        for label, rates, one in zip(("fp8", "w4a16"), (before, after), told, strict=True)
+        measured(label, drafted(rates), acceptance=entry)
+        for label, rates, entry in zip(("fp8", "w4a16"), (before, after), told, strict=True)
     ]
     verdict = judged(*sides, gates).verdicts[1]
     t = stats.t.interval(0.95, 199, loc=(before - after).mean(), scale=stats.sem(before - after))
@@ -489,8 +483,8 @@ def test_accepted_drafts_are_compared_prompt_by_prompt_where_replies_say_so() ->
 def test_drafts_of_a_few_long_replies_claim_nothing_of_other_prompts() -> None:
     gates = recipe(SCORE, {"kind": "acceptance", "max_drop": 0.10})
     items = [
-        replace(one, drafted_tokens=4000, accepted_tokens=2000) if number < 10 else one
-        for number, one in enumerate(drafted([0.5] * 100))
+        replace(entry, drafted_tokens=4000, accepted_tokens=2000) if number < 10 else entry
+        for number, entry in enumerate(drafted([0.5] * 100))
     ]
     sides = [measured(label, tuple(items), acceptance=acceptance(24_500, 49_000)) for label in ("fp8", "w4a16")]
     verdict = judged(*sides, gates).verdicts[1]
@@ -643,8 +637,8 @@ def test_overall_is_the_worst_and_the_noise_floor_is_judged_too() -> None:
 @pytest.mark.parametrize(("num_right", "status"), [(0, "NOT MEASURED"), (10, "NOT MEASURED"), (11, "PASS")])
 def test_a_reference_with_nothing_to_lose_shows_nothing(num_right: int, status: Status) -> None:
     """10 of 200 is the margin: whatever a candidate does, it cannot lose more."""
-    both = answers(200, range(num_right, 200))
-    [verdict] = judged(measured("fp8", both), measured("w4a16", both), recipe(SCORE)).verdicts
+    pair = answers(200, range(num_right, 200))
+    [verdict] = judged(measured("fp8", pair), measured("w4a16", pair), recipe(SCORE)).verdicts
     assert (verdict.status, verdict.has_say) == (status, True)
     if status == "NOT MEASURED":
         assert verdict.detail == (
@@ -673,20 +667,20 @@ def test_an_optional_gate_has_a_say_only_on_what_the_reference_can_do(
     reference: tuple[ItemResult, ...] | None, candidate: tuple[ItemResult, ...] | None, status: Status, has_say: bool
 ) -> None:
     other = task_of("needle", "needle", list(RIGHT))
-    ours, theirs = (
-        one.model_copy(update={"tasks": (*one.tasks, other)})
-        for one in (measured("fp8", reference), measured("w4a16", candidate))
+    reference_values, candidate_values = (
+        entry.model_copy(update={"tasks": (*entry.tasks, other)})
+        for entry in (measured("fp8", reference), measured("w4a16", candidate))
     )
     gates = recipe({**SCORE, "required": False}, {**SCORE, "task": "needle"}, TRUNCATION)
-    report = judged(ours, theirs, gates)
+    report = judged(reference_values, candidate_values, gates)
     assert (report.verdicts[0].status, report.verdicts[0].has_say) == (status, has_say)
     # its cut replies are no reason to doubt the other task, unless the candidate alone is cut
     assert report.overall == {"w4a16": "FAIL" if candidate is CUT and has_say else status if has_say else "PASS"}
 
 
 def choices(label: str, items: tuple[ItemResult, ...], chance: float | None) -> Measurement:
-    found = measured(label, items)
-    return found.model_copy(update={"tasks": (found.tasks[0].model_copy(update={"chance": chance}),)})
+    measurement = measured(label, items)
+    return measurement.model_copy(update={"tasks": (measurement.tasks[0].model_copy(update={"chance": chance}),)})
 
 
 @pytest.mark.parametrize(
@@ -801,15 +795,15 @@ def sampled(rights: list[list[int]]) -> tuple[ItemResult, ...]:
     """One item for every list, one sample for every 0 or 1 in it."""
     plain = answers(len(rights))
     return tuple(
-        replace(plain[i], sample=k, correct=bool(right)) for i, found in enumerate(rights) for k, right in enumerate(found)
+        replace(plain[i], sample=k, correct=bool(right)) for i, result in enumerate(rights) for k, right in enumerate(result)
     )
 
 
 def test_several_samples_are_judged_by_item() -> None:
     """40 of 100 items of which the candidate gets one of four samples wrong: an interval over items, not replies."""
-    ours, theirs = sampled([[1, 1, 1, 1]] * 100), sampled([[1, 1, 1, 0]] * 40 + [[1, 1, 1, 1]] * 60)
-    reference, candidate = measured("fp8", ours), measured("w4a16", theirs)
-    task = task_result("arithmetic", "arithmetic", theirs, 512)
+    reference_values, candidate_values = sampled([[1, 1, 1, 1]] * 100), sampled([[1, 1, 1, 0]] * 40 + [[1, 1, 1, 1]] * 60)
+    reference, candidate = measured("fp8", reference_values), measured("w4a16", candidate_values)
+    task = task_result("arithmetic", "arithmetic", candidate_values, 512)
     assert (task.num_samples, task.num_items) == (4, 400)
     assert task.accuracy is not None and task.pass_at_k is not None
     assert (task.accuracy.value, task.accuracy.n) == (pytest.approx(0.9), 100)
@@ -821,9 +815,9 @@ def test_several_samples_are_judged_by_item() -> None:
     assert (drop.value, drop.n) == (pytest.approx(0.1), 100)
     assert verdict.detail == "Loses 10.0 points on arithmetic (interval of at least 95 %: 6.3 to 13.7 lost); 5 allowed."
     assert verdict.p_value == pytest.approx(0.00086, abs=5e-6)
-    same = judged(reference, measured("w4a16", ours), recipe(SCORE))
+    same = judged(reference, measured("w4a16", reference_values), recipe(SCORE))
     assert same.verdicts[0].status == "PASS"  # 100 clean items: z^2 / (100 + z^2) is 3.7 points
-    few = judged(measured("fp8", ours[:160]), measured("w4a16", ours[:160]), recipe(SCORE))
+    few = judged(measured("fp8", reference_values[:160]), measured("w4a16", reference_values[:160]), recipe(SCORE))
     assert few.verdicts[0].status == "UNDERPOWERED"  # 40 items, however often each was asked
     assert few.verdicts[0].items_needed == items_for_margin(0, 0, 40, 0.05)
 

@@ -15,7 +15,7 @@ from assay.records.measurement import ItemResult, Measurement, Round
 from assay.records.verdict import Status, Verdict
 from assay_evaluate.run.rounds import Rounds
 from assay_evaluate.verdicts.gates import judge
-from assay_evaluate.verdicts.whole.going_on import NOT_ASKED, asked_further
+from assay_evaluate.verdicts.whole import NOT_ASKED, tasks_to_ask_further
 
 MARGIN = 0.05
 TASKS = ("a", "b", "c", "d")
@@ -34,8 +34,8 @@ def verdict(task: str, status: Status, low: float, high: float) -> Verdict:
 
 
 def further(recipe: GateRecipe, *tasks: tuple[Status, float, float]) -> set[str]:
-    named = {name: verdict(name, *one) for name, one in zip(TASKS, tasks, strict=False)}
-    return asked_further(recipe, named, "x")
+    named = {name: verdict(name, *task) for name, task in zip(TASKS, tasks, strict=False)}
+    return tasks_to_ask_further(recipe, named, "x")
 
 
 PASSED: tuple[Status, float, float] = ("PASS", -3, 3)
@@ -85,7 +85,7 @@ def test_an_equivalence_claim_keeps_being_asked() -> None:
 def test_a_task_that_is_missing_leaves_undecided_ones_to_be_asked() -> None:
     missing = verdict("a", "NOT MEASURED", 0, 0).model_copy(update={"observed": None})
     scores = {"a": missing, "b": verdict("b", *OPEN), "c": verdict("c", *PASSED)}
-    assert asked_further(gates(), scores, "x") == {"b"}
+    assert tasks_to_ask_further(gates(), scores, "x") == {"b"}
 
 
 # ------------------------------------------------------------------------------------------------ as it is recorded
@@ -123,6 +123,6 @@ def test_a_task_that_was_left_undecided_says_so(until: str, is_said: bool) -> No
     assert set(rounds.wanted(candidate, reference)) == (set() if is_said else {"a"})
     report = judge([reference, candidate], recipe, model="tiny-glm")
     assert report.overall == {"w4a16": "PASS"}
-    alone = next(one for one in report.verdicts if one.gate == "score a")
+    alone = next(entry for entry in report.verdicts if entry.gate == "score a")
     assert (alone.status, alone.has_say, alone.detail.endswith(NOT_ASKED)) == ("UNDERPOWERED", False, is_said)
-    assert not any(NOT_ASKED in one.detail for one in report.verdicts if one is not alone)
+    assert not any(NOT_ASKED in entry.detail for entry in report.verdicts if entry is not alone)

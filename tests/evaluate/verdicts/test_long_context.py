@@ -16,7 +16,9 @@ from assay.recipes.suite import SuiteRecipe
 from assay.records.long_context import CellLoss, LongContext
 from assay.records.measurement import ItemResult, Measurement
 from assay.records.verdict import GateReport, Status, Verdict
-from assay_evaluate.statistics import graded_difference, holm, inferiority_p, noninferiority_p, paired_difference
+from assay_evaluate.statistics.decisions import holm, inferiority_p, noninferiority_p
+from assay_evaluate.statistics.graded import graded_difference
+from assay_evaluate.statistics.paired import paired_difference
 from assay_evaluate.verdicts.gates import judge
 
 SUITE = load_recipe(SuiteRecipe, "long-context")
@@ -37,8 +39,8 @@ def items_of(length: int, n: int, wrong: range = range(0), **more: Any) -> list[
 
 
 def measured(label: str, *parts: list[ItemResult], task: str = "ruler") -> Measurement:
-    found = task_of(task, "ruler", [item for part in parts for item in part])
-    return make_measurement(label, SUITE).model_copy(update={"tasks": (found,)})
+    result = task_of(task, "ruler", [item for part in parts for item in part])
+    return make_measurement(label, SUITE).model_copy(update={"tasks": (result,)})
 
 
 def judged(reference: Measurement, candidate: Measurement, **gate: Any) -> GateReport:
@@ -69,18 +71,18 @@ def test_a_loss_at_long_range_only_fails_with_the_length_where_it_begins() -> No
             clause="loses 19.2 points at 64K tokens; 5 allowed; within the margin up to 32K",
         ),
     )
-    (found,) = report.effective_lengths
-    assert found.model_dump(exclude={"lengths"}) == {
+    (result,) = report.effective_lengths
+    assert result.model_dump(exclude={"lengths"}) == {
         "candidate": "w4a16", "tasks": ("ruler",), "max_drop": 0.05, "at_least_tokens": None, "effective_tokens": 32768,
         "reference_tokens": 65536,
     }  # fmt: skip
     clean, lost = noninferiority_p(0, 0, 104, 0.05), noninferiority_p(20, 0, 104, 0.05)
     beyond = holm([inferiority_p(0, 0, 104, 0.05)] * 2 + [inferiority_p(20, 0, 104, 0.05)])
-    assert [(one.length_tokens, one.status, one.num_pairs, one.candidate) for one in found.lengths] == [
+    assert [(length.length_tokens, length.status, length.num_pairs, length.candidate) for length in result.lengths] == [
         (16384, "within", 104, 1.0), (32768, "within", 104, 1.0), (65536, "beyond", 104, 84 / 104),
     ]  # fmt: skip
-    assert [one.p_within for one in found.lengths] == [clean, clean, lost]
-    assert [one.p_beyond for one in found.lengths] == beyond
+    assert [length.p_within for length in result.lengths] == [clean, clean, lost]
+    assert [length.p_beyond for length in result.lengths] == beyond
     assert report.overall == {"w4a16": "FAIL"}
     assert report.reasons["w4a16"].startswith(
         "loses 19.2 points at 64K tokens; 5 allowed; within the margin up to 32K; 1 gate failed"
@@ -107,8 +109,8 @@ def test_a_loss_at_long_range_only_fails_with_the_length_where_it_begins() -> No
 )  # fmt: skip
 def test_truth_table(wrong: dict[str, int], gate: dict[str, Any], status: Status, effective: int | None, detail: str) -> None:
     report = judged(REFERENCE, measured("w4a16", *wrong_at(**wrong)), **gate)
-    (verdict,), (found,) = report.verdicts, report.effective_lengths
-    assert (verdict.status, found.effective_tokens, verdict.detail) == (status, effective, detail)
+    (verdict,), (result,) = report.verdicts, report.effective_lengths
+    assert (verdict.status, result.effective_tokens, verdict.detail) == (status, effective, detail)
     assert (verdict.items_needed is not None) is (status == "UNDERPOWERED")
 
 
@@ -116,10 +118,10 @@ def test_what_the_reference_cannot_do_is_said_and_not_judged() -> None:
     """At 64K the reference is right in 4 of 104: it cannot lose 5 points there, whatever the candidate does."""
     reference = measured("fp8", *wrong_at(at_64k=100))
     report = judged(reference, measured("w4a16", *wrong_at(at_64k=104)))
-    (verdict,), (found,) = report.verdicts, report.effective_lengths
-    assert (verdict.status, verdict.has_say, found.reference_tokens, found.effective_tokens) == ("PASS", True, 32768, 32768)
+    (verdict,), (result,) = report.verdicts, report.effective_lengths
+    assert (verdict.status, verdict.has_say, result.reference_tokens, result.effective_tokens) == ("PASS", True, 32768, 32768)
     assert verdict.detail.endswith("; 64K is not judged: fp8 itself is right in 4 of 104 replies.")
-    assert found.lengths[2].model_dump(include={"status", "drop", "p_within", "reference", "candidate"}) == {
+    assert result.lengths[2].model_dump(include={"status", "drop", "p_within", "reference", "candidate"}) == {
         "status": "reference cannot", "drop": None, "p_within": None, "reference": 4 / 104, "candidate": 0.0,
     }  # fmt: skip
     nowhere = measured("fp8", *wrong_at(at_16k=104, at_32k=104, at_64k=104))
@@ -149,13 +151,15 @@ def test_a_task_that_the_candidate_lacks_is_not_measured_and_named() -> None:
 
 def test_more_replies_of_the_reference_count() -> None:
     """Two of the reference, one of the candidate, as after the first round: nothing that was asked is thrown away."""
-    second = [dataclasses.replace(one, sample=1, correct=i % 8 != 0) for part in wrong_at() for i, one in enumerate(part)]
+    second = [dataclasses.replace(entry, sample=1, correct=i % 8 != 0) for part in wrong_at() for i, entry in enumerate(part)]
     reference, candidate = measured("fp8", *wrong_at(), second), measured("w4a16", *wrong_at(at_16k=9))
     lengths = judged(reference, candidate, max_drop=0.2).effective_lengths[0].lengths
-    ours, theirs = [0.5 if i % 8 == 0 else 1.0 for i in range(104)], [float(i >= 9) for i in range(104)]
-    assert [one.drop for one in lengths] == [
-        graded_difference(ours, theirs), graded_difference(ours, [1.0] * 104), graded_difference(ours, [1.0] * 104),
-    ]  # fmt: skip
+    reference_values, candidate_values = [0.5 if i % 8 == 0 else 1.0 for i in range(104)], [float(i >= 9) for i in range(104)]
+    assert [length.drop for length in lengths] == [
+        graded_difference(reference_values, candidate_values),
+        graded_difference(reference_values, [1.0] * 104),
+        graded_difference(reference_values, [1.0] * 104),
+    ]
 
 
 def test_items_without_a_reply_end_the_sequence() -> None:

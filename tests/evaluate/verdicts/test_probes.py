@@ -15,7 +15,7 @@ from assay.recipes.load import load_recipe
 from assay.records.measurement import Measurement
 from assay.records.probe import ProbeReport, load_probes, probes_place
 from assay.records.verdict import GateReport, Verdict
-from assay_evaluate.statistics import clopper_pearson
+from assay_evaluate.statistics.proportions import clopper_pearson
 from assay_evaluate.verdicts.gates import judge
 from assay_evaluate.verdicts.probes import judge_probes
 from assay_reports.limits import find_limits
@@ -27,7 +27,7 @@ MANY = (*ALARM[:-1], result("garble", 60, 2000, "60 of 2000 replies are garbled"
 
 
 def measured(label: str) -> Measurement:
-    return next(one for one in make_measurements(0) if one.label == label)
+    return next(measurement for measurement in make_measurements(0) if measurement.label == label)
 
 
 def verdict_of(gate: ProbesGate, *reports: ProbeReport, label: str = "w4a16") -> Verdict:
@@ -37,20 +37,20 @@ def verdict_of(gate: ProbesGate, *reports: ProbeReport, label: str = "w4a16") ->
 # ------------------------------------------------------------------------------------------------ verdicts
 def test_verdicts() -> None:
     gate = ProbesGate(kind="probes", required=("argmax",))
-    found = verdict_of(gate, probed("nvfp4a16", *ALARM), probed("w4a16", *CLEAN))
-    assert (found.gate, found.candidate, found.status, found.observed) == ("probes", "w4a16", "PASS", None)
-    assert found.detail == (
+    verdict = verdict_of(gate, probed("nvfp4a16", *ALARM), probed("w4a16", *CLEAN))
+    assert (verdict.gate, verdict.candidate, verdict.status, verdict.observed) == ("probes", "w4a16", "PASS", None)
+    assert verdict.detail == (
         "No alarm in 2 probes, 2,400 requests. garble: 0 of 2,000 requests: below 0.15 % at 95 %; to see a fault of 4 in "
         "10,000 requests takes 7,500."
     )
-    found = verdict_of(gate, probed("w4a16", *ALARM))
-    assert found.status == "NOT MEASURED" and found.observed == clopper_pearson(3, 2000)
-    assert found.detail == (
+    verdict = verdict_of(gate, probed("w4a16", *ALARM))
+    assert verdict.status == "NOT MEASURED" and verdict.observed == clopper_pearson(3, 2000)
+    assert verdict.detail == (
         "garble: 3 of 2000 replies are garbled, and not by the model's habit; whether fp8 does the same was not probed, so it "
         "may be the serving's: probe fp8."
     )
-    found = verdict_of(gate, probed("w4a16", *MANY), probed("fp8", *CLEAN))
-    assert (found.status, found.detail) == (
+    verdict = verdict_of(gate, probed("w4a16", *MANY), probed("fp8", *CLEAN))
+    assert (verdict.status, verdict.detail) == (
         "FAIL", "garble: 60 of 2000 replies are garbled; in fp8 none of 2,000 requests, here 60 of 2,000 (p 6e-19)."
     )  # fmt: skip
 
@@ -58,8 +58,8 @@ def test_verdicts() -> None:
 def test_few_events_against_none_are_chance() -> None:
     """One garbled reply of 7,500 against none has p = 0.5; the number of requests that would tell is said."""
     [garbled] = (result("garble", 1, 7500, "1 of 7500 replies are garbled, and not by the model's habit"),)
-    found = verdict_of(ProbesGate(kind="probes"), probed("w4a16", garbled), probed("fp8", result("garble", 0, 7500)))
-    assert (found.status, found.detail) == (
+    verdict = verdict_of(ProbesGate(kind="probes"), probed("w4a16", garbled), probed("fp8", result("garble", 0, 7500)))
+    assert (verdict.status, verdict.detail) == (
         "UNDERPOWERED",
         "garble: 1 of 7500 replies are garbled, and not by the model's habit; in fp8 none of 7,500 requests: so many more come "
         "by chance with p 0.5; about 60,000 requests of each would tell, if that is its rate.",
@@ -79,9 +79,10 @@ def test_events_of_one_request_are_one() -> None:
         update={"unit": "token", "requests_hit": 1, "num_requests": 64}
     )
     clean = result("consensus", 0, 4000).model_copy(update={"unit": "token", "requests_hit": 0, "num_requests": 64})
-    found = verdict_of(ProbesGate(kind="probes"), probed("w4a16", tokens), probed("fp8", clean))
+    verdict = verdict_of(ProbesGate(kind="probes"), probed("w4a16", tokens), probed("fp8", clean))
     assert (
-        found.status == "UNDERPOWERED" and "in fp8 none of 64 requests: so many more come by chance with p 0.5" in found.detail
+        verdict.status == "UNDERPOWERED"
+        and "in fp8 none of 64 requests: so many more come by chance with p 0.5" in verdict.detail
     )
     all_hit = tokens.model_copy(update={"requests_hit": 50})
     assert verdict_of(ProbesGate(kind="probes"), probed("w4a16", all_hit), probed("fp8", clean)).status == "FAIL"
@@ -93,8 +94,8 @@ def test_several_probes_share_one_alpha() -> None:
         result(name, 6, 7500, "6") if name == "garble" else result(name, 1, 7500, "1") for name in ("garble", "text", "x")
     ]
     clean = [result(name, 0, 7500) for name in ("garble", "text", "x")]
-    found = verdict_of(ProbesGate(kind="probes"), probed("w4a16", *several), probed("fp8", *clean))
-    assert found.status == "UNDERPOWERED" and "(alarms also in text, x)" in found.detail
+    verdict = verdict_of(ProbesGate(kind="probes"), probed("w4a16", *several), probed("fp8", *clean))
+    assert verdict.status == "UNDERPOWERED" and "(alarms also in text, x)" in verdict.detail
 
 
 def test_an_alarm_of_all_requests_together() -> None:
@@ -116,8 +117,8 @@ def test_an_alarm_of_all_requests_together() -> None:
 
 
 def test_an_alarm_of_the_reference_is_said() -> None:
-    found = verdict_of(ProbesGate(kind="probes"), probed("w4a16", *CLEAN), probed("fp8", *ALARM))
-    assert (found.status, found.detail) == (
+    verdict = verdict_of(ProbesGate(kind="probes"), probed("w4a16", *CLEAN), probed("fp8", *ALARM))
+    assert (verdict.status, verdict.detail) == (
         "PASS",
         "No alarm in 2 probes, 2,400 requests. garble: 0 of 2,000 requests: below 0.15 % at 95 %; to see a fault of 4 in "
         "10,000 requests takes 7,500. fp8 itself alarms: garble: 3 of 2000 replies are garbled, and not by the model's habit.",
@@ -126,14 +127,14 @@ def test_an_alarm_of_the_reference_is_said() -> None:
 
 def test_an_alarm_that_the_reference_shares_is_not_the_candidates() -> None:
     gate = ProbesGate(kind="probes")
-    found = verdict_of(gate, probed("w4a16", *ALARM), probed("fp8", *ALARM))
-    assert (found.status, found.detail) == (
+    verdict = verdict_of(gate, probed("w4a16", *ALARM), probed("fp8", *ALARM))
+    assert (verdict.status, verdict.detail) == (
         "NOT MEASURED",
         "garble: 3 of 2000 replies are garbled, and not by the model's habit; fp8 has it too, in 3 of 2,000 requests (here 3 "
         "of 2,000, p 0.66): the serving is at fault, and not shown to be this checkpoint.",
     )
-    found = verdict_of(gate, probed("w4a16", *MANY), probed("fp8", *ALARM))
-    assert (found.status, found.detail) == (
+    verdict = verdict_of(gate, probed("w4a16", *MANY), probed("fp8", *ALARM))
+    assert (verdict.status, verdict.detail) == (
         "FAIL", "garble: 60 of 2000 replies are garbled; in fp8 3 of 2,000 requests, here 60 of 2,000 (p 3e-15).",
     )  # fmt: skip
 
@@ -153,17 +154,17 @@ def test_missing_is_not_a_pass() -> None:
 @pytest.mark.parametrize(("limit", "status"), [(0.001, "UNDERPOWERED"), (0.0015, "PASS")])
 def test_a_rate_must_be_excluded(limit: float, status: str) -> None:
     """0 of 2,000 bounds the rate at 0.1497 %."""
-    found = verdict_of(ProbesGate(kind="probes", max_rate={"garble": limit}), probed("w4a16", *CLEAN))
-    assert found.status == status
+    verdict = verdict_of(ProbesGate(kind="probes", max_rate={"garble": limit}), probed("w4a16", *CLEAN))
+    assert verdict.status == status
     if status == "UNDERPOWERED":
-        assert (found.limit, found.observed) == (limit, clopper_pearson(0, 2000)) and "allowed 0.001" in found.detail
+        assert (verdict.limit, verdict.observed) == (limit, clopper_pearson(0, 2000)) and "allowed 0.001" in verdict.detail
 
 
 def test_an_endpoint_of_somebody_else_is_found_by_its_label() -> None:
     foreign = probed("w4a16", *ALARM).model_copy(update={"checkpoint_sha256": None})
     assert verdict_of(ProbesGate(kind="probes"), foreign).status == "NOT MEASURED", "its alarm, without one of the reference"
-    ours = probed("anything", *CLEAN, sha256=sha256_of_label("w4a16"))
-    assert verdict_of(ProbesGate(kind="probes"), foreign, ours).status == "PASS", "the hash says more than a name"
+    reference = probed("anything", *CLEAN, sha256=sha256_of_label("w4a16"))
+    assert verdict_of(ProbesGate(kind="probes"), foreign, reference).status == "PASS", "the hash says more than a name"
 
 
 def test_the_whole_judgement() -> None:
@@ -174,8 +175,8 @@ def test_the_whole_judgement() -> None:
     before = judge(measurements, recipe, model=MODEL).overall
     reports = [probed("w4a16", *MANY), *(probed(label, *CLEAN) for label in ("fp8", "bf16", "nvfp4a16"))]
     judged = judge(measurements, with_probes, model=MODEL, probes=reports)
-    seen = {v.candidate: v.status for v in judged.verdicts if v.gate == "probes"}
-    assert seen == {"fp8-repeat": "PASS", "bf16": "PASS", "w4a16": "FAIL", "nvfp4a16": "PASS"}
+    observed = {v.candidate: v.status for v in judged.verdicts if v.gate == "probes"}
+    assert observed == {"fp8-repeat": "PASS", "bf16": "PASS", "w4a16": "FAIL", "nvfp4a16": "PASS"}
     assert judged.overall == {**before, "w4a16": "FAIL"}
     unprobed = judge(measurements, with_probes, model=MODEL)
     assert {v.status for v in unprobed.verdicts if v.gate == "probes"} == {"NOT MEASURED"}
@@ -194,7 +195,7 @@ def test_report_shows_probes(tmp_path: Path) -> None:
     assert "| w4a16 | garble | **ALARM** | 3 of 2000 replies are garbled, and not by the model's habit. 3 of 2,000" in text
     assert "| fp8 | tools | not run | the server takes no tools |" in text
     assert '<section id="fidelity">' in page and "3 of 2000 replies are garbled" in page
-    assert [one.label for one in load_probes(run_dir)] == ["fp8", "w4a16"]
+    assert [report.label for report in load_probes(run_dir)] == ["fp8", "w4a16"]
 
 
 def test_limits_of_probes(tmp_path: Path) -> None:
@@ -203,11 +204,11 @@ def test_limits_of_probes(tmp_path: Path) -> None:
     assert "no_load" in before and not before & {"probes_not_run", "probes_not_judged", "rare_faults"}
     for label in ("fp8", "bf16", "w4a16", "nvfp4a16"):
         probed(label, *(ALARM if label == "w4a16" else CLEAN)).save(probes_place(run_dir, label))
-    found = {limit.key: limit.text for limit in find_limits(load_run(run_dir))}
-    assert "no_load" not in found
-    assert found["probes_not_judged"].startswith("Probes that alarm, and no gate judges them: garble of w4a16 (3 of 2000")
-    assert found["probes_not_run"].count("the server takes no tools") == 3
-    assert "2,000 of w4a16" in found["rare_faults"] and "need 7,488 loaded requests" in found["rare_faults"]
+    results = {limit.key: limit.text for limit in find_limits(load_run(run_dir))}
+    assert "no_load" not in results
+    assert results["probes_not_judged"].startswith("Probes that alarm, and no gate judges them: garble of w4a16 (3 of 2000")
+    assert results["probes_not_run"].count("the server takes no tools") == 3
+    assert "2,000 of w4a16" in results["rare_faults"] and "need 7,488 loaded requests" in results["rare_faults"]
     gates = GateReport.load(run_dir / "gates.json")
     recipe = {**gates.gate_recipe, "gates": [*gates.gate_recipe["gates"], {"kind": "probes"}]}
     gates.model_copy(update={"gate_recipe": recipe}).save(run_dir / "gates.json")
@@ -224,8 +225,12 @@ def test_gate_command_reads_them(run: Run, tmp_path: Path) -> None:
     for label in ("fp8", "bf16", "w4a16", "nvfp4a16"):
         probed(label, *(MANY if label == "w4a16" else CLEAN)).save(probes_place(run_dir, label))
     code, out, _ = run("gate", run_dir, "--gates", gates, "--json")
-    seen = {one.candidate: one.status for one in GateReport.model_validate_json(out).verdicts if one.gate == "probes"}
-    assert code == 1 and seen == {"fp8-repeat": "PASS", "bf16": "PASS", "nvfp4a16": "PASS", "w4a16": "FAIL"}
+    observed = {
+        verdict.candidate: verdict.status
+        for verdict in GateReport.model_validate_json(out).verdicts
+        if verdict.gate == "probes"
+    }
+    assert code == 1 and observed == {"fp8-repeat": "PASS", "bf16": "PASS", "nvfp4a16": "PASS", "w4a16": "FAIL"}
     probes_place(run_dir, "fp8").write_text("{}")
     code, _, err = run("gate", run_dir, "--gates", gates)
     assert code == 2 and "not a ProbeReport record" in err
@@ -235,7 +240,7 @@ def test_gate_command_reads_them(run: Run, tmp_path: Path) -> None:
 
 def test_interval_of_a_result_is_two_sided() -> None:
     """`rate` is the usual interval; `upper` is the one-sided bound that the sentence uses."""
-    one = result("garble", 0, 2000)
-    assert one.rate is not None and (one.rate.value, one.rate.low, one.rate.n) == (0, 0, 2000)
-    assert one.rate.high == pytest.approx(1 - 0.025 ** (1 / 2000), rel=1e-9)
-    assert one.upper == pytest.approx(1 - 0.05 ** (1 / 2000), rel=1e-9)
+    entry = result("garble", 0, 2000)
+    assert entry.rate is not None and (entry.rate.value, entry.rate.low, entry.rate.n) == (0, 0, 2000)
+    assert entry.rate.high == pytest.approx(1 - 0.025 ** (1 / 2000), rel=1e-9)
+    assert entry.upper == pytest.approx(1 - 0.05 ** (1 / 2000), rel=1e-9)

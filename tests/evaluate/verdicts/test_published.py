@@ -13,7 +13,7 @@ from assay.recipes.model import ModelRecipe, PublishedScore
 from assay.recipes.suite import SuiteRecipe
 from assay.records.measurement import ItemResult, Measurement
 from assay.records.verdict import GateReport
-from assay_evaluate.statistics import independent_difference
+from assay_evaluate.statistics.proportions import independent_difference
 from assay_evaluate.verdicts.gates import judge
 
 SUITE = SuiteRecipe.model_validate(
@@ -52,13 +52,13 @@ def judged(num_right: int, **changes: Any) -> GateReport:
 def test_a_reference_that_misses_its_published_score_makes_the_harness_suspect() -> None:
     """Both sides answer alike, so every paired comparison would PASS."""
     report = judged(120)
-    [found], [verdict] = report.published, report.verdicts
+    [result], [verdict] = report.published, report.verdicts
     expected = independent_difference(170, 198, 120, 198)
-    assert found.outcome == "missed" and found.difference is not None
-    assert found.difference.low == pytest.approx(expected.low, abs=0.003)
+    assert result.outcome == "missed" and result.difference is not None
+    assert result.difference.low == pytest.approx(expected.low, abs=0.003)
     assert (
         verdict.detail
-        == found.detail
+        == result.detail
         == (
             "fp8 scores 60.6 % on GPQA Diamond; published: 85.7 % (https://example.org/card). It misses by 25.1 points (95 % "
             "interval of published minus measured: 16.6 to 33.3 points), more than chance explains: the harness is suspect, so "
@@ -66,7 +66,7 @@ def test_a_reference_that_misses_its_published_score_makes_the_harness_suspect()
         )
     )
     assert (verdict.status, verdict.has_say, report.overall) == ("NOT MEASURED", True, {"w4a16": "NOT MEASURED"})
-    assert report.reasons["w4a16"] == f"{found.detail.removesuffix('.')}; 1 gate not measured"
+    assert report.reasons["w4a16"] == f"{result.detail.removesuffix('.')}; 1 gate not measured"
     assert judge([measured("fp8", 120), measured("w4a16", 120)], GATES, model="tiny-glm").overall == {"w4a16": "PASS"}
 
 
@@ -89,7 +89,7 @@ def test_a_reference_that_misses_its_published_score_makes_the_harness_suspect()
 )  # fmt: skip
 def test_what_does_not_miss_is_said_and_not_judged(num_right: int, changes: dict[str, Any], outcome: str, detail: str) -> None:
     report = judged(num_right, **changes)
-    assert [(one.outcome, one.detail) for one in report.published] == [(outcome, detail)]
+    assert [(entry.outcome, entry.detail) for entry in report.published] == [(outcome, detail)]
     assert report.overall == {"w4a16": "PASS"}
 
 
@@ -106,14 +106,14 @@ def test_a_task_that_was_not_asked_is_not_compared() -> None:
 def test_published_scores_of_shipped_recipes_are_of_tasks_that_a_suite_asks_under_the_same_sampling() -> None:
     asked = {task.name for name in recipe_names("suites") for task in load_recipe(SuiteRecipe, name).tasks}
     models = {name: load_recipe(ModelRecipe, name) for name in recipe_names("models")}
-    assert {name: sorted(one.published) for name, one in models.items() if one.published} == {
+    assert {name: sorted(model.published) for name, model in models.items() if model.published} == {
         "glm-4.7": ["gpqa-diamond", "mmlu-pro"], "glm-5": ["gpqa-diamond"],
     }  # fmt: skip
-    for one in models.values():
-        for task, score in one.published.items():
-            assert task in asked and one.sampling is not None
+    for model in models.values():
+        for task, score in model.published.items():
+            assert task in asked and model.sampling is not None
             assert (score.temperature, score.top_p, score.top_k) == (
-                one.sampling.temperature,
-                one.sampling.top_p,
-                one.sampling.top_k,
+                model.sampling.temperature,
+                model.sampling.top_p,
+                model.sampling.top_k,
             )

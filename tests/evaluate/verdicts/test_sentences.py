@@ -15,7 +15,9 @@ from assay.records.base import Interval
 from assay.records.measurement import ItemResult, Measurement
 from assay.records.verdict import GateReport
 from assay_evaluate.asking.session import task_result
-from assay_evaluate.statistics import items_needed, paired_evidence, wilson
+from assay_evaluate.statistics.decisions import paired_evidence
+from assay_evaluate.statistics.power import items_needed
+from assay_evaluate.statistics.proportions import wilson
 from assay_evaluate.verdicts.gates import judge
 from assay_evaluate.verdicts.score_sentences import change, interval_of
 
@@ -37,10 +39,10 @@ def measured(label: str, wrong: range, n: int = 100) -> Measurement:
     return make_measurement(label, SUITE).model_copy(update={"tasks": (task,)})
 
 
-def judged(ours: range, theirs: range, *others: dict[str, Any], n: int = 100, **gate: Any) -> GateReport:
+def judged(reference: range, candidate: range, *others: dict[str, Any], n: int = 100, **gate: Any) -> GateReport:
     score = {"kind": "score", "task": "codes-zh", "max_drop": 0.10} | gate
     recipe = GateRecipe.model_validate({"schema": 1, "name": "test", "gates": [score, *others]})
-    return judge([measured("fp8", ours, n), measured("w4a16", theirs, n)], recipe, model="tiny-glm")
+    return judge([measured("fp8", reference, n), measured("w4a16", candidate, n)], recipe, model="tiny-glm")
 
 
 @pytest.mark.parametrize(
@@ -98,12 +100,12 @@ def test_a_certain_loss_is_not_answered_with_the_items_of_no_loss() -> None:
 
 def test_the_p_values_that_decide_are_recorded() -> None:
     """PASS and FAIL are these p against (1 - level) / 2; McNemar's tests any difference and decides nothing."""
-    for ours, theirs, status in (
+    for reference, candidate, status in (
         (range(0), range(25), "FAIL"),
         (range(17), range(0), "PASS"),
         (range(1), range(1, 11), "UNDERPOWERED"),
     ):
-        [verdict] = judged(ours, theirs).verdicts
+        [verdict] = judged(reference, candidate).verdicts
         assert verdict.p_pass is not None and verdict.p_fail is not None and verdict.p_fail_holm is not None
         decided = "FAIL" if verdict.p_fail_holm < 0.025 else "PASS" if verdict.p_pass < 0.025 else "UNDERPOWERED"
         assert (verdict.status, decided) == (status, status)
@@ -153,11 +155,11 @@ def test_every_task_of_a_shipped_suite_has_a_name_for_sentences() -> None:
 
 def test_a_sampled_loss_has_its_items_too() -> None:
     """Four replies to each of 60 items: items needed at the loss seen follow the spread over items."""
-    one = [replace(item, sample=k) for item in answers(60, range(0)) for k in range(4)]
-    two = [replace(item, correct=not (item.sample == 0 and i // 4 < 18)) for i, item in enumerate(one)]
+    entry = [replace(item, sample=k) for item in answers(60, range(0)) for k in range(4)]
+    two = [replace(item, correct=not (item.sample == 0 and i // 4 < 18)) for i, item in enumerate(entry)]
     sides = [
         make_measurement(label, SUITE).model_copy(update={"tasks": (task_of("codes-zh", "needle", items),)})
-        for label, items in (("fp8", one), ("w4a16", two))
+        for label, items in (("fp8", entry), ("w4a16", two))
     ]
     gate = {"kind": "score", "task": "codes-zh", "max_drop": 0.10}
     recipe = GateRecipe.model_validate({"schema": 1, "name": "test", "gates": [gate]})
@@ -173,8 +175,8 @@ def test_cut_replies_of_tasks_that_are_left_out_are_named() -> None:
     for label in ("fp8", "w4a16"):
         items = [replace(item, truncated=i < 12) for i, item in enumerate(answers(52, range(52)))]
         ruler = task_of("ruler", "ruler", items).model_copy(update={"title": "RULER"})
-        one = measured(label, range(0))
-        sides.append(one.model_copy(update={"tasks": (*one.tasks, ruler)}))
+        entry = measured(label, range(0))
+        sides.append(entry.model_copy(update={"tasks": (*entry.tasks, ruler)}))
     gates = [
         {"kind": "score", "task": "codes-zh", "max_drop": 0.10},
         {"kind": "score", "task": "ruler", "max_drop": 0.10, "required": False},

@@ -15,8 +15,9 @@ from assay.recipes.load import load_recipe
 from assay.recipes.suite import SuiteRecipe
 from assay.records.measurement import ItemResult, Measurement
 from assay.records.verdict import GateReport
-from assay_evaluate.statistics import clustered_difference, mcnemar_midp
-from assay_evaluate.statistics.uneven.subgroups import adjusted, screen
+from assay_evaluate.statistics.clustered import clustered_difference
+from assay_evaluate.statistics.decisions import benjamini_hochberg, screen_subgroups
+from assay_evaluate.statistics.paired import mcnemar_midp
 from assay_evaluate.verdicts.gates import judge
 
 SUITE = load_recipe(SuiteRecipe, "quick")
@@ -57,9 +58,9 @@ def side(label: str, tasks: dict[str, list[ItemResult]], kind: str = "tools") ->
 
 
 def judged(
-    recipe: GateRecipe, ours: dict[str, list[ItemResult]], theirs: dict[str, list[ItemResult]], kind: str = "tools"
+    recipe: GateRecipe, reference: dict[str, list[ItemResult]], candidate: dict[str, list[ItemResult]], kind: str = "tools"
 ) -> GateReport:
-    return judge([side("fp8", ours, kind), side("w4a16", theirs, kind)], recipe, model="tiny-glm")
+    return judge([side("fp8", reference, kind), side("w4a16", candidate, kind)], recipe, model="tiny-glm")
 
 
 def test_a_ruined_language_fails_a_candidate_whose_task_passes() -> None:
@@ -74,20 +75,20 @@ def test_a_ruined_language_fails_a_candidate_whose_task_passes() -> None:
         "by language (false-discovery rate 1 %). In the middle one of them a loss of 3.4 points is missed 1 time in 5, "
         "taken by itself."
     )
-    assert [(one.name, one.num_items, one.limit, one.word) for one in report.subgroups] == [
+    assert [(subgroup.name, subgroup.num_items, subgroup.limit, subgroup.word) for subgroup in report.subgroups] == [
         ("en", 160, 0.16, "no loss shown"), ("zh", 160, 0.16, "no loss shown"), ("es", 160, 0.16, "beyond"),
     ]  # fmt: skip
 
 
 def test_a_loss_that_is_shown_keeps_a_candidate_from_pass_until_its_limit_is_excluded() -> None:
-    ours = {"tools": in_languages({})}
-    theirs = {"tools": in_languages({"es": 13})}
-    report = judged(gates(), ours, theirs)
+    reference = {"tools": in_languages({})}
+    candidate = {"tools": in_languages({"es": 13})}
+    report = judged(gates(), reference, candidate)
     assert (report.verdicts[-1].status, report.overall["w4a16"]) == ("UNDERPOWERED", "UNDERPOWERED")
     assert report.verdicts[-1].clause == (
         "loses 8.1 points on es of tools; 10 (2 margins) allowed in a subgroup: a loss is shown, whether it is more is open"
     )
-    bounded = judged(gates(max_margins=3.0), ours, theirs)
+    bounded = judged(gates(max_margins=3.0), reference, candidate)
     assert (bounded.verdicts[-1].status, bounded.subgroups[2].word, bounded.overall["w4a16"]) == ("PASS", "loses", "PASS")
     assert bounded.verdicts[-1].clause == "no loss beyond 3 margins is shown in 3 subgroups by language"
     assert "Loses 8.1 points on es of tools" in bounded.verdicts[-1].detail
@@ -96,33 +97,35 @@ def test_a_loss_that_is_shown_keeps_a_candidate_from_pass_until_its_limit_is_exc
 def test_a_language_is_also_tested_over_all_tasks_that_ask_in_it() -> None:
     """Five of 160 in each of three tasks: nothing by itself, fifteen of 480 together."""
     names = ("sums", "needles", "tools")
-    ours = {name: in_languages({}) for name in names}
-    theirs = {name: in_languages({"zh": 5}) for name in names}
-    report = judged(gates(tasks=names, max_drop=0.02), ours, theirs)
-    single = [one for one in report.subgroups if len(one.tasks) == 1]
-    assert {one.word for one in single} == {"no loss shown"}
-    [zh] = [one for one in report.subgroups if one.tasks == names and one.name == "zh"]
+    reference = {name: in_languages({}) for name in names}
+    candidate = {name: in_languages({"zh": 5}) for name in names}
+    report = judged(gates(tasks=names, max_drop=0.02), reference, candidate)
+    single = [subgroup for subgroup in report.subgroups if len(subgroup.tasks) == 1]
+    assert {entry.word for entry in single} == {"no loss shown"}
+    [zh] = [subgroup for subgroup in report.subgroups if subgroup.tasks == names and subgroup.name == "zh"]
     assert (zh.title, zh.num_items, zh.drop.value, zh.limit) == ("zh over 3 tasks", 480, 15 / 480, pytest.approx(0.04))
     assert (zh.word, report.verdicts[-1].status) == ("loses, and its limit is not excluded", "UNDERPOWERED")
 
 
 def test_parts_are_kinds_and_subjects_and_small_ones_are_named_as_not_looked_at() -> None:
     lengths = (4096, 65536)
-    ours = [item(f"{k}-{n}-{i}", correct=True, subtask=k, length=n) for k in ("niah", "vt") for n in lengths for i in range(20)]
-    theirs = [
+    reference = [
+        item(f"{k}-{n}-{i}", correct=True, subtask=k, length=n) for k in ("niah", "vt") for n in lengths for i in range(20)
+    ]
+    candidate = [
         item(f"{k}-{n}-{i}", correct=k != "vt" or i < 8, subtask=k, length=n)
         for k in ("niah", "vt")
         for n in lengths
         for i in range(20)
     ]
-    report = judged(gates(tasks=("ruler",), max_drop=0.1), {"ruler": ours}, {"ruler": theirs}, kind="ruler")
-    assert [(one.by, one.name) for one in report.subgroups] == [
+    report = judged(gates(tasks=("ruler",), max_drop=0.1), {"ruler": reference}, {"ruler": candidate}, kind="ruler")
+    assert [(subgroup.by, subgroup.name) for subgroup in report.subgroups] == [
         ("part", "niah"), ("part", "vt"), ("length", "4,096 tokens"), ("length", "65,536 tokens"),
     ]  # fmt: skip
-    assert [one.word for one in report.subgroups][:2] == ["no loss shown", "beyond"]
+    assert [subgroup.word for subgroup in report.subgroups][:2] == ["no loss shown", "beyond"]
     subjects = [item(f"mmlu_pro_{s}/{i}", correct=True) for s, n in (("law", 40), ("art", 12)) for i in range(n)]
     small = judged(gates(tasks=("mmlu",)), {"mmlu": subjects}, {"mmlu": subjects}, kind="lm_eval")
-    assert [one.name for one in small.subgroups] == ["mmlu_pro_law"]
+    assert [subgroup.name for subgroup in small.subgroups] == ["mmlu_pro_law"]
     assert small.verdicts[-1].detail.endswith("Not looked at, for fewer than 30 items: mmlu_pro_art of mmlu.")
 
 
@@ -132,7 +135,7 @@ def test_items_that_share_a_text_show_a_loss_only_as_often_as_their_texts_do() -
 
     def side_of(lost: dict[str, int]) -> dict[str, list[ItemResult]]:
         plain = in_languages(lost)
-        return {"tools": [replace(one, cluster=texts[one.language][int(one.item.split("-")[1])]) for one in plain]}
+        return {"tools": [replace(entry, cluster=texts[entry.language][int(entry.item.split("-")[1])]) for entry in plain]}
 
     report = judged(gates(), side_of({}), side_of({"es": 10}))
     spanish = report.subgroups[2]
@@ -146,7 +149,10 @@ def test_items_that_share_a_text_show_a_loss_only_as_often_as_their_texts_do() -
 
 def test_tasks_without_subgroups_have_no_verdict_and_small_ones_no_say() -> None:
     plain = [item(f"{i}", correct=True) for i in range(200)]
-    assert [one.gate for one in judged(gates(), {"tools": plain}, {"tools": plain}).verdicts] == ["whole", "score tools"]
+    assert [verdict.gate for verdict in judged(gates(), {"tools": plain}, {"tools": plain}).verdicts] == [
+        "whole",
+        "score tools",
+    ]
     small = {"tools": in_languages({}, number=25)}
     report = judged(gates(max_drop=0.1), small, small)
     assert (report.verdicts[-1].status, report.verdicts[-1].has_say) == ("NOT MEASURED", False)
@@ -159,11 +165,11 @@ def test_tasks_without_subgroups_have_no_verdict_and_small_ones_no_say() -> None
 def test_discoveries_are_benjamini_and_hochbergs() -> None:
     rng = np.random.default_rng(1)
     p = np.concatenate([rng.random(20), rng.random(4) / 1000])
-    assert adjusted(p) == pytest.approx(stats.false_discovery_control(p))
-    found = screen(p, np.ones(24), np.full(24, 0.1), np.full(24, 0.2), false_discovery=0.05, alpha=0.025)
+    assert benjamini_hochberg(p) == pytest.approx(stats.false_discovery_control(p))
+    screened = screen_subgroups(p, np.ones(24), np.full(24, 0.1), np.full(24, 0.2), false_discovery=0.05, alpha=0.025)
     order, largest = np.sort(p), 0
-    for rank, one in enumerate(order, start=1):
-        largest = rank if one < 0.05 * rank / 24 else largest
-    assert found.shown.sum() == largest and not found.unbounded.any() and not found.beyond.any()
-    nothing = screen([], [], [], [], false_discovery=0.05, alpha=0.025)
-    assert [len(one) for one in nothing] == [0, 0, 0]
+    for rank, entry in enumerate(order, start=1):
+        largest = rank if entry < 0.05 * rank / 24 else largest
+    assert screened.shown.sum() == largest and not screened.unbounded.any() and not screened.beyond.any()
+    nothing = screen_subgroups([], [], [], [], false_discovery=0.05, alpha=0.025)
+    assert [len(entry) for entry in nothing] == [0, 0, 0]

@@ -14,8 +14,8 @@ from assay.recipes.suite import SuiteRecipe
 from assay.records.base import Interval
 from assay.records.measurement import ItemResult, Measurement
 from assay.records.verdict import GateReport, TaskUse, WholeClaim
-from assay_evaluate.statistics import paired_difference
-from assay_evaluate.statistics.pooled import p_at_least, weighted_sum
+from assay_evaluate.statistics.paired import paired_difference
+from assay_evaluate.statistics.proportions import p_at_least, weighted_sum
 from assay_evaluate.verdicts.gates import judge
 
 SUITE = load_recipe(SuiteRecipe, "quick")
@@ -39,7 +39,7 @@ def items(n: int, wrong: range) -> list[ItemResult]:
 
 
 def side(label: str, *wrong: range, n: int = 200) -> Measurement:
-    tasks = tuple(task_of(task, "arithmetic", items(n, one)) for task, one in zip(TASKS, wrong, strict=False))
+    tasks = tuple(task_of(task, "arithmetic", items(n, entry)) for task, entry in zip(TASKS, wrong, strict=False))
     return make_measurement(label, SUITE).model_copy(update={"tasks": tasks})
 
 
@@ -51,7 +51,7 @@ def judged(recipe: GateRecipe, *lost: tuple[int, int], n: int = 200) -> GateRepo
 
 
 def statuses(report: GateReport) -> dict[str, tuple[str, bool]]:
-    return {one.gate.removeprefix("score "): (one.status, one.has_say) for one in report.verdicts}
+    return {verdict.gate.removeprefix("score "): (verdict.status, verdict.has_say) for verdict in report.verdicts}
 
 
 def test_what_is_undecided_alone_passes_as_a_whole() -> None:
@@ -84,7 +84,7 @@ def test_what_is_undecided_alone_passes_as_a_whole() -> None:
     assert report.reasons["w4a16"] == (
         "loses 0 % of the margins of 3 tasks on average; less than 50 % allowed; 3 gates passed, 1 underpowered"
     )
-    (verdict,) = (one for one in report.verdicts if one.gate == "whole")
+    (verdict,) = (verdict for verdict in report.verdicts if verdict.gate == "whole")
     assert (verdict.observed, verdict.limit) == (mean, 0.5)
 
 
@@ -100,14 +100,14 @@ def test_two_margins_that_are_not_excluded_leave_it_open() -> None:
     whole = report.wholes[0]
     assert whole.mean_use is not None
     assert whole.mean_use.high < 0.5
-    assert [one.within_max for one in whole.tasks] == [False, True, True]
+    assert [task.within_max for task in whole.tasks] == [False, True, True]
     assert (whole.status, report.overall) == ("UNDERPOWERED", {"w4a16": "UNDERPOWERED"})
     assert "a loss of 2 margins is not excluded on arithmetic (up to 2.1 margins)" in whole.detail
 
 
 def test_margins_used_up_on_average_fail_without_a_task_that_does() -> None:
     report = judged(gates(), (12, 0), (12, 0), (12, 0))
-    assert [one.status for one in report.verdicts] == ["FAIL", "UNDERPOWERED", "UNDERPOWERED", "UNDERPOWERED"]
+    assert [verdict.status for verdict in report.verdicts] == ["FAIL", "UNDERPOWERED", "UNDERPOWERED", "UNDERPOWERED"]
     assert report.overall == {"w4a16": "FAIL"}
     whole = report.wholes[0]
     assert whole.detail.startswith(
@@ -205,7 +205,7 @@ def test_suite_full_decides_on_a_copy_that_differs_as_much_as_two_runs_do() -> N
         ]
 
     report = judge(sides(0.0), scores, model="tiny-glm")
-    undecided = {one.gate.removeprefix("score ") for one in report.verdicts if one.status == "UNDERPOWERED"}
+    undecided = {verdict.gate.removeprefix("score ") for verdict in report.verdicts if verdict.status == "UNDERPOWERED"}
     assert report.overall == {"w4a16": "PASS"}
     assert undecided == {"aime", "gpqa-diamond"}
     assert judge(sides(0.0), scores.model_copy(update={"whole": None}), model="tiny-glm").overall == {"w4a16": "UNDERPOWERED"}
@@ -216,6 +216,6 @@ def test_suite_full_decides_on_a_copy_that_differs_as_much_as_two_runs_do() -> N
 def test_every_task_of_suite_full_may_be_asked_again() -> None:
     """What one reply to each item leaves open is decided by more of them."""
     tasks = load_recipe(SuiteRecipe, "full").model_dump(mode="json")["tasks"]
-    assert {one["name"] for one in tasks if isinstance(one["num_samples"], dict) or isinstance(one.get("limit"), dict)} == set(
-        FULL
-    )
+    assert {
+        task["name"] for task in tasks if isinstance(task["num_samples"], dict) or isinstance(task.get("limit"), dict)
+    } == set(FULL)

@@ -21,7 +21,7 @@ from assay.records.plan import Plan
 from assay.records.run import RunRecord
 from assay.records.speed import SpeedRecord, SpeedRepeat, SpeedRow
 from assay.records.verdict import GateReport
-from assay_evaluate.choice.choose import Wanted, choose
+from assay_evaluate.choice.choose import ChoiceRequest, choose
 from assay_reports.report import write_report
 from assay_reports.run import load_run
 
@@ -60,7 +60,7 @@ def choose_from(run_dir: Path) -> Choice:
     """What `assay choose` says of the records that are there."""
     run = load_run(run_dir)
     gates = GateReport.load(run_dir / "gates.json")
-    return choose(() if run.speed is None else run.speed.rows, gates, Wanted(), model=run.model)
+    return choose(() if run.speed is None else run.speed.rows, gates, ChoiceRequest(), model=run.model)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from assay.records.comparable import fingerprints_differ
 from assay.records.deployment.record import Deployment
 from assay.records.measurement import Measurement
 from assay_evaluate.verdicts.acceptance import DraftingSide
-from assay_evaluate.verdicts.deployment import Seen, judge_deployment, outcome_of, sentence_of
+from assay_evaluate.verdicts.deployment import DeployedCandidate, judge_deployment, outcome_of, outcome_sentence
 
 QUICK = load_recipe(GateRecipe, "quick")
 ELSEWHERE = "4xh200"
@@ -29,7 +29,7 @@ def drafting(name: str, label: str = "w4a16", **changes: Any) -> DraftingSide:
     return DraftingSide(name, changes.pop("drafts", True), changes.pop("acceptance", make_acceptance(label)), **changes)
 
 
-def seen(**changes: Any) -> Seen:
+def seen(**changes: Any) -> DeployedCandidate:
     """A candidate that is itself elsewhere, within a few times its noise."""
     same = {
         "measured": measured(),
@@ -40,10 +40,10 @@ def seen(**changes: Any) -> Seen:
         "probes_there": None,
         "probes": probed("w4a16", *CLEAN),
     }
-    return Seen(**{**same, **changes})
+    return DeployedCandidate(**{**same, **changes})
 
 
-def make_deployment(one: Seen | None = None) -> Deployment:
+def make_deployment(one: DeployedCandidate | None = None) -> Deployment:
     """The record of what was seen, by the limits of the synthetic run."""
     one = one or seen()
     checks = judge_deployment(QUICK, one)
@@ -59,5 +59,5 @@ def make_deployment(one: Seen | None = None) -> Deployment:
         acceptance=one.drafts[1].acceptance, alarms_judged=None,
         alarms=None if one.probes is None else tuple(alarm.name for alarm in one.probes.alarms),
         not_measured=one.not_measured, checks=checks, outcome=outcome_of(checks),
-        sentence=sentence_of(checks, one.profile, "PASS"), started="2026-11-22T00:00:00+00:00", seconds=90.0,
+        sentence=outcome_sentence(checks, one.profile, "PASS"), started="2026-11-22T00:00:00+00:00", seconds=90.0,
     )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from synthetic_run import make_measurements
 
 from assay.records.probe import Offer, ProbeReport, ProbeResult, ProbeSettings
-from assay_evaluate.statistics import clopper_pearson
+from assay_evaluate.statistics.proportions import clopper_pearson
 from assay_evaluate.statistics.rates import sentence, upper_bound
 
 OFFER = Offer(

@@ -25,7 +25,7 @@ from assay.records.plan import OutputTensor, Plan, TensorPlan
 from assay.records.serving import Fingerprint
 from assay.records.verdict import RegisteredGates
 from assay.records.verification import Verification
-from assay_evaluate.statistics import wilson
+from assay_evaluate.statistics.proportions import wilson
 from assay_evaluate.verdicts.gates import judge
 
 MODEL = "tiny-glm"

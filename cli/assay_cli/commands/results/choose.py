@@ -90,7 +90,7 @@ def choose(
 
     Exit 1: nothing can be recommended. The record is RUN/choice.json.
     """
-    from assay_evaluate.choice.choose import Wanted
+    from assay_evaluate.choice.choose import ChoiceRequest
     from assay_evaluate.choice.choose import choose as make_choice
     from assay_evaluate.choice.rows import is_on, on_hardware
 
@@ -107,7 +107,7 @@ def choose(
     unmeasured = {label: plan for label, plan in plans.items() if label not in known}
     points = streams or tuple(sorted({row.concurrency for row in here})) or (1, 8, 32)
     guesses = predictions(unmeasured, profile, points, length, 0 if known else _drafted(model, gates))
-    wishes = Wanted(
+    wishes = ChoiceRequest(
         concurrency=streams or (points if not known else None),
         objective=objective,
         usd_per_gpu_hour=price,

@@ -30,7 +30,7 @@ from assay_evaluate.diagnosis.levers.structure import choose_changes, compare_ob
 from assay_evaluate.diagnosis.probes.argmax import TIE
 from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, RescoredReply
 from assay_evaluate.diagnosis.probes.replies.detectors import signs_in
-from assay_evaluate.statistics import clopper_pearson
+from assay_evaluate.statistics.proportions import clopper_pearson
 
 RECOMPUTED_NATS = 0.5
 """|generated - recomputed log-probability| of one token from which a request counts as failed: far above the noise of any

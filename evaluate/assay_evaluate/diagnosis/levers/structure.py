@@ -125,7 +125,7 @@ def _positions(one: Observation) -> str:
 
 def choose_changes(changes: Sequence[Sequence[Change]], alpha: float = ALPHA) -> list[Change]:
     """Of every lever's changes the first that chance does not explain, p values Holm-adjusted over all levers and changes."""
-    from assay_evaluate.statistics import holm
+    from assay_evaluate.statistics.decisions import holm
 
     flat = [change.p_value for several in changes for change in several]
     adjusted = iter(holm(flat))

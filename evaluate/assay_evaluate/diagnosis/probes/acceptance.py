@@ -17,7 +17,7 @@ from assay.records.probe import ProbeResult, Value
 from assay_evaluate.asking.acceptance import COUNTERS
 from assay_evaluate.client.exchanges import Exchange
 from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, not_run, witness
-from assay_evaluate.statistics import cluster_bootstrap_ratio
+from assay_evaluate.statistics.clustered import cluster_bootstrap_ratio
 
 ENOUGH_TOKENS = 128
 SHORT_LENGTH = 1.4

@@ -19,7 +19,7 @@ from assay_evaluate.client.client import Client
 from assay_evaluate.client.exchanges import Ask, Exchange
 from assay_evaluate.client.journal import TokenLogprobs
 from assay_evaluate.diagnosis.endpoint import ProbedEndpoint
-from assay_evaluate.statistics import clopper_pearson
+from assay_evaluate.statistics.proportions import clopper_pearson
 from assay_evaluate.statistics.rates import sentence, upper_bound
 from assay_evaluate.tasks.items import LANGUAGES, Language, arithmetic_item, filler_sentence, haystack, writing_item
 

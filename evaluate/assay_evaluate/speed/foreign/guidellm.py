@@ -24,35 +24,38 @@ from assay_evaluate.speed.rows import count, number, quantiles_of
 from assay_evaluate.transport.foreign_json import object_in, objects_in
 
 
-def is_guidellm(found: Any) -> bool:
-    return isinstance(found, dict) and isinstance(found.get("benchmarks"), list) and any(
-        "metrics" in one for one in objects_in(found, "benchmarks")
+def is_guidellm(content: Any) -> bool:
+    return isinstance(content, dict) and isinstance(content.get("benchmarks"), list) and any(
+        "metrics" in entry for entry in objects_in(content, "benchmarks")
     )  # fmt: skip
 
 
-def read_guidellm(found: Mapping[str, Any], stated: Stated, where: str) -> list[SpeedRow]:
+def read_guidellm(content: Mapping[str, Any], stated: Stated, where: str) -> list[SpeedRow]:
     """A row for each benchmark. AssayError: hardware or checkpoint is not stated, or a benchmark has no throughput."""
-    if not is_guidellm(found):
+    if not is_guidellm(content):
         raise wrong(where, "no report of guidellm (it has no `benchmarks` with `metrics`)")
     hardware = required(stated.hardware, "the hardware", "--hardware 8xH200", where)
-    told = text(object_in(found, "args"), "model")
-    models = {told or text(object_in(object_in(one, "config"), "backend"), "model") for one in objects_in(found, "benchmarks")}
+    stated_model = text(object_in(content, "args"), "model")
+    models = {
+        stated_model or text(object_in(object_in(entry, "config"), "backend"), "model")
+        for entry in objects_in(content, "benchmarks")
+    }
     one_label(stated, [model for model in models if model], where)
     rows = []
-    for at, one in enumerate(objects_in(found, "benchmarks"), 1):
-        here = f"{where}, benchmark {at}"
-        model = told or text(object_in(object_in(one, "config"), "backend"), "model")
-        label = required(stated.label or model, "the checkpoint", "--label NAME", here)
-        rows.append(_row(one, label, hardware, stated, here, where))
+    for at, entry in enumerate(objects_in(content, "benchmarks"), 1):
+        place = f"{where}, benchmark {at}"
+        model = stated_model or text(object_in(object_in(entry, "config"), "backend"), "model")
+        label = required(stated.label or model, "the checkpoint", "--label NAME", place)
+        rows.append(_row(entry, label, hardware, stated, place, where))
     return rows
 
 
-def _row(found: Mapping[str, Any], label: str, hardware: str, stated: Stated, here: str, where: str) -> SpeedRow:
-    metrics = object_in(found, "metrics")
+def _row(entry: Mapping[str, Any], label: str, hardware: str, stated: Stated, place: str, where: str) -> SpeedRow:
+    metrics = object_in(entry, "metrics")
     rate = number(_successful(metrics, "output_tokens_per_second"), "mean")
-    concurrency, request_rate, note = _concurrency(found, metrics)
+    concurrency, request_rate, note = _concurrency(entry, metrics)
     if not rate or concurrency is None:
-        raise wrong(here, "has no successful output tokens a second, or no requests in flight")
+        raise wrong(place, "has no successful output tokens a second, or no requests in flight")
     totals = object_in(metrics, "request_totals")
     notes = [*([note] if note else []), "the version of the engine is not stated"]
     notes += [SPECULATION_UNKNOWN] if stated.speculation is None else []
@@ -70,7 +73,7 @@ def _row(found: Mapping[str, Any], label: str, hardware: str, stated: Stated, he
         request_rate=request_rate,
         repeats=(
             SpeedRepeat(
-                duration_s=number(found, "duration"),
+                duration_s=number(entry, "duration"),
                 num_completed=count(totals, "successful"),
                 num_failed=count(totals, "errored"),
                 num_incomplete=count(totals, "incomplete"),
@@ -90,13 +93,13 @@ RATED = ("constant", "poisson", "async")
 """Strategies that send requests at a rate, however fast they are answered."""
 
 
-def _concurrency(found: Mapping[str, Any], metrics: Mapping[str, Any]) -> tuple[int | None, float | None, str | None]:
+def _concurrency(entry: Mapping[str, Any], metrics: Mapping[str, Any]) -> tuple[int | None, float | None, str | None]:
     """(requests in flight, requests a second at which they were sent, a note).
 
     In flight: the streams of a concurrent strategy, one of a synchronous, else the mean that was seen.
     """
     rate = None
-    for holder in (object_in(found, "config"), object_in(found, "args")):
+    for holder in (object_in(entry, "config"), object_in(entry, "args")):
         strategy = object_in(holder, "strategy")
         if strategy.get("type_") == "synchronous":
             return 1, None, None
@@ -104,11 +107,11 @@ def _concurrency(found: Mapping[str, Any], metrics: Mapping[str, Any]) -> tuple[
             return streams, None, None
         if strategy.get("type_") in RATED and rate is None:
             rate = number(strategy, "rate")
-    seen = number(_successful(metrics, "request_concurrency"), "mean")
-    if seen is None:
+    mean = number(_successful(metrics, "request_concurrency"), "mean")
+    if mean is None:
         return None, None, None
     how = "as fast as they were taken" if rate is None else "at a rate"
-    return max(1, round(seen)), rate, f"requests were sent {how}; {seen:.1f} were in flight on average"
+    return max(1, round(mean)), rate, f"requests were sent {how}; {mean:.1f} were in flight on average"
 
 
 def _successful(metrics: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -116,7 +119,7 @@ def _successful(metrics: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _quantiles(metrics: Mapping[str, Any], name: str, per_s: float) -> Quantiles | None:
-    told = _successful(metrics, name)
-    percentiles = object_in(told, "percentiles")
+    statistics = _successful(metrics, name)
+    percentiles = object_in(statistics, "percentiles")
     p90, p99 = number(percentiles, "p90"), number(percentiles, "p99")
-    return quantiles_of(number(told, "mean"), number(told, "median"), p90, p99, per_s)
+    return quantiles_of(number(statistics, "mean"), number(statistics, "median"), p90, p99, per_s)

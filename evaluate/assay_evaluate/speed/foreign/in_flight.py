@@ -39,12 +39,12 @@ def in_flight(limit: int | None, rate: float | None, num_prompts: int | None, re
         return None
     which = min(known, key=lambda name: known[name])
     most = known[which]
-    seen = "" if mean is None else f", {mean:.1f} on average"
+    average = "" if mean is None else f", {mean:.1f} on average"
     if held:
         of = "" if limit is None else f" of the {limit:,} allowed"
-        notes.append(f"{SENT_AT} {rate:g} a second, so at most {most:,}{of} were in flight{seen}")
+        notes.append(f"{SENT_AT} {rate:g} a second, so at most {most:,}{of} were in flight{average}")
     elif rate is not None:
-        notes.append(f"{SENT_AT} {rate:g} a second, which did not hold them back{seen}")
+        notes.append(f"{SENT_AT} {rate:g} a second, which did not hold them back{average}")
     if not held and which == "the prompts" and limit is not None and limit > most:
         notes.append(f"{AS_MANY} {most:,} requests were in flight, as many as there were; the limit was {limit:,}")
     doubt = None

@@ -41,11 +41,11 @@ MOST_BYTES = 500_000_000
 
 def read_imported(path: Path, form: str | None, stated: Stated) -> list[SpeedRow]:
     """The rows of a file. form: of FORMATS; None: as it looks. AssayError: it cannot be read, or lacks what a row needs."""
-    where, found = path.name, _parsed(path)
+    where, content = path.name, _parsed(path)
     for name, (fits, read) in READERS.items():
-        if form == name or (form is None and fits(found)):
+        if form == name or (form is None and fits(content)):
             try:
-                return _together(_checked(read(found, stated, where), where))
+                return _together(_checked(read(content, stated, where), where))
             except ValidationError as error:  # a number beyond what a row can be
                 first = error.errors()[0]
                 raise wrong(where, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
@@ -54,9 +54,12 @@ def read_imported(path: Path, form: str | None, stated: Stated) -> list[SpeedRow
 
 def notes_of(rows: Sequence[SpeedRow]) -> list[str]:
     """What rows say otherwise than their file: how many were in flight, which results are copies. One line each."""
-    said = (SENT_AT, AS_MANY, COPIES)
+    beginnings = (SENT_AT, AS_MANY, COPIES)
     return [
-        f"{row.checkpoint} at {row.concurrency}: {note}" for row in rows for note in row.assumptions if note.startswith(said)
+        f"{row.checkpoint} at {row.concurrency}: {note}"
+        for row in rows
+        for note in row.assumptions
+        if note.startswith(beginnings)
     ]
 
 
@@ -91,13 +94,13 @@ def _objects(text: str, error: NotJson) -> list[Any]:
     decoder, objects, at = json.JSONDecoder(), list[Any](), 0
     while at < len(text):
         try:
-            told, at = decoder.raw_decode(text, at)
+            value, at = decoder.raw_decode(text, at)
         except (ValueError, RecursionError):
             if objects and isinstance(objects[0], dict):
                 where = f"object {len(objects) + 1}, after line {text.count(chr(10), 0, at)}"
                 raise NotJson(f"several objects, of which {where} is no JSON: {shown(repr(text[at : at + 60]))}") from None
             raise error from None
-        objects.append(told)
+        objects.append(value)
         at += len(text[at:]) - len(text[at:].lstrip())
     return objects
 

@@ -31,13 +31,13 @@ def renamed(rows: Sequence[SpeedRow], names: Mapping[str, str], where: str) -> l
 
     AssayError: the file has no such checkpoint, or two of them would have one label.
     """
-    there = list(dict.fromkeys(row.checkpoint for row in rows))
+    checkpoints = list(dict.fromkeys(row.checkpoint for row in rows))
     for name in names:
-        if name not in there:
-            hint = did_you_mean(name, there)
-            raise AssayError(f"--label {shown(name)}=...: {hint}{where} has {', '.join(map(shown, there))}")
+        if name not in checkpoints:
+            hint = did_you_mean(name, checkpoints)
+            raise AssayError(f"--label {shown(name)}=...: {hint}{where} has {', '.join(map(shown, checkpoints))}")
     became: dict[str, str] = {}
-    for name in there:
+    for name in checkpoints:
         label = names.get(name, name)
         if (other := became.setdefault(label, name)) != name:
             raise AssayError(
@@ -58,56 +58,56 @@ def renamed(rows: Sequence[SpeedRow], names: Mapping[str, str], where: str) -> l
 
 def num_gpus_of(hardware: str) -> int:
     """8 of `8xH200`; 0 of anything else, which is taken for a CPU. AssayError: a number of GPUs that counts nothing real."""
-    found = _HARDWARE.fullmatch(hardware.strip())
-    if found is None:
+    match = _HARDWARE.fullmatch(hardware.strip())
+    if match is None:
         return 0
-    if len(found[1]) > MOST_DIGITS or int(found[1]) > MOST_COUNT:
+    if len(match[1]) > MOST_DIGITS or int(match[1]) > MOST_COUNT:
         raise AssayError(f"hardware {shown(hardware, 60)}: is no number of GPUs; write 8xH200, or the name of a CPU")
-    return int(found[1])
+    return int(match[1])
 
 
 def one_label(stated: Stated, names: Iterable[str], where: str) -> None:
     """AssayError: one label is stated for a file that has several checkpoints."""
-    there = sorted(set(names))
-    if stated.label is not None and len(there) > 1:
-        several = ", ".join(shown(one, 60) for one in there)
+    different = sorted(set(names))
+    if stated.label is not None and len(different) > 1:
+        several = ", ".join(shown(name, 60) for name in different)
         raise AssayError(
-            f"{where}: --label {shown(stated.label)} is one name for {len(there)} checkpoints, {several}; say --label "
+            f"{where}: --label {shown(stated.label)} is one name for {len(different)} checkpoints, {several}; say --label "
             "NAME=LABEL for each"
         )
 
 
-def hardware_of(told: str | None, stated: Stated, where: str) -> str:
+def hardware_of(in_file: str | None, stated: Stated, where: str) -> str:
     """The hardware that a file or the user states. AssayError: neither does, or they name different ones."""
-    if told is not None and stated.hardware is not None and told.strip().casefold() != stated.hardware.strip().casefold():
+    if in_file is not None and stated.hardware is not None and in_file.strip().casefold() != stated.hardware.strip().casefold():
         raise AssayError(
-            f"{where}: says hardware {shown(told, 60)}, and --hardware says {shown(stated.hardware, 60)}; leave the option "
+            f"{where}: says hardware {shown(in_file, 60)}, and --hardware says {shown(stated.hardware, 60)}; leave the option "
             "out, or mend the file"
         )
-    return required(stated.hardware or told, "the hardware", "--hardware 8xH200", where)
+    return required(stated.hardware or in_file, "the hardware", "--hardware 8xH200", where)
 
 
-def speculation_of(told: int | str | None, stated: Stated, where: str) -> int | None:
-    """Tokens drafted a step. told: by the file: their number; `on`: they were, nobody says how many; None: it says nothing.
+def speculation_of(in_file: int | str | None, stated: Stated, where: str) -> int | None:
+    """Tokens drafted a step. in_file: their number; `on`: they were, nobody says how many; None: it says nothing.
 
     AssayError: --speculation says otherwise than the file, which knows what was measured.
     """
-    if stated.speculation is None or told is None:
-        return stated.speculation if told is None else told if isinstance(told, int) else None
-    if told == "on" and stated.speculation:
+    if stated.speculation is None or in_file is None:
+        return stated.speculation if in_file is None else in_file if isinstance(in_file, int) else None
+    if in_file == "on" and stated.speculation:
         return stated.speculation
-    if told != stated.speculation:
+    if in_file != stated.speculation:
         says = (
             "it drafted"
-            if told == "on"
+            if in_file == "on"
             else "it did not draft"
-            if told == 0
-            else f"it drafted {told} token{'s' * (told != 1)} a step"
+            if in_file == 0
+            else f"it drafted {in_file} token{'s' * (in_file != 1)} a step"
         )
         option = stated.speculation or "off"
         raise AssayError(
             f"{where}: says that {says}, and --speculation says {option}; leave the option out"
-            + (", or say how many tokens it drafted" if told == "on" else "")
+            + (", or say how many tokens it drafted" if in_file == "on" else "")
         )
     return stated.speculation
 
@@ -119,17 +119,17 @@ def required(value: str | None, what: str, option: str, where: str) -> str:
     return one_line(value)
 
 
-def text(found: Mapping[str, Any], name: str) -> str | None:
+def text(fields: Mapping[str, Any], name: str) -> str | None:
     """Text, or a number as text, under `name`; None: there is none, or something else."""
-    value = found.get(name)
+    value = fields.get(name)
     if isinstance(value, str):
         return one_line(value.strip()) or None
     return str(value) if isinstance(value, int | float) and type(value) is not bool else None
 
 
-def whole(found: Mapping[str, Any], name: str) -> int | None:
+def whole(fields: Mapping[str, Any], name: str) -> int | None:
     """A count under `name`, which may be written as text; None: there is none, or one that counts nothing real."""
-    value = found.get(name)
+    value = fields.get(name)
     if isinstance(value, str) and value.strip().isdecimal() and len(value) < MOST_DIGITS:
         value = int(value)
     return value if type(value) is int and 0 <= value <= MOST_COUNT else None

@@ -2,7 +2,7 @@
 
 As in a run: each look has the level that alpha spending gives it (`sequential`); a task passes at the level of one test, fails
 by Holm over all tasks, and is asked again while it does neither, has looks left, and can still change the overall verdict. The
-claim about the whole takes the tasks' intervals as they then are (`pooled`). Tasks are independent: they ask different
+claim about the whole takes the tasks' intervals as they then are (`proportions`). Tasks are independent: they ask different
 questions, and a true loss is fixed.
 """
 
@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from assay_evaluate.statistics.joint.drawn import Bools, Draws, Evidence, Floats, ScoreDesign, SeenAtLook, seen
-from assay_evaluate.statistics.joint.further import worth_another_look
-from assay_evaluate.statistics.pooled import half_width
+from assay_evaluate.statistics.joint.drawn import Bools, Draws, Evidence, Floats, LookEvidence, ScoreDesign, judge_look
+from assay_evaluate.statistics.proportions import half_width
 from assay_evaluate.statistics.sequential import Spending, nominal_levels
 
 NUM_DRAWS = 4_000
@@ -75,11 +74,11 @@ def chances_of(
     ValueError without designs, or for a loss outside (-1, 1).
     """
     drawn = zip(designs, losses, strict=True)
-    found = [draw(one, loss, rules, of=len(designs), num_draws=num_draws, seed=seed) for one, loss in drawn]
-    return resolve(found, rules)
+    paths = [draw_path(design, loss, rules, of=len(designs), num_draws=num_draws, seed=seed) for design, loss in drawn]
+    return resolve(paths, rules)
 
 
-def draw(
+def draw_path(
     design: ScoreDesign, loss: float, rules: Rules, *, of: int = 1, num_draws: int = NUM_DRAWS, seed: int = SEED
 ) -> Path:  # fmt: skip
     """One of at most `of` tasks. Tasks of other names are drawn independently of it."""
@@ -89,11 +88,11 @@ def draw(
 
 # ------------------------------------------------------------------------------------------------ one look
 def _levels(
-    looks: Sequence[SeenAtLook], alpha: float, where: Bools, spending: Spending, level_step: float
+    looks: Sequence[LookEvidence], alpha: float, where: Bools, spending: Spending, level_step: float
 ) -> Floats:  # fmt: skip
     """One-sided level at which the last of these looks decides, of every run; 0 where none was asked for."""
     times = [look.design.share for look in looks]
-    found = np.zeros(len(where))
+    level_D = np.zeros(len(where))
     if len(looks) == 1:
         return np.where(where, nominal_levels(times, [1.0], alpha, spending)[0], 0.0)
     information = np.stack([look.information[where] for look in looks])
@@ -101,14 +100,15 @@ def _levels(
     if len(steps):
         different, index = np.unique(steps, axis=0, return_inverse=True)
         levels = [
-            nominal_levels(times, np.exp(level_step * np.cumsum([0, *one])).tolist(), alpha, spending)[-1] for one in different
+            nominal_levels(times, np.exp(level_step * np.cumsum([0, *growth])).tolist(), alpha, spending)[-1]
+            for growth in different
         ]
-        found[where] = np.array(levels)[index.ravel()]
-    return found
+        level_D[where] = np.array(levels)[index.ravel()]
+    return level_D
 
 
 @dataclass(frozen=True)
-class Words:
+class LookVerdicts:
     """What a gate says of every run at a look, from all looks so far.
 
     strength: the largest number of tasks over which a FAIL would hold if it were the strongest of them; 0: not even alone.
@@ -122,7 +122,7 @@ class Words:
     high: Floats
 
 
-FIELDS = tuple(one.name for one in dataclasses.fields(Words))
+FIELDS = tuple(one.name for one in dataclasses.fields(LookVerdicts))
 
 
 class Path:
@@ -132,25 +132,26 @@ class Path:
         """evidence: at every look."""
         self.design, self.num_draws = design, len(evidence[0].drop)
         self._rules, self._of, self._evidence = rules, of if rules.holm else 1, evidence
-        self._looks = list[SeenAtLook]()
+        self._looks = list[LookEvidence]()
         self._known = [np.zeros(self.num_draws, dtype=np.bool_) for _ in evidence]
         self._words = [
-            Words(*(np.zeros(self.num_draws, dtype=kind) for kind in (np.bool_, np.int64, *[np.float64] * 3))) for _ in evidence
+            LookVerdicts(*(np.zeros(self.num_draws, dtype=kind) for kind in (np.bool_, np.int64, *[np.float64] * 3)))
+            for _ in evidence
         ]
 
-    def at(self, number: Ints) -> Words:
+    def at(self, number: Ints) -> LookVerdicts:
         """Of each run at the look that it has come to."""
         for look in range(int(number.max()) + 1):
             self._come_to(look, (number >= look) & ~self._known[look])
         runs = np.arange(self.num_draws)
-        return Words(*(np.stack([getattr(one, name) for one in self._words])[number, runs] for name in FIELDS))
+        return LookVerdicts(*(np.stack([getattr(word, name) for word in self._words])[number, runs] for name in FIELDS))
 
     def _come_to(self, number: int, where: Bools) -> None:
         """The words of some runs at a look; those of the look before are known."""
         if not where.any():
             return
         if number == len(self._looks):
-            self._looks.append(seen(self.design, number, self._evidence[number]))
+            self._looks.append(judge_look(self.design, number, self._evidence[number]))
         rules, looks, evidence = self._rules, self._looks[: number + 1], self._evidence[number]
         last = looks[-1]
         for_fail = rules.spending if self.design.claim == "equivalent" else rules.fail_spending
@@ -168,7 +169,7 @@ class Path:
             low, high = (
                 evidence.ends(np.where(where, 1 - 2 * tail, rules.level))[end] for end, tail in enumerate((fail_level, level))
             )
-        if number:  # an interval is that of the last look within those of the looks before (`verdicts.looks`)
+        if number:  # an interval is that of the last look within those of the looks before (`verdicts.scores`)
             before = self._words[number - 1]
             passed, strength = before.passed | passed, np.maximum(before.strength, strength)
             low, high = np.maximum(before.low, low), np.minimum(before.high, high)
@@ -182,19 +183,19 @@ def resolve(paths: Sequence[Path], rules: Rules) -> Chances:
     if not paths:
         raise ValueError("no design: without a score gate nothing passes")
     at = [np.zeros(path.num_draws, dtype=np.int64) for path in paths]
-    found = judged(paths, at, rules)
+    verdicts = judge_runs(paths, at, rules)
     for number in range(1, max(len(path.design.looks) for path in paths)):
-        for task, (path, asked) in enumerate(zip(paths, asked_further(paths, found, rules), strict=True)):
+        for task, (path, asked) in enumerate(zip(paths, runs_asked_further(paths, verdicts, rules), strict=True)):
             if number < len(path.design.looks):
                 at[task][asked & (at[task] == number - 1)] = number
-        found = judged(paths, at, rules)
-    drops = [one.drop for one in found.words]
+        verdicts = judge_runs(paths, at, rules)
+    drops = [word.drop for word in verdicts.words]
     return Chances(
-        passes=float(found.passes.mean()),
-        fails=float(found.fails.mean()),
-        passes_alone=tuple(float(share) for share in found.passed.mean(axis=1)),
-        fails_alone=tuple(float(share) for share in found.failed.mean(axis=1)),
-        whole_passes=None if found.whole is None else float(found.whole.passes.mean()),
+        passes=float(verdicts.passes.mean()),
+        fails=float(verdicts.fails.mean()),
+        passes_alone=tuple(float(share) for share in verdicts.passed.mean(axis=1)),
+        fails_alone=tuple(float(share) for share in verdicts.failed.mean(axis=1)),
+        whole_passes=None if verdicts.whole is None else float(verdicts.whole.passes.mean()),
         stops=tuple(
             tuple(float((one == number).mean()) for number in range(len(path.design.looks)))
             for path, one in zip(paths, at, strict=True)
@@ -204,7 +205,7 @@ def resolve(paths: Sequence[Path], rules: Rules) -> Chances:
 
 
 @dataclass(frozen=True)
-class JudgedWhole:
+class WholeVerdicts:
     """Of the claim about the whole, in every run. within: of each task, whether it lost surely less than the most."""
 
     passes: Bools
@@ -214,57 +215,59 @@ class JudgedWhole:
 
 
 @dataclass(frozen=True)
-class Judged:
+class RunVerdicts:
     """words, passed, failed: of each task, in every run. passes, fails: the overall verdict."""
 
-    words: list[Words]
+    words: list[LookVerdicts]
     passed: Bools
     failed: Bools
     passes: Bools
     fails: Bools
-    whole: JudgedWhole | None
+    whole: WholeVerdicts | None
 
 
-def judged(paths: Sequence[Path], at: Sequence[Ints], rules: Rules) -> Judged:
+def judge_runs(paths: Sequence[Path], at: Sequence[Ints], rules: Rules) -> RunVerdicts:
     """All runs, each task at the look that it has come to."""
     words = [path.at(number) for path, number in zip(paths, at, strict=True)]
-    failed = _failed(np.stack([one.strength for one in words]), holm=rules.holm)
-    passed = np.stack([one.passed for one in words]) & ~failed
+    failed = _failed(np.stack([word.strength for word in words]), holm=rules.holm)
+    passed = np.stack([word.passed for word in words]) & ~failed
     if rules.whole is None:
-        return Judged(words, passed, failed, np.all(passed, axis=0), np.any(failed, axis=0), None)
+        return RunVerdicts(words, passed, failed, np.all(passed, axis=0), np.any(failed, axis=0), None)
     items = [np.array([look.num_items for look in path.design.looks]) for path in paths]
     enough = np.min([count[number] for count, number in zip(items, at, strict=True)], axis=0) >= rules.min_items
     whole = _whole(words, [path.design.margin for path in paths], enough, rules.whole)
     fails = np.any([*failed, whole.fails], axis=0)
     # A task that is undecided alone has no say then, but for a claim of equivalence.
     have_say = [ok for path, ok in zip(paths, passed, strict=True) if path.design.claim == "equivalent"]
-    return Judged(words, passed, failed, np.all([whole.passes, ~fails, *have_say], axis=0), fails, whole)
+    return RunVerdicts(words, passed, failed, np.all([whole.passes, ~fails, *have_say], axis=0), fails, whole)
 
 
-def _whole(words: Sequence[Words], margins: Sequence[float], enough: Bools, limits: tuple[float, float]) -> JudgedWhole:
-    """As `verdicts.whole.claim` has it."""
+def _whole(
+    words: Sequence[LookVerdicts], margins: Sequence[float], enough: Bools, limits: tuple[float, float]
+) -> WholeVerdicts:
+    """As `verdicts.whole` has it."""
     most_mean, most_of_task = limits
     weights = [1 / len(words) / margin for margin in margins]
-    drops = [one.drop for one in words]
+    drops = [word.drop for word in words]
     # An interval contains its value, whatever earlier looks had.
-    lows, highs = [np.minimum(one.low, one.drop) for one in words], [np.maximum(one.high, one.drop) for one in words]
+    lows, highs = [np.minimum(word.low, word.drop) for word in words], [np.maximum(word.high, word.drop) for word in words]
     mean = np.sum([weight * drop for weight, drop in zip(weights, drops, strict=True)], axis=0)
     below = half_width([weight * (drop - low) for weight, drop, low in zip(weights, drops, lows, strict=True)])
     above = half_width([weight * (high - drop) for weight, drop, high in zip(weights, drops, highs, strict=True)])
     within = np.stack([high / margin < most_of_task for high, margin in zip(highs, margins, strict=True)])
     fails, is_shown = np.asarray(mean - below > most_mean), np.asarray(mean + above < most_mean)
-    return JudgedWhole(is_shown & within.all(axis=0) & enough & ~fails, fails, is_shown, within)
+    return WholeVerdicts(is_shown & within.all(axis=0) & enough & ~fails, fails, is_shown, within)
 
 
-def asked_further(paths: Sequence[Path], found: Judged, rules: Rules) -> Bools:
-    """Of each task the runs in which it is worth another look (`verdicts.whole.going_on`)."""
-    whole, undecided = found.whole, ~found.passed & ~found.failed
+def runs_asked_further(paths: Sequence[Path], verdicts: RunVerdicts, rules: Rules) -> Bools:
+    """Of each task the runs in which it is worth another look (`verdicts.whole`)."""
+    whole, undecided = verdicts.whole, ~verdicts.passed & ~verdicts.failed
     if whole is None:
         return undecided
-    beyond = np.stack([one.drop > path.design.margin for path, one in zip(paths, found.words, strict=True)])
+    beyond = np.stack([word.drop > path.design.margin for path, word in zip(paths, verdicts.words, strict=True)])
     both_ways = np.array([[path.design.claim == "equivalent"] for path in paths])
     has_say = ~whole.within | beyond | both_ways
-    return worth_another_look(undecided, has_say, found.fails, whole.mean_is_shown, every_task=rules.every_task)
+    return worth_another_look(undecided, has_say, verdicts.fails, whole.mean_is_shown, every_task=rules.every_task)
 
 
 def _failed(strength_TD: Ints, *, holm: bool) -> Bools:
@@ -274,11 +277,25 @@ def _failed(strength_TD: Ints, *, holm: bool) -> Bools:
     order = np.argsort(-strength_TD, axis=0, kind="stable")
     needed = np.arange(len(strength_TD), 0, -1)[:, None]
     holds = np.logical_and.accumulate(np.take_along_axis(strength_TD, order, axis=0) >= needed, axis=0)
-    found = np.empty_like(holds)
-    np.put_along_axis(found, order, holds, axis=0)
-    return found
+    failed = np.empty_like(holds)
+    np.put_along_axis(failed, order, holds, axis=0)
+    return failed
 
 
-def expected(stops: Sequence[float], amounts: Iterable[float]) -> float:
+def expected_value(stops: Sequence[float], amounts: Iterable[float]) -> float:
     """Mean over the runs of something that is known of each look."""
     return math.fsum(chance * amount for chance, amount in zip(stops, amounts, strict=True))
+
+
+def worth_another_look(
+    undecided_TD: Bools, has_say_TD: Bools, is_over_D: Bools, mean_is_shown_D: Bools, *, every_task: bool
+) -> Bools:
+    """Which tasks [T, D] of D runs are asked further under a claim about the whole: one rule for gates and for drawn runs;
+    `verdicts.whole` says why it is this one.
+
+    has_say: tasks that can change the overall verdict by themselves, were the mean shown. is_over: a task or the whole is
+    FAIL. every_task: ask until each is decided.
+    """
+    mean_is_open_D = ~is_over_D & ~mean_is_shown_D
+    by_themselves_TD = undecided_TD if every_task else undecided_TD & has_say_TD & ~is_over_D
+    return np.asarray(mean_is_open_D | by_themselves_TD)

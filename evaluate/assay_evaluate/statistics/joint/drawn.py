@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from assay_evaluate.statistics.clustered import cr2_factors, satterthwaite_degrees
-from assay_evaluate.statistics.decisions import Claim
+from assay_evaluate.statistics.decisions import Claim, margin_p
 from assay_evaluate.statistics.graded import POWERS, MeanDifference
 from assay_evaluate.statistics.paired import exact_tail, paired_difference, score_statistic
-from assay_evaluate.statistics.uneven.clusters import UnevenMean
+from assay_evaluate.statistics.uneven_clusters import UnevenMean
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -43,7 +43,7 @@ class LookDesign(NamedTuple):
     share: float = 1.0
 
 
-class Assumed(NamedTuple):
+class Assumption(NamedTuple):
     """Of two runs of one model. noise: share of the discordance that other replies would not show again."""
 
     discordance: float
@@ -59,7 +59,7 @@ class ScoreDesign:
 
     task: str
     margin: float
-    assumed: Assumed
+    assumed: Assumption
     looks: tuple[LookDesign, ...]
     claim: Claim = "non_inferior"
     cluster_sizes: tuple[int, ...] = ()
@@ -79,7 +79,7 @@ class ScoreDesign:
 
 
 @dataclass(frozen=True)
-class SeenAtLook:
+class LookEvidence:
     """One look of every run. information: 1 / variance of the difference."""
 
     design: LookDesign
@@ -107,16 +107,30 @@ class Evidence:
     @property
     def information(self) -> Floats:
         """As `Pairs.variance` has it."""
-        return np.asarray(1 / np.maximum(self._graded.variance, self._error_D**2))
+        error_D = np.zeros_like(self.drop) if self._uneven is None else self._uneven.error
+        return np.asarray(1 / np.maximum(self._graded.variance, error_D**2))
 
     def p_at_least(self, loss: float) -> Floats:
-        """One-sided p of H0: at least `loss` is lost."""
-        p = self._graded.p_at_least(loss) if self.is_sampled else self._p_at_least(loss)
-        return self._with_clusters(np.asarray(p), loss, below=True)
+        """One-sided p of H0: at least `loss` is lost; of one reply to each item as `decisions.noninferiority_p`."""
+        lost, gained = self._discordant
+        if self.is_sampled:
+            p = self._graded.p_at_least(loss)
+        elif loss < 0:
+            p = self._exact_tail(-loss, gained, lost)
+        else:
+            p = np.asarray(stats.norm.cdf(score_statistic(loss, lost, gained, self.num_items)))
+        return p if self._uneven is None else np.maximum(p, self._uneven.p_at_least(loss))
 
     def p_at_most(self, loss: float) -> Floats:
-        p = self._graded.p_at_most(loss) if self.is_sampled else self._p_at_most(loss)
-        return self._with_clusters(np.asarray(p), loss, below=False)
+        """As `decisions.inferiority_p`."""
+        lost, gained = self._discordant
+        if self.is_sampled:
+            p = self._graded.p_at_most(loss)
+        elif loss > 0:
+            p = self._exact_tail(loss, lost, gained)
+        else:
+            p = np.asarray(stats.norm.sf(score_statistic(loss, lost, gained, self.num_items)))
+        return p if self._uneven is None else np.maximum(p, self._uneven.p_at_most(loss))
 
     def ends(self, levels: Floats) -> tuple[Floats, Floats]:
         """Of the interval of the drop, at a level for each run."""
@@ -136,20 +150,6 @@ class Evidence:
         total, squares, *_ = self.sums_DP
         return (squares + total) / 2, (squares - total) / 2
 
-    def _p_at_least(self, loss: float) -> Floats:
-        """As `decisions.noninferiority_p`."""
-        lost, gained = self._discordant
-        if loss < 0:
-            return self._exact_tail(-loss, gained, lost)
-        return np.asarray(stats.norm.cdf(score_statistic(loss, lost, gained, self.num_items)))
-
-    def _p_at_most(self, loss: float) -> Floats:
-        """As `decisions.inferiority_p`."""
-        lost, gained = self._discordant
-        if loss > 0:
-            return self._exact_tail(loss, lost, gained)
-        return np.asarray(stats.norm.sf(score_statistic(loss, lost, gained, self.num_items)))
-
     def _exact_tail(self, loss: float, lost: Floats, gained: Floats) -> Floats:
         """Of the tables for which the normal tail is small; elsewhere that one, as neither decides."""
         p = np.asarray(stats.norm.sf(score_statistic(loss, lost, gained, self.num_items)))
@@ -161,8 +161,8 @@ class Evidence:
     def _tango(self, levels: Floats) -> tuple[Floats, Floats]:
         tables = np.column_stack([*self._discordant, levels])
         different, index = np.unique(tables, axis=0, return_inverse=True)
-        found = [_tango_ends(round(b), round(c), self.num_items, float(level)) for b, c, level in different]
-        ends = np.array(found)[index.ravel()]
+        intervals = [_tango_ends(round(b), round(c), self.num_items, float(level)) for b, c, level in different]
+        ends = np.array(intervals)[index.ravel()]
         return ends[:, 0], ends[:, 1]
 
     @functools.cached_property
@@ -174,23 +174,12 @@ class Evidence:
         degrees = satterthwaite_degrees(self.sizes_C)
         return UnevenMean.of_totals(self.totals_DC, self.sums_DP[1], sizes, cr2_factors(self.sizes_C), degrees)
 
-    @property
-    def _error_D(self) -> Floats:
-        """CR2 standard error over clusters; 0 without any."""
-        return np.zeros_like(self.drop) if self._uneven is None else self._uneven.error
-
-    def _with_clusters(self, p: Floats, loss: float, *, below: bool) -> Floats:
-        """The larger of p and that by cluster."""
-        if self._uneven is None:
-            return p
-        return np.maximum(p, self._uneven.p_at_least(loss) if below else self._uneven.p_at_most(loss))
-
 
 @functools.lru_cache(maxsize=1 << 16)
 def _tango_ends(b: int, c: int, n: int, level: float) -> tuple[float, float]:
     """Of one table, which comes up again in other draws, and for the other end of the interval: an exact end takes 10 ms."""
-    found = paired_difference(b, c, n, level)
-    return found.low, found.high
+    interval = paired_difference(b, c, n, level)
+    return interval.low, interval.high
 
 
 # ------------------------------------------------------------------------------------------------ the draws
@@ -225,15 +214,15 @@ class Draws:
         is_sampled = (look.reference_samples, look.candidate_samples) != (1, 1)
         return Evidence(look.num_items, is_sampled, sums, by_cluster, self._sizes_C.astype(np.float64))
 
-    def _ask(self, ours: int, theirs: int) -> None:
+    def _ask(self, num_reference: int, num_candidate: int) -> None:
         """More replies to the items that there are: so many of either side in all."""
-        have_ours, have_theirs = self._open_DCRK.shape[2] - 1, self._open_DCRK.shape[3] - 1
-        if not self._num_items or (have_ours, have_theirs) == (ours, theirs):
+        have_reference, have_candidate = self._open_DCRK.shape[2] - 1, self._open_DCRK.shape[3] - 1
+        if not self._num_items or (have_reference, have_candidate) == (num_reference, num_candidate):
             return
-        shares = self._shares(ours - have_ours, theirs - have_theirs)
-        after = np.zeros((*self._open_DCRK.shape[:2], ours + 1, theirs + 1), dtype=np.int64)
-        for right in range(have_ours + 1):
-            for other in range(have_theirs + 1):
+        shares = self._shares(num_reference - have_reference, num_candidate - have_candidate)
+        after = np.zeros((*self._open_DCRK.shape[:2], num_reference + 1, num_candidate + 1), dtype=np.int64)
+        for right in range(have_reference + 1):
+            for other in range(have_candidate + 1):
                 drawn = self._rng.multinomial(self._open_DCRK[:, :, right, other], shares.ravel())
                 drawn = drawn.reshape(*drawn.shape[:2], *shares.shape)
                 after[:, :, right : right + shares.shape[0], other : other + shares.shape[1]] += drawn
@@ -249,23 +238,26 @@ class Draws:
         shares = [*self._fixed[:2], *states.ravel()]
         counts = self._rng.multinomial(sizes_C, [*shares, max(0.0, 1 - sum(shares))], size=self._fixed_DCF.shape[:2])
         self._fixed_DCF = self._fixed_DCF + counts[..., :2]
-        found = counts[..., 2:-1].reshape(*counts.shape[:2], *states.shape)
-        self._open_DCRK = found if not self._num_items else self._open_DCRK + found
+        new_DCRK = counts[..., 2:-1].reshape(*counts.shape[:2], *states.shape)
+        self._open_DCRK = new_DCRK if not self._num_items else self._open_DCRK + new_DCRK
         self._num_items = look.num_items
 
-    def _shares(self, ours: int, theirs: int) -> Floats:
+    def _shares(self, num_reference: int, num_candidate: int) -> Floats:
         """Chances of so many right replies to an open item: (reference, candidate)."""
-        right, other = stats.binom.pmf(range(ours + 1), ours, 0.5), stats.binom.pmf(range(theirs + 1), theirs, self._right)
+        right, other = (
+            stats.binom.pmf(range(num_reference + 1), num_reference, 0.5),
+            stats.binom.pmf(range(num_candidate + 1), num_candidate, self._right),
+        )
         return np.outer(right, other)
 
     @staticmethod
     def _differences(look: LookDesign) -> Floats:
         """Reference minus candidate, of every state of an open item."""
-        ours, theirs = np.arange(look.reference_samples + 1), np.arange(look.candidate_samples + 1)
-        return np.asarray(ours[:, None] / look.reference_samples - theirs[None, :] / look.candidate_samples)
+        reference, candidate = np.arange(look.reference_samples + 1), np.arange(look.candidate_samples + 1)
+        return np.asarray(reference[:, None] / look.reference_samples - candidate[None, :] / look.candidate_samples)
 
 
-def _population(assumed: Assumed, loss: float) -> tuple[list[float], float]:
+def _population(assumed: Assumption, loss: float) -> tuple[list[float], float]:
     """(shares of the items that are open, lost, gained, alike; chance of the candidate to get an open one right)."""
     discordance, noise = assumed
     lean = float(np.clip(loss / discordance, -1, 1)) if discordance > 0 else float(np.sign(loss))
@@ -280,10 +272,7 @@ def _population(assumed: Assumed, loss: float) -> tuple[list[float], float]:
     return [is_open, lost, gained, max(0.0, 1 - is_open - lost - gained)], (1 - lean) / 2
 
 
-def seen(design: ScoreDesign, number: int, evidence: Evidence) -> SeenAtLook:
+def judge_look(design: ScoreDesign, number: int, evidence: Evidence) -> LookEvidence:
     """What the gate makes of the look of that number."""
-    beyond, within = evidence.p_at_least(design.margin), evidence.p_at_most(design.margin)
-    if design.claim == "equivalent":
-        beyond = np.maximum(beyond, evidence.p_at_most(-design.margin))
-        within = np.minimum(within, evidence.p_at_least(-design.margin))
-    return SeenAtLook(design.looks[number], beyond, within, evidence.information)
+    p_pass, p_fail = margin_p(evidence, design.margin, design.claim)
+    return LookEvidence(design.looks[number], p_pass, p_fail, evidence.information)

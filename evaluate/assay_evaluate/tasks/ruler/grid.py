@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from assay.records.base import Interval
-from assay_evaluate.statistics import clopper_pearson
+from assay_evaluate.statistics.proportions import clopper_pearson
 from assay_evaluate.tasks.ruler.draft import RulerError
 from assay_evaluate.tasks.ruler.haystacks import generated
 from assay_evaluate.tasks.ruler.items import RulerItem, Style, size_item

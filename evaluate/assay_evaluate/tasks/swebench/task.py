@@ -24,8 +24,9 @@ from assay_evaluate.asking.look_ahead import InLine
 from assay_evaluate.asking.session import Session
 from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.client.journal import Identity
-from assay_evaluate.statistics import clopper_pearson, cluster_bootstrap_mean, wilson
+from assay_evaluate.statistics.clustered import cluster_bootstrap_mean
 from assay_evaluate.statistics.item_pairs import accuracy_of
+from assay_evaluate.statistics.proportions import clopper_pearson, wilson
 from assay_evaluate.tasks.swebench.agents import AgentEndpoint, Finished, Pacing, run_agents
 from assay_evaluate.tasks.swebench.container_runtime import ContainerRuntime, check_room, fetch_images, runtime_for
 from assay_evaluate.tasks.swebench.dataset import DatasetRow, dataset_sha256, load_instances

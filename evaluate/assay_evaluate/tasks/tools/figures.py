@@ -10,7 +10,8 @@ from typing import Any
 
 from assay.records.base import Interval
 from assay.records.measurement import ItemResult, ToolCalls, ToolCell, ToolFigures, ToolItem, TriggerFidelity
-from assay_evaluate.statistics import mcnemar_midp, wilson
+from assay_evaluate.statistics.paired import mcnemar_midp
+from assay_evaluate.statistics.proportions import wilson
 
 
 def tool_calls(items: Sequence[ItemResult], reference: Sequence[ItemResult] | None) -> ToolCalls:

@@ -31,7 +31,7 @@ from assay_evaluate.diagnosis.levers.search import LeverSettings, find_levers
 from assay_evaluate.diagnosis.levers.settings import LEVERS, Facts, Setting, Start, with_setting
 from assay_evaluate.diagnosis.levers.structure import choose_changes, compare_observations, pick
 from assay_evaluate.serving.server import ServerSpec
-from assay_evaluate.statistics import clopper_pearson
+from assay_evaluate.statistics.proportions import clopper_pearson
 
 GARBLED = "the answer is \ufffd\ufffd\ufffd, I think, and it is long enough to be one"
 HEALTHY = "the answer is 42"

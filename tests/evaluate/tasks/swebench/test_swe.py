@@ -17,14 +17,11 @@ from assay.recipes.suite import SuiteRecipe, SweTask
 from assay.recipes.suite_files import with_swe_options
 from assay.records.measurement import ItemResult, TaskResult
 from assay_evaluate.preflight.known_tasks import REPOSITORIES
-from assay_evaluate.statistics import (
-    clustered_mean,
-    items_for_margin,
-    minimum_detectable_effect,
-    paired_difference,
-    widen,
-)
+from assay_evaluate.statistics.clustered import clustered_mean
+from assay_evaluate.statistics.decisions import widen_by_clusters
 from assay_evaluate.statistics.item_pairs import pair_items
+from assay_evaluate.statistics.paired import paired_difference
+from assay_evaluate.statistics.power import items_for_margin, minimum_detectable_effect
 from assay_evaluate.statistics.swe_difference import (
     InstancePair,
     difference,
@@ -355,16 +352,16 @@ def test_what_a_run_can_show_and_needs_follows_the_repositories() -> None:
 
 
 def test_a_gate_says_a_word_only_if_clusters_would_say_it_too() -> None:
-    from assay_evaluate.statistics import decide, paired_evidence
+    from assay_evaluate.statistics.decisions import decide, paired_evidence
 
     together = [InstancePair(f"i-{i}", f"r-{i // 20}", 1.0, float(not i < 12)) for i in range(80)]
     alone = paired_evidence(12, 0, 80, 0.05)
     drops, repositories = [pair.reference - pair.candidate for pair in together], [pair.repository for pair in together]
-    widened = widen(alone, clustered_mean(drops, repositories))
+    widened = widen_by_clusters(alone, clustered_mean(drops, repositories))
     assert decide(alone, min_items=30) == "FAIL"
     assert decide(widened, min_items=30) == "UNDERPOWERED"
     assert widened.p_difference == pytest.approx(mcnemar([[0, 12], [0, 0]], exact=True).pvalue / 2)  # mid-p at 12 : 0
-    assert widen(alone, None) is alone
+    assert widen_by_clusters(alone, None) is alone
     ours = as_task({(f"{i % 4}-{i}", 0): True for i in range(80)})
     assert pair_items(ours, ours).evidence(0.1, level=0.95).p_fail > 0.9  # no spread between repositories
 

@@ -29,7 +29,7 @@ from assay_evaluate.client.journal import Journal
 from assay_evaluate.run.candidate import Candidate
 from assay_evaluate.run.evaluate import evaluate
 from assay_evaluate.serving.server import ServerSpec
-from assay_evaluate.statistics import wilson
+from assay_evaluate.statistics.proportions import wilson
 from assay_evaluate.tasks.tools.questions import tool_question
 from assay_evaluate.tasks.tools.task import NO_TOOLS, TEMPLATE_IGNORES_TOOLS, grammar_notes
 from assay_evaluate.verdicts.gates import judge as judge_gates

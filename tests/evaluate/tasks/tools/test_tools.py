@@ -20,7 +20,7 @@ from assay_evaluate.asking.dialect import Dialect
 from assay_evaluate.asking.language import count_scripts
 from assay_evaluate.client.client import Client, NotMeasured
 from assay_evaluate.client.journal import Identity, Journal, Reply
-from assay_evaluate.statistics import wilson
+from assay_evaluate.statistics.proportions import wilson
 from assay_evaluate.tasks.tools import languages
 from assay_evaluate.tasks.tools.calls import (
     answer_of,

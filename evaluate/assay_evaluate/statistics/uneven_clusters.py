@@ -60,7 +60,7 @@ def chance_of_none(sizes: ArrayLike) -> float:
     return float((1 - LOSSY_SHARE) ** effective_number(sizes))
 
 
-def too_few(sizes: Sequence[int], level: float, single: str, plural: str) -> str:
+def too_few_clusters(sizes: Sequence[int], level: float, single: str, plural: str) -> str:
     """Why nothing is claimed of clusters like these, in a clause: `12 repositories count as 3.9 of equal size, ...`."""
     needed = math.ceil(math.log((1 - level) / 2) / math.log(1 - LOSSY_SHARE))
     number = len(sizes)
@@ -163,8 +163,8 @@ class UnevenMean:
         """Distance of the mean at which `_skewed` is Student's tail beyond `quantile`."""
         lacking, variance, third = self._lacking(farthest)
         shape = _shape(variance, third)
-        found = lacking + (special.gammainccinv(shape, special.ndtr(-quantile)) - shape) * np.sqrt(variance / shape)
-        return np.where(self.error > SMALLEST_ERROR, found, 0.0)
+        distance = lacking + (special.gammainccinv(shape, special.ndtr(-quantile)) - shape) * np.sqrt(variance / shape)
+        return np.where(self.error > SMALLEST_ERROR, distance, 0.0)
 
     def _concentrated(self, loss: Floats) -> Floats:
         """Chance of a mean as low as the one seen if lossy clusters hold all of `loss`."""
