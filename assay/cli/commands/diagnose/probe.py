@@ -244,7 +244,7 @@ def _probe_checkpoint(
 ) -> tuple[ProbeReport, Path]:
     from assay.cli.stages import profile_for
     from assay.cli.targets import local_checkpoint, resolve_target
-    from assay_evaluate.diagnosis.probes.served import probe_checkpoint
+    from assay_evaluate.diagnosis.probes.run_probes import probe_checkpoint
     from assay_evaluate.serving.server import ServerSpec
 
     aim = resolve_target(target)

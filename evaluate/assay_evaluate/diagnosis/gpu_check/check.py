@@ -21,7 +21,16 @@ from assay.foreign_text import one_line
 from assay.records.preflight.gpu_check import FormatCheck
 from assay.records.preflight.replay import Replay
 from assay_evaluate.client.client import Client
-from assay_evaluate.diagnosis.gpu_check.asked import (
+from assay_evaluate.diagnosis.gpu_check.judgement import (
+    BOUNDS,
+    compare_drafts,
+    compare_kernels,
+    compare_replies,
+    compare_scores,
+    judged,
+    refusal,
+)
+from assay_evaluate.diagnosis.gpu_check.questions import (
     Greedily,
     Length,
     Text,
@@ -32,8 +41,6 @@ from assay_evaluate.diagnosis.gpu_check.asked import (
     score,
     take_speed,
 )
-from assay_evaluate.diagnosis.gpu_check.judged import BOUNDS, compare_drafts, compare_replies, compare_scores, judged
-from assay_evaluate.diagnosis.gpu_check.kernels import compare_kernels, refusal
 from assay_evaluate.diagnosis.gpu_check.sides import (
     Sides,
     activation_bits,

@@ -16,7 +16,7 @@ from typing import Any
 from assay.recipes.load import load_recipe, recipe_names
 from assay.recipes.model import Serving
 from assay.recipes.profile import Hardware, ProfileRecipe
-from assay_evaluate.diagnosis.gpu_check.kernels import keeps_activations
+from assay_evaluate.diagnosis.gpu_check.judgement import keeps_activations
 from assay_evaluate.serving.gpus import GPUS, GpuFacts
 from assay_evaluate.serving.hardware import Gpu
 from assay_evaluate.serving.server import ServerSpec

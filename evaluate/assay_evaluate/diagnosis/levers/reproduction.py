@@ -23,7 +23,7 @@ from assay_evaluate.diagnosis.endpoint import ProbedEndpoint
 from assay_evaluate.diagnosis.levers import reproduction_script
 from assay_evaluate.diagnosis.levers.search import Search, said_of
 from assay_evaluate.diagnosis.levers.settings import Setting, with_setting
-from assay_evaluate.diagnosis.probes.divergences import tokens_of
+from assay_evaluate.diagnosis.probes.determinism import tokens_of
 from assay_evaluate.serving.server import ServerSpec, interpreter_for
 from assay_evaluate.serving.vllm_command import vllm_command
 

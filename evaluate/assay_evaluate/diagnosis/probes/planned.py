@@ -9,7 +9,7 @@ from assay.errors import MeasureError
 from assay.quantities import percent_plain
 from assay.records.probe import Offer, ProbeSettings
 from assay_evaluate.diagnosis.endpoint import MOST_DISCOVERY_REQUESTS
-from assay_evaluate.diagnosis.probes.replies.habits import MOST_ASKED_AGAIN
+from assay_evaluate.diagnosis.probes.garble import MOST_ASKED_AGAIN
 
 EVERYTHING = Offer(
     is_vllm=True, version=None, chat=True, completions=True, logprobs=20, prompt_logprobs=20, token_ids=True,

@@ -10,7 +10,7 @@ from fake_server import FakeServer
 from assay.errors import MeasureError
 from assay.records.preflight.gpu_check import ExactIds
 from assay_evaluate.client.client import Client
-from assay_evaluate.diagnosis.gpu_check.asked import EXACT_IDS_BOUND, TOP_K, exact_ids
+from assay_evaluate.diagnosis.gpu_check.questions import EXACT_IDS_BOUND, TOP_K, exact_ids
 
 TEXT = (5, 9, 17, 3, 40, 41)
 

@@ -12,8 +12,8 @@ from synthetic_run import make_fingerprint
 from assay.records.preflight.gpu_check import Drafts, ExactIds, ForeseenKernel, FormatCheck, Greedy, Kernels, Logprobs
 from assay_evaluate.client.generated_logprobs import TokenRow
 from assay_evaluate.client.journal import TokenLogprobs
-from assay_evaluate.diagnosis.gpu_check.asked import Greedily
-from assay_evaluate.diagnosis.gpu_check.judged import BOUNDS, Bounds, compare_drafts, compare_replies, compare_scores, judged
+from assay_evaluate.diagnosis.gpu_check.judgement import BOUNDS, Bounds, compare_drafts, compare_replies, compare_scores, judged
+from assay_evaluate.diagnosis.gpu_check.questions import Greedily
 
 
 def row(token: int, logprob: float = -0.1, **others: float) -> TokenRow:

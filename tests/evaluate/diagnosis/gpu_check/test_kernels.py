@@ -6,7 +6,7 @@ import pytest
 from replayed import HOPPER, replayed
 
 from assay.records.preflight.gpu_check import ForeseenKernel, Kernels
-from assay_evaluate.diagnosis.gpu_check.kernels import compare_kernels, keeps_activations, names, refusal
+from assay_evaluate.diagnosis.gpu_check.judgement import compare_kernels, keeps_activations, names, refusal
 
 
 def test_a_kernel_is_named_by_its_backend_or_its_class() -> None:

@@ -27,9 +27,8 @@ from assay.recipes.profile import ProfileRecipe
 from assay.records.diagnosis.lever import Failure, LeverReport, Observation
 from assay_evaluate.diagnosis.endpoint import ProbedEndpoint, find_endpoint
 from assay_evaluate.diagnosis.levers.reproduction import command_of, port_of, reproduce, shrink
-from assay_evaluate.diagnosis.levers.search import LeverSettings, find_levers
+from assay_evaluate.diagnosis.levers.search import LeverSettings, choose_changes, compare_observations, find_levers, pick
 from assay_evaluate.diagnosis.levers.settings import LEVERS, Facts, Setting, Start, with_setting
-from assay_evaluate.diagnosis.levers.structure import choose_changes, compare_observations, pick
 from assay_evaluate.serving.server import ServerSpec
 from assay_evaluate.statistics import clopper_pearson
 

@@ -23,12 +23,12 @@ from assay_evaluate.client.exchanges import Ask, Exchange
 from assay_evaluate.client.generated_logprobs import TokenRow, read_rows
 from assay_evaluate.client.journal import Reply, TokenLogprobs
 from assay_evaluate.diagnosis.endpoint import find_endpoint
-from assay_evaluate.diagnosis.probes.consensus import positions_of
-from assay_evaluate.diagnosis.probes.divergences import part
+from assay_evaluate.diagnosis.probes import garble as habits
+from assay_evaluate.diagnosis.probes.determinism import part
 from assay_evaluate.diagnosis.probes.probe_session import RescoredReply
-from assay_evaluate.diagnosis.probes.replies import habits
-from assay_evaluate.diagnosis.probes.replies.detectors import longest_loop, signs_in
+from assay_evaluate.diagnosis.probes.ranking import positions_of
 from assay_evaluate.diagnosis.probes.run_probes import PROBES, run_probes
+from assay_evaluate.diagnosis.probes.signs import longest_loop, signs_in
 from assay_evaluate.statistics.rates import exceeds_p, lower_bound, sentence, trials_needed, trials_to_tell, upper_bound
 from assay_evaluate.statistics.trends import find_step
 

@@ -1,8 +1,7 @@
-"""Rank consensus: the top k of decoding against the top k of prefill, position by position of the same text.
+"""Greedy token = arg max: at temperature 0 the chosen token must have the highest of the returned log-probabilities.
 
-Three events. *missing*: a token that one path ranks clearly inside its top k is not in the other's at all: what an
-approximate top-k, or two precisions, do (Anthropic, post-mortem of 2025-09-17). *swap*: both paths are sure of another best
-token. *ties*: one path has equal log-probabilities in its top k where the other has none: it ranks at a lower precision.
+Ranking at one precision and reporting at another, or an approximate top-k, drops the best token now and then (Anthropic,
+post-mortem of 2025-09-17); scores hardly move, because the model recovers. Equal log-probabilities are a tie, not an event.
 """
 
 from __future__ import annotations
@@ -19,6 +18,45 @@ from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, Rescored
 from assay_evaluate.diagnosis.probes.recompute import why_not
 from assay_evaluate.statistics.rates import lower_bound
 
+TIE = 1e-5
+"""Nats within which two log-probabilities are equal: float32 rounding of values up to about 20."""
+
+
+def probe_argmax(session: ProbeSession) -> ProbeResult:
+    """Every greedy token against the returned top k. Alarm: one single event."""
+    if session.top_k is None:
+        return not_run("argmax", "token", session.endpoint.offer.no_logprobs or "the endpoint returns no log-probabilities")
+    events, trials, first, looked = [], 0, None, 0
+    largest = 0.0
+    for exchange in session.greedy:
+        looked += exchange.is_answered
+        for position, row in enumerate(exchange.rows):
+            if not row.top or math.isnan(row.logprob):
+                continue
+            trials += 1
+            best, logprob = row.top[0]
+            if row.token != best and logprob - row.logprob > TIE:
+                events.append(witness(exchange, "chosen is not the most likely", position, str(best), str(row.token)))
+                largest = max(largest, logprob - row.logprob)
+                first = first or looked
+    alarm = f"{len(events)} of {trials} greedy tokens were not the most likely; the server ranks otherwise than it reports"
+    return session.result(
+        "argmax",
+        events=len(events),
+        trials=trials,
+        unit="token",
+        alarm=alarm if events else None,
+        num_requests=looked,
+        requests_hit=len({one.request for one in events}),
+        witnesses=events,
+        first_event_at=first,
+        details={
+            "largest_gap_nats": largest if events else None,
+        },
+    )
+
+
+# ------------------------------------------------------------------------------------------------ decoding against prefill
 DECIDED_NATS = 0.25
 """A lead of at least this (odds of 1.28) is a decision and no near tie ..."""
 NOISE_FACTOR = 10.0

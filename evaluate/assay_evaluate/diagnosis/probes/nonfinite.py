@@ -13,7 +13,7 @@ from assay.records.probe import ProbeResult, Witness
 from assay_evaluate.client.exchanges import Exchange
 from assay_evaluate.client.journal import TokenLogprobs
 from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, witness
-from assay_evaluate.diagnosis.probes.replies.detectors import ID_ZERO_RUN, id_zero_run
+from assay_evaluate.diagnosis.probes.signs import ID_ZERO_RUN, id_zero_run
 
 COUNTER = "vllm:corrupted_requests_total"
 NOT_JSON = "not JSON compliant"
