@@ -145,13 +145,13 @@ def _say_what_would_be(names: Sequence[str], gpu: str, out: Console, *, as_json:
 
 
 def _kernels_of(foreseen: Mapping[str, Replay | str]) -> dict[str, str]:
-    from assay_evaluate.diagnosis.gpu_check.judgement import compare_kernels, refusal
+    from assay_evaluate.diagnosis.gpu_check.judgement import compare_kernels, foreseen_refusal
 
     found = {}
     for name, one in foreseen.items():
         kernels = compare_kernels(one, ())
         told = [f"{each.what}: {each.kernel}" for each in kernels.foreseen or ()]
-        why = refusal(one)
+        why = foreseen_refusal(one)
         told += [f"not served: {why}"] if why else [f"not known: {kernels.unknown}"] if kernels.unknown else []
         found[name] = "; ".join(told)
     return found

@@ -19,7 +19,7 @@ from assay.records.preflight.gpu_check import CheckOutcome, Drafts, ForeseenKern
 from assay.records.preflight.replay import Replay
 from assay_evaluate.client.generated_logprobs import TokenRow
 from assay_evaluate.client.journal import TokenLogprobs
-from assay_evaluate.diagnosis.gpu_check.questions import Greedily
+from assay_evaluate.diagnosis.gpu_check.questions import GreedyReplies
 
 
 class Bounds(NamedTuple):
@@ -31,7 +31,7 @@ class Bounds(NamedTuple):
 
 BOUNDS = {16: Bounds(0.01, 0.2), 8: Bounds(0.02, 0.5), 4: Bounds(0.05, 3.0)}
 """Bits of activations -> bounds."""
-SEEN_PROBABILITY = 1e-3
+LEAST_PROBABILITY = 1e-3
 """Below it a difference of log-probabilities says more about rounding than about two kernels."""
 LEAST_SHARE_OF_EMULATED = 0.9
 """Accepted drafts, as a share of what emulation accepts. A head without its experts is accepted at 0 %."""
@@ -41,12 +41,17 @@ def compare_replies(native: Sequence[Sequence[TokenRow]], emulated: Sequence[Seq
     """Token by token until a pair of replies parts; behind that they are other texts."""
     num_tokens = num_equal = num_ties = 0
     first = None
-    for number, (ours, theirs) in enumerate(zip(native, emulated, strict=True)):
-        at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a.token != b.token), None)
-        num_tokens += len(theirs) if at is None else at
+    for number, (reply, emulated_reply) in enumerate(zip(native, emulated, strict=True)):
+        rows = enumerate(zip(reply, emulated_reply, strict=True))
+        at = next((i for i, (a, b) in rows if a.token != b.token), None)
+        num_tokens += len(emulated_reply) if at is None else at
         if at is None:
             num_equal += 1
-        elif (margin := _margin(theirs[at], ours[at])) <= tie_bound:
+            continue
+        # nats by which emulation likes its own token better than the native one; infinity if it does not list that
+        native_logprob = dict(emulated_reply[at].top).get(reply[at].token, -math.inf)
+        margin = emulated_reply[at].logprob - native_logprob if math.isfinite(native_logprob) else math.inf
+        if margin <= tie_bound:
             num_ties += 1
         elif first is None:
             first = f"reply {number} parts at token {at}, where emulation prefers its own by {margin:.2f} nats"
@@ -56,33 +61,20 @@ def compare_replies(native: Sequence[Sequence[TokenRow]], emulated: Sequence[Seq
     )  # fmt: skip
 
 
-def _margin(emulated: TokenRow, native: TokenRow) -> float:
-    """Nats by which emulation likes its own token better than the native one; infinity if it does not list that."""
-    found = dict(emulated.top).get(native.token, -math.inf)
-    return emulated.logprob - found if math.isfinite(found) else math.inf
-
-
 def compare_scores(native: Sequence[TokenLogprobs], emulated: Sequence[TokenLogprobs], bounds: Bounds) -> Logprobs:
     """Of the tokens that stand in the texts. A value that is not a number is infinitely far off."""
-    ours_N, theirs_N = (np.concatenate([one.chosen_P for one in side]).astype(np.float64) for side in (native, emulated))
-    apart_N = np.abs(ours_N - theirs_N)
+    native_N, emulated_N = (np.concatenate([text.chosen_P for text in side]).astype(float) for side in (native, emulated))
+    apart_N = np.abs(native_N - emulated_N)
     apart_N = np.where(np.isnan(apart_N), np.inf, apart_N)
-    seen_N = apart_N[~(np.exp(theirs_N) < SEEN_PROBABILITY)]
+    likely_N = apart_N[~(np.exp(emulated_N) < LEAST_PROBABILITY)]
+    most = float(np.finfo(np.float32).max)  # records hold no infinity
     return Logprobs(
-        num_tokens=len(apart_N),
-        mean_difference=_finite(apart_N.mean()),
-        max_difference=_finite(seen_N.max(initial=0.0)),
-        mean_bound=bounds.mean,
-        max_bound=bounds.largest,
-    )
+        num_tokens=len(apart_N), mean_difference=min(float(apart_N.mean()), most),
+        max_difference=min(float(likely_N.max(initial=0.0)), most), mean_bound=bounds.mean, max_bound=bounds.largest,
+    )  # fmt: skip
 
 
-def _finite(value: float) -> float:
-    """Records hold no infinity: what is not a number is as far off as any number can be."""
-    return min(float(value), float(np.finfo(np.float32).max))
-
-
-def compare_drafts(native: Greedily, emulated: Greedily) -> Drafts | None:
+def compare_drafts(native: GreedyReplies, emulated: GreedyReplies) -> Drafts | None:
     """None: the emulated server drafted nothing, so nothing is expected of the native one."""
     if not emulated.num_drafted:
         return None
@@ -95,45 +87,36 @@ def compare_drafts(native: Greedily, emulated: Greedily) -> Drafts | None:
     )
 
 
-def judged(check: FormatCheck) -> FormatCheck:
+def judge(check: FormatCheck) -> FormatCheck:
     """The check with its outcome. What was refused or could not be asked stands in its reasons already."""
-    failed = [*_failures(check)]
-    outcome: CheckOutcome = "FAIL" if failed else "NOT MEASURED" if check.reasons else "PASS"
-    return check.model_copy(update={"outcome": outcome, "reasons": (*failed, *check.reasons)})
-
-
-def _failures(check: FormatCheck) -> Sequence[str]:
-    found: list[str] = []
-    if (kernels := check.kernels) is not None:
-        found += _other_kernels(kernels)
+    failures: list[str] = []
+    if check.kernels is not None:
+        failures += [
+            f"{kernel.what}: the replay foresaw {kernel.kernel}, which no line of the log names"
+            for kernel in check.kernels.foreseen or ()
+            if kernel.line is None
+        ]
     if (greedy := check.greedy) is not None and greedy.first is not None:
-        found.append(f"greedy replies differ: {greedy.first} (a tie is up to {greedy.tie_bound:g})")
+        failures.append(f"greedy replies differ: {greedy.first} (a tie is up to {greedy.tie_bound:g})")
     if (logprobs := check.logprobs) is not None:
         mean, largest = logprobs.mean_difference, logprobs.max_difference
         if mean > logprobs.mean_bound or largest > logprobs.max_bound:
-            found.append(
+            failures.append(
                 f"log-probabilities differ by {mean:.3g} nats on average and {largest:.3g} at most "
                 f"(bounds {logprobs.mean_bound:g} and {logprobs.max_bound:g})"
             )
     if (drafts := check.drafts) is not None and drafts.accepted_share < drafts.least_share:
-        found.append(
+        failures.append(
             f"{drafts.accepted_share:.0%} of {drafts.num_drafted} drafted tokens are accepted, emulation accepts "
             f"{drafts.emulated_share:.0%}: look for missing or damaged weights of the MTP head"
         )
     if (ids := check.exact_ids) is not None and ids.max_difference > ids.bound:
-        found.append(
+        failures.append(
             f"prompt_logprob_token_ids answers other values than prompt_logprobs: {ids.max_difference:.3g} nats apart "
             f"(bound {ids.bound:g})"
         )
-    return found
-
-
-def _other_kernels(kernels: Kernels) -> Sequence[str]:
-    return [
-        f"{one.what}: the replay foresaw {one.kernel}, which no line of the log names"
-        for one in kernels.foreseen or ()
-        if one.line is None
-    ]
+    outcome: CheckOutcome = "FAIL" if failures else "NOT MEASURED" if check.reasons else "PASS"
+    return check.model_copy(update={"outcome": outcome, "reasons": (*failures, *check.reasons)})
 
 
 # ------------------------------------------------------------------------------------------------ kernels
@@ -156,20 +139,20 @@ def compare_kernels(foreseen: Replay | str, lines: Sequence[str]) -> Kernels:
             if row.kernel is None:
                 unknown.append(f"{row.method}: {row.why}")
             else:
-                line = next((line for line in lines if names(line, row.kernel)), None)
+                line = next((line for line in lines if is_named_in(line, row.kernel)), None)
                 named[row.what, row.kernel] = ForeseenKernel(what=row.what, kernel=row.kernel, line=line)
     if not named and not unknown:
         unknown = ["the replay found no quantized module"]
     return Kernels(foreseen=tuple(named.values()) or None, unknown="; ".join(unknown) or None, chosen=tuple(lines))
 
 
-def names(line: str, kernel: str) -> bool:
+def is_named_in(line: str, kernel: str) -> bool:
     """Whether a line names a kernel: `MARLIN (MarlinExperts)` is named by its backend or by its class."""
     words = re.findall(r"\w+", kernel)
     return not _OF_PLAIN_WEIGHTS.search(line) and any(re.search(rf"\b{re.escape(word)}\b", line) for word in words)
 
 
-def refusal(foreseen: Replay | str) -> str | None:
+def foreseen_refusal(foreseen: Replay | str) -> str | None:
     """Why vLLM will not serve it, as the replay says; None: it will, or nobody knows."""
     if isinstance(foreseen, str) or foreseen.outcome != "FAIL":
         return None
@@ -181,9 +164,9 @@ def keeps_activations(lines: Sequence[str]) -> bool | None:
 
     None: some do and some do not, or the lines do not tell of both.
     """
-    found = [
+    keeps = [
         {bool(_MARLIN.search(line)) for line in lines if kind.search(line) and not _OF_PLAIN_WEIGHTS.search(line)}
         for kind in (_EXPERTS, _LINEAR)
     ]
-    said = set().union(*found)
-    return said.pop() if len(said) == 1 and all(found) else None
+    answers = set().union(*keeps)
+    return answers.pop() if len(answers) == 1 and all(keeps) else None

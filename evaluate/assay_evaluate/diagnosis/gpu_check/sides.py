@@ -49,14 +49,15 @@ class Sides:
 def sides_on(gpu: Gpu, interpreter: str | None = None) -> Sides:
     """On one GPU of this machine. Environment variables are those of a shipped profile for such a GPU, if there is one."""
     shipped = [load_recipe(ProfileRecipe, name) for name in recipe_names("profiles")]
-    alike = next((one for one in shipped if one.hardware.gpu and one.hardware.gpu.casefold() in gpu.name.casefold()), None)
+    same_gpu = (p for p in shipped if p.hardware.gpu and p.hardware.gpu.casefold() in gpu.name.casefold())
+    profile = next(same_gpu, None)
     hardware = Hardware(
         device="cuda", gpu=_known_name(gpu.name) or gpu.name, num_gpus=1, memory_bytes_each=gpu.memory_bytes or None
     )
     native = ProfileRecipe.model_validate(
         {
             "schema": 1, "name": "gpu-check", "description": "One GPU, a small model.", "hardware": hardware,
-            "vllm": {**FLAGS, **GRAPHS}, "environment": {} if alike is None else alike.environment,
+            "vllm": {**FLAGS, **GRAPHS}, "environment": {} if profile is None else profile.environment,
             "startup_timeout_s": START_TIMEOUT_S, "interpreter": interpreter,
         }
     )  # fmt: skip
@@ -104,8 +105,8 @@ def are_quantized(checkpoint: Path, lines: Sequence[str]) -> bool | None:
         return False
     if any(line.startswith(EMULATE) for line in lines):
         return True
-    kept = keeps_activations(lines)
-    return None if kept is None else not kept
+    keeps = keeps_activations(lines)
+    return None if keeps is None else not keeps
 
 
 def with_plain_activations(checkpoint: Path, folder: Path) -> Path:
@@ -125,10 +126,7 @@ def no_kernel(checkpoint: Path, gpu: str | None) -> str | None:
     """What is known to be missing in vLLM and shows only when a kernel runs; None: nothing. The replay says so as well, where
     vLLM's loaders could be asked (`refused_when_run`)."""
     facts = None if gpu is None else facts_of_gpu(gpu)
-    if (
-        facts is not None
-        and facts.capability >= (10, 0)
-        and any(args.get("type") == "int" for args in activations_of(checkpoint))
-    ):
+    is_blackwell = facts is not None and facts.capability >= (10, 0)
+    if is_blackwell and any(args.get("type") == "int" for args in activations_of(checkpoint)):
         return "vLLM has no INT8 kernel for Blackwell"
     return None

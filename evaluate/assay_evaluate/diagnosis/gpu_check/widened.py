@@ -120,18 +120,14 @@ class _Axes:
             return (self._hidden,)
         if name.endswith(_KEPT_ROWS):
             # a row of the embedding is looked up, not summed over
-            looked_up = _Axis(self._hidden.places) if name.endswith("embed_tokens.weight") else self._hidden
-            return _STAYS, looked_up
+            return _STAYS, _Axis(self._hidden.places) if name.endswith("embed_tokens.weight") else self._hidden
         if name.endswith("eh_proj.weight"):  # reads the embedding's channels, then the hidden ones
             old = len(self._hidden.places or ()) // self._hidden.repeats
-            both = (*(self._hidden.places or ()), *(old + place for place in self._hidden.places or ()))
-            return self._hidden, _Axis(both, self._hidden.repeats)
-        if (found := _MLP.fullmatch(name)) is not None:
-            inner = self._inner_of(found["mlp"])
-            return (self._hidden, inner) if found["part"] == "down" else (inner, self._hidden)
-        return self._of_attention(name)
-
-    def _of_attention(self, name: str) -> tuple[_Axis, ...]:
+            places = (*(self._hidden.places or ()), *(old + place for place in self._hidden.places or ()))
+            return self._hidden, _Axis(places, self._hidden.repeats)
+        if (match := _MLP.fullmatch(name)) is not None:
+            inner = self._inner_of(match["mlp"])
+            return (self._hidden, inner) if match["part"] == "down" else (inner, self._hidden)
         module, _, part = name.rpartition(".")
         outside = {"q_proj": self._q, "k_proj": self._kv, "v_proj": self._kv}.get(module.rpartition(".")[2])
         if outside is not None:

@@ -1,8 +1,8 @@
 """Signs of garbled text, in one reply and among several.
 
-Each also occurs in healthy replies now and then; the garble scan asks again before it calls one a fault. Signs among replies (one
-text for several questions, few characters for many tokens, an end at the limit) are for servers that tell no ids: with ids
-`whole_text` sees the same for sure.
+Each also occurs in healthy replies now and then; the garble scan asks again before it calls one a fault. Signs among replies
+(one text for several questions, few characters for many tokens, an end at the limit) are for servers that tell no ids: with
+ids `whole_text` sees the same for sure.
 """
 
 from __future__ import annotations
@@ -30,10 +30,6 @@ ID_ZERO_RUN = 4
 THINKING = re.compile(r"<(/?)(?:think|thinking|thought)>")
 
 
-MARK = re.compile(r"<[^<>\s]{1,40}>")
-"""A token that is no text (`<|user|>`, `</think>`): replies leave it out, and what ids decode to has it."""
-
-
 @dataclass(frozen=True)
 class Sign:
     """One detector that fired. `position`: index of the first token concerned, where tokens are known."""
@@ -41,22 +37,6 @@ class Sign:
     kind: str
     detail: str
     position: int | None = None
-
-
-def is_text_of(decoded: str, parts: Sequence[str]) -> bool:
-    """Whether the parts of a reply stand in what its ids decode to, one behind the other, letter for letter."""
-    return _stand_in(decoded, parts) or _stand_in(MARK.sub("", decoded), [MARK.sub("", part) for part in parts])
-
-
-def _stand_in(decoded: str, parts: Sequence[str]) -> bool:
-    at = 0
-    for part in parts:
-        wanted = part.strip().rstrip("\ufffd")  # cut in the middle of a character
-        at = decoded.find(wanted, at)
-        if at < 0:
-            return False
-        at += len(wanted)
-    return True
 
 
 def longest_loop(sequence: Sequence[Hashable], longest_period: int = LONGEST_PERIOD) -> tuple[int, int, int]:
@@ -92,23 +72,23 @@ def _loop(text: str, token_ids: Sequence[int] | None) -> Sign | None:
 
 def _foreign(text: str, prompt: str) -> Sign | None:
     """One letter of a script that the prompt does not use suffices; Latin and Greek, which formulas bring, need a fifth."""
-    found, expected = count_scripts(text), count_scripts(prompt)
-    few = MAX_FOREIGN_SHARE_IN_FORMULAS * found.total()
-    foreign = [s for s, count in found.items() if s not in expected and (s not in ("Latin", "Greek") or count > few)]
+    counts, expected = count_scripts(text), count_scripts(prompt)
+    few = MAX_FOREIGN_SHARE_IN_FORMULAS * counts.total()
+    foreign = [s for s, count in counts.items() if s not in expected and (s not in ("Latin", "Greek") or count > few)]
     if not foreign:
         return None
-    return Sign("wrong_script", f"{found[foreign[0]]} letters of {foreign[0]}, which the prompt does not use")
+    return Sign("wrong_script", f"{counts[foreign[0]]} letters of {foreign[0]}, which the prompt does not use")
 
 
 def _characters(text: str, finish_reason: str | None) -> list[Sign]:
-    found = []
+    signs = []
     whole = text.rstrip("\ufffd") if finish_reason == "length" else text  # cut in the middle of a character
     if (count := whole.count("\ufffd")) > 0:
-        found.append(Sign("replacement_character", f"{count} times U+FFFD"))
+        signs.append(Sign("replacement_character", f"{count} times U+FFFD"))
     control = [c for c in text if unicodedata.category(c) in ("Cc", "Cs", "Co", "Cn") and c not in "\n\t\r"]
     if control:
-        found.append(Sign("control_character", f"{len(control)} times, first U+{ord(control[0]):04X}"))
-    return found
+        signs.append(Sign("control_character", f"{len(control)} times, first U+{ord(control[0]):04X}"))
+    return signs
 
 
 def _zero_ids(text: str, token_ids: Sequence[int] | None) -> Sign | None:
@@ -126,13 +106,6 @@ def id_zero_run(token_ids: Sequence[int]) -> int | None:
         run_length = run_length + 1 if token == 0 else 0
         if run_length == ID_ZERO_RUN:
             return position - ID_ZERO_RUN + 1
-    return None
-
-
-def _surprise(rows: Sequence[TokenRow]) -> Sign | None:
-    for position, row in enumerate(rows):
-        if row.logprob < -SURPRISE_NATS:
-            return Sign("surprise", f"a token of log-probability {row.logprob:.1f}", position)
     return None
 
 
@@ -159,14 +132,26 @@ def signs_in(
 ) -> list[Sign]:
     """What looks wrong in one reply to `prompt`. is_end_expected: replies to such prompts end within their budget."""
     whole = (reasoning or "") + text
-    found: list[Sign | None] = list(_characters(whole, finish_reason))
-    found += [_foreign(whole, prompt), _loop(whole, token_ids), _zero_ids(whole, token_ids), _surprise(rows)]
-    found.append(_thinking(text, reasoning, finish_reason))
+    signs: list[Sign | None] = list(_characters(whole, finish_reason))
+    signs += [_foreign(whole, prompt), _loop(whole, token_ids), _zero_ids(whole, token_ids)]
+    surprises = ((at, row.logprob) for at, row in enumerate(rows) if row.logprob < -SURPRISE_NATS)
+    if (surprise := next(surprises, None)) is not None:
+        signs.append(Sign("surprise", f"a token of log-probability {surprise[1]:.1f}", surprise[0]))
+    signs.append(_thinking(text, reasoning, finish_reason))
     if not whole.strip() and finish_reason == "stop":
-        found.append(Sign("empty", "the reply has no text"))
+        signs.append(Sign("empty", "the reply has no text"))
     if is_end_expected and finish_reason == "length":
-        found.append(Sign("missing_end", "the reply did not end within its budget"))
-    return [sign for sign in found if sign is not None]
+        signs.append(Sign("missing_end", "the reply did not end within its budget"))
+    return [sign for sign in signs if sign is not None]
+
+
+def signs_of(exchange: Exchange, *, is_end_expected: bool = False) -> list[Sign]:
+    """`signs_in` of one reply by itself."""
+    reply = exchange.reply
+    return signs_in(
+        exchange.ask.prompt, reply.text, reasoning=reply.reasoning, finish_reason=reply.finish_reason,
+        token_ids=reply.token_ids, rows=exchange.rows, is_end_expected=is_end_expected,
+    )  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------ among other replies
@@ -180,7 +165,7 @@ LEAST_REPLIES = 8
 
 
 @dataclass(frozen=True)
-class Usual:
+class UsualLength:
     """Characters per token of replies to prompts of each script."""
 
     per_token: dict[str, float] = field(default_factory=dict)
@@ -207,28 +192,31 @@ def _script(exchange: Exchange) -> str:
     return script
 
 
-def usual_of(replies: Sequence[Exchange]) -> Usual:
+def usual_length_of(replies: Sequence[Exchange]) -> UsualLength:
     """The median of each script that has enough replies."""
     by_script: dict[str, list[float]] = defaultdict(list)
-    for one in replies:
-        if (own := characters_per_token(one)) is not None:
-            by_script[_script(one)].append(own)
-    return Usual({script: statistics.median(all_) for script, all_ in by_script.items() if len(all_) >= LEAST_REPLIES})
+    for reply in replies:
+        if (own := characters_per_token(reply)) is not None:
+            by_script[_script(reply)].append(own)
+    return UsualLength(
+        {script: statistics.median(lengths) for script, lengths in by_script.items() if len(lengths) >= LEAST_REPLIES}
+    )
 
 
-def signs_among(replies: Sequence[Exchange], usual: Usual) -> dict[str, list[Sign]]:
+def signs_among(replies: Sequence[Exchange], usual: UsualLength) -> dict[str, list[Sign]]:
     """By id, of greedy replies."""
-    found: dict[str, list[Sign]] = defaultdict(list)
-    others = repeated_texts((one.id, one.ask.prompt, one.text) for one in replies)
-    for one in replies:
-        if one.id in others:
-            found[one.id].append(Sign("repeated", f"the same text as {others[one.id]}, another question's reply, has"))
-        if usual.is_thin(one, THIN):
-            few = f"{len(one.text)} characters for {one.reply.output_tokens} tokens"
-            found[one.id].append(Sign("thin", f"{few}, less than {THIN:.0%} of what is usual"))
-        if ends_at_limit(one):
-            found[one.id].append(Sign("end_at_limit", f"`stop` after {one.reply.output_tokens} tokens, all that were allowed"))
-    return dict(found)
+    signs: dict[str, list[Sign]] = defaultdict(list)
+    others = repeated_texts((reply.id, reply.ask.prompt, reply.text) for reply in replies)
+    for reply in replies:
+        num_tokens = reply.reply.output_tokens
+        if reply.id in others:
+            signs[reply.id].append(Sign("repeated", f"the same text as {others[reply.id]}, another question's reply, has"))
+        if usual.is_thin(reply, THIN):
+            few = f"{len(reply.text)} characters for {num_tokens} tokens"
+            signs[reply.id].append(Sign("thin", f"{few}, less than {THIN:.0%} of what is usual"))
+        if ends_at_limit(reply):
+            signs[reply.id].append(Sign("end_at_limit", f"`stop` after {num_tokens} tokens, all that were allowed"))
+    return dict(signs)
 
 
 def ends_at_limit(exchange: Exchange) -> bool:
@@ -237,7 +225,7 @@ def ends_at_limit(exchange: Exchange) -> bool:
     return reply.token_ids is None and reply.finish_reason == "stop" and reply.output_tokens == exchange.ask.body["max_tokens"]
 
 
-def starts_alike(one: str, other: str) -> bool:
+def start_equal(a: str, b: str) -> bool:
     """Whether two texts begin with the same words: 24 characters, or a quarter of the shorter one."""
-    length = min(24, max(1, min(len(one), len(other)) // 4))
-    return one[:length] == other[:length]
+    length = min(24, max(1, min(len(a), len(b)) // 4))
+    return a[:length] == b[:length]

@@ -13,52 +13,47 @@ from assay.records.probe import ProbeResult
 from assay_evaluate.client.exchanges import Ask
 from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, not_run, witness
 
-OF_THE_PROMPT = ("messages", "prompt", "tools")
-
 
 def probe_swapped(session: ProbeSession) -> ProbeResult:
     """Everything that was asked in this run. Alarm: one single reply that belongs to another request."""
-    _ = session.greedy
-    kept = [one for one in session.client.tally.exchanges.values() if one.is_answered or one.is_of_another]
-    named = [one for one in kept if one.is_of_another]
-    told = [one for one in kept if one.is_answered and one.reply.prompt_token_ids is not None]
-    expected = _Tokenized(session) if session.endpoint.offer.tokenize else None
-    compared = [(one, ids) for one in told if expected is not None and (ids := expected.ids(one.ask))]
-    other = [one for one, ids in compared if one.reply.prompt_token_ids != ids]
-    is_comparable = 2 * len(other) <= len(compared)
-    if not named and (not compared or not is_comparable):
-        why = "the endpoint does not tell the ids of a prompt, in replies and by /tokenize"
-        if compared:
-            why = f"/tokenize gives other ids than {len(other)} of {len(compared)} replies: they cannot be compared"
-        return not_run("swapped", "request", why, len(kept))
-    wrong = [*named, *(other if is_comparable else [])]
-    wrong.sort(key=kept.index)
-    trials = len(compared) + len(named)
-    return session.result(
-        "swapped",
-        events=len(wrong),
-        trials=trials,
-        unit="request",
-        alarm=f"{len(wrong)} of {trials} replies answer another request's prompt" if wrong else None,
-        num_requests=len(kept),
-        witnesses=[witness(one, one.reply.error or "its prompt's ids are those of another prompt") for one in wrong],
-        first_event_at=kept.index(wrong[0]) + 1 if wrong else None,
-    )
+    _ = session.greedy  # asked, if they were not yet
+    replies = [reply for reply in session.client.tally.exchanges.values() if reply.is_answered or reply.is_of_another]
+    named = [reply for reply in replies if reply.is_of_another]
+    known_ids: dict[str, tuple[int, ...]] = {}
 
-
-class _Tokenized:
-    """Ids of prompts as the server's own tokenizer and chat template make them; each is asked for once."""
-
-    def __init__(self, session: ProbeSession) -> None:
-        self._client = session.client
-        self._known: dict[str, tuple[int, ...]] = {}
-
-    def ids(self, ask: Ask) -> tuple[int, ...]:
-        """Of the request's prompt; () if the server does not say."""
-        body: dict[str, Any] = {name: ask.body[name] for name in OF_THE_PROMPT if name in ask.body}
+    def ids_by_server(ask: Ask) -> tuple[int, ...]:
+        """Of the request's prompt, by the server's own tokenizer and chat template; () if it does not say."""
+        body: dict[str, Any] = {name: ask.body[name] for name in ("messages", "prompt", "tools") if name in ask.body}
         if isinstance(body.get("prompt"), list):
             return tuple(body["prompt"])
         key = json.dumps(body)
-        if key not in self._known:
-            self._known[key] = self._client.post("/tokenize", body).tokens
-        return self._known[key]
+        if key not in known_ids:
+            known_ids[key] = session.client.post("/tokenize", body).tokens
+        return known_ids[key]
+
+    compared = [
+        (reply, ids)
+        for reply in replies
+        if reply.is_answered
+        and reply.reply.prompt_token_ids is not None
+        and session.endpoint.offer.tokenize
+        and (ids := ids_by_server(reply.ask))
+    ]
+    unlike = [reply for reply, ids in compared if reply.reply.prompt_token_ids != ids]
+    is_comparable = 2 * len(unlike) <= len(compared)
+    if not named and (not compared or not is_comparable):
+        reason = "the endpoint does not tell the ids of a prompt, in replies and by /tokenize"
+        if compared:
+            reason = f"/tokenize gives other ids than {len(unlike)} of {len(compared)} replies: they cannot be compared"
+        return not_run("swapped", "request", reason, len(replies))
+    swapped = sorted([*named, *(unlike if is_comparable else [])], key=replies.index)
+    trials = len(compared) + len(named)
+    return session.result(
+        "swapped",
+        trials=trials,
+        unit="request",
+        alarms=[f"{len(swapped)} of {trials} replies answer another request's prompt"] if swapped else [],
+        num_requests=len(replies),
+        witnesses=[witness(reply, reply.reply.error or "its prompt's ids are those of another prompt") for reply in swapped],
+        first_event_at=replies.index(swapped[0]) + 1 if swapped else None,
+    )

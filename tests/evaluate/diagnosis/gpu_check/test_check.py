@@ -74,7 +74,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool | None, bool]
         found.append((pair.precision, pair.quantizes, pair.emulated is not None))
         return check, []
 
-    monkeypatch.setattr(module, "_asked", ask)
+    monkeypatch.setattr(module, "_ask_pair", ask)
     return found
 
 

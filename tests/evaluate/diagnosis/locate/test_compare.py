@@ -25,7 +25,7 @@ from assay_evaluate.diagnosis.locate.compare import (
     parting_of_ranks,
     relative_distance,
 )
-from assay_evaluate.diagnosis.locate.locate import bytes_to_keep, remedy_for, why_keep
+from assay_evaluate.diagnosis.locate.locate import bytes_to_keep, explain_role, remedy_for
 from assay_evaluate.diagnosis.locate.reading import SKETCH_WIDTH, PointReading, Reading
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.plan.planner import make_plan
@@ -320,10 +320,10 @@ def test_the_remedy_says_why_and_what_a_byte_brings(tmp_path: Path, tiny_glm: Pa
     shares = {"routed_expert": 0.6, "attention": 0.2}
     experts, attention = (more[role] / 1e6 for role in shares)
     gains = f"`routed_expert` 60% for {experts:.3g} MB ({0.6 / experts:.2%} per MB), `attention` 20% for {attention:.3g} MB"
-    assert why_keep("attention", "layer 2 stands out", shares, tmp_path).startswith(
+    assert explain_role("attention", "layer 2 stands out", shares, tmp_path).startswith(
         f"layer 2 stands out; error that keeping a role in BF16 would spare, for its bytes: {gains} ("
     )
-    assert why_keep("routed_expert", None, shares, tmp_path / "x") == "`routed_expert` brings most of the error in"
+    assert explain_role("routed_expert", None, shares, tmp_path / "x") == "`routed_expert` brings most of the error in"
 
 
 def test_numbers_have_headers(capsys: pytest.CaptureFixture[str]) -> None:

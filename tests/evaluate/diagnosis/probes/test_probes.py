@@ -23,8 +23,8 @@ from assay_evaluate.client.exchanges import Ask, Exchange
 from assay_evaluate.client.generated_logprobs import TokenRow, read_rows
 from assay_evaluate.client.journal import Reply, TokenLogprobs
 from assay_evaluate.diagnosis.endpoint import find_endpoint
-from assay_evaluate.diagnosis.probes import garble as habits
-from assay_evaluate.diagnosis.probes.determinism import part
+from assay_evaluate.diagnosis.probes import garble
+from assay_evaluate.diagnosis.probes.determinism import compare_replies
 from assay_evaluate.diagnosis.probes.probe_session import RescoredReply
 from assay_evaluate.diagnosis.probes.ranking import positions_of
 from assay_evaluate.diagnosis.probes.run_probes import PROBES, run_probes
@@ -323,7 +323,7 @@ def test_text_in_another_script_is_a_habit_only_if_it_is_written_alone_too(
         is_odd = position == 3 and sum(call.prompt_ids) % 5 == 0 and (is_always or call.in_flight > 1)
         return OTHER if is_odd else token
 
-    monkeypatch.setattr(habits, "is_own", lambda scored, temperature: True)
+    monkeypatch.setattr(garble, "is_own", lambda scored, temperature: True)
     [result] = probed(SMALL, ["garble"], fault=Fault(choose=choose), gather=SMALL.concurrency).results
     assert result.status == status, result.reason
     assert bool(result.details["num_habits"]) is is_always
@@ -466,12 +466,12 @@ def test_part_tells_near_ties_from_decisions() -> None:
         [4, 5, 6],
         [TokenRow(4, -0.1, ((4, -0.1), (9, -3.0))), TokenRow(5, -0.7, ((5, -0.7), (8, -0.75))), TokenRow(6, -0.2, ())],
     )
-    near = part(ours, exchange([4, 8, 6], [TokenRow(4, -0.1, ())]))
+    near = compare_replies(ours, exchange([4, 8, 6], [TokenRow(4, -0.1, ())]))
     assert (near.position, near.lead_nats, near.deltas) == (1, pytest.approx(0.05), (0.0,))
-    far = part(ours, exchange([7, 5, 6], []))
+    far = compare_replies(ours, exchange([7, 5, 6], []))
     assert (far.position, far.lead_nats) == (0, pytest.approx(2.9)), "not listed: at least as far as the last listed"
-    assert part(ours, exchange([4, 5, 6], [])).position is None
-    assert dataclasses.astuple(part(ours, exchange([4, 5], [])))[2:4] == (2, None), "one ends earlier"
+    assert compare_replies(ours, exchange([4, 5, 6], [])).position is None
+    assert dataclasses.astuple(compare_replies(ours, exchange([4, 5], [])))[2:4] == (2, None), "one ends earlier"
 
 
 def test_read_rows_of_both_apis() -> None:

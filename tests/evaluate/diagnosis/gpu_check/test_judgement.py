@@ -12,8 +12,8 @@ from synthetic_run import make_fingerprint
 from assay.records.preflight.gpu_check import Drafts, ExactIds, ForeseenKernel, FormatCheck, Greedy, Kernels, Logprobs
 from assay_evaluate.client.generated_logprobs import TokenRow
 from assay_evaluate.client.journal import TokenLogprobs
-from assay_evaluate.diagnosis.gpu_check.judgement import BOUNDS, Bounds, compare_drafts, compare_replies, compare_scores, judged
-from assay_evaluate.diagnosis.gpu_check.questions import Greedily
+from assay_evaluate.diagnosis.gpu_check.judgement import BOUNDS, Bounds, compare_drafts, compare_replies, compare_scores, judge
+from assay_evaluate.diagnosis.gpu_check.questions import GreedyReplies
 
 
 def row(token: int, logprob: float = -0.1, **others: float) -> TokenRow:
@@ -51,17 +51,17 @@ def test_unlikely_tokens_count_for_the_mean_alone() -> None:
 def test_what_is_no_number_is_far_off(wrong: float) -> None:
     found = compare_scores([scored(wrong, -0.5)], [scored(-1.0, -0.5)], Bounds(0.5, 1.0))
     assert found.mean_difference > 1e30 and found.max_difference > 1e30
-    assert judged(check(logprobs=found)).outcome == "FAIL"
+    assert judge(check(logprobs=found)).outcome == "FAIL"
 
 
 def test_drafts() -> None:
-    emulated = Greedily((), 200, 180)
-    assert compare_drafts(Greedily((), 100, 85), emulated) == Drafts(
+    emulated = GreedyReplies((), 200, 180)
+    assert compare_drafts(GreedyReplies((), 100, 85), emulated) == Drafts(
         num_drafted=100, accepted_share=0.85, emulated_share=0.9, least_share=0.81
     )
-    silent = compare_drafts(Greedily((), 0, 0), emulated)
-    assert silent is not None and judged(check(drafts=silent)).outcome == "FAIL"
-    assert compare_drafts(emulated, Greedily((), 0, 0)) is None
+    silent = compare_drafts(GreedyReplies((), 0, 0), emulated)
+    assert silent is not None and judge(check(drafts=silent)).outcome == "FAIL"
+    assert compare_drafts(emulated, GreedyReplies((), 0, 0)) is None
 
 
 # ------------------------------------------------------------------------------------------------ outcomes
@@ -83,7 +83,7 @@ GOOD = {"logprobs": NEAR, "greedy": GREEDY, "kernels": KERNELS, "drafts": DRAFTS
 
 
 def test_all_within_bounds_is_a_pass() -> None:
-    found = judged(check(**GOOD))
+    found = judge(check(**GOOD))
     assert (found.outcome, found.reasons) == ("PASS", ())
 
 
@@ -104,17 +104,17 @@ def test_all_within_bounds_is_a_pass() -> None:
     ],
 )  # fmt: skip
 def test_each_part_can_fail(part: str, changes: dict[str, Any], says: str) -> None:
-    found = judged(check(**{**GOOD, part: GOOD[part].model_copy(update=changes)}))
+    found = judge(check(**{**GOOD, part: GOOD[part].model_copy(update=changes)}))
     assert (found.outcome, found.reasons) == ("FAIL", (says,))
 
 
 def test_what_could_not_be_asked_is_no_pass() -> None:
-    found = judged(check(**GOOD, reasons=("prompt_logprob_token_ids: HTTP 400",)))
+    found = judge(check(**GOOD, reasons=("prompt_logprob_token_ids: HTTP 400",)))
     assert (found.outcome, found.reasons) == ("NOT MEASURED", ("prompt_logprob_token_ids: HTTP 400",))
 
 
 def test_a_failure_hides_nothing_that_was_not_measured() -> None:
-    found = judged(check(**{**GOOD, "logprobs": NEAR.model_copy(update={"max_difference": 9.0})}, reasons=("not asked",)))
+    found = judge(check(**{**GOOD, "logprobs": NEAR.model_copy(update={"max_difference": 9.0})}, reasons=("not asked",)))
     assert found.outcome == "FAIL" and len(found.reasons) == 2
 
 
