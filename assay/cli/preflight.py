@@ -160,9 +160,9 @@ def _is_chat(run: PlannedRun) -> bool:
 
 def counted(run: PlannedRun) -> SuiteRecipe:
     """The suite with numbers only; of servers that run already, by what profile and config say of the context."""
-    from assay_evaluate.tasks.longest import settled_suite
+    from assay_evaluate.tasks.cells import settle_suite
 
-    return settled_suite(run.suite, _context(run), is_chat=_is_chat(run))
+    return settle_suite(run.suite, _context(run), is_chat=_is_chat(run))
 
 
 def _required(run: PlannedRun) -> frozenset[str]:

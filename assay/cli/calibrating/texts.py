@@ -99,7 +99,7 @@ def _add_suite(found: Withheld, name: str, *, may_download: bool) -> None:
     suite = load_recipe(SuiteRecipe, name)
     for task in item_texts(suite, may_download=may_download):
         if task.texts is None:
-            found.leave_out(suite.name, task.task, task.why or "not known")
+            found.leave_out(suite.name, task.task, task.reason or "not known")
         else:
             found.add(suite.name, task.task, task.texts)
 

@@ -13,9 +13,7 @@ from collections.abc import Collection, Iterator
 from assay.recipes.suite import DivergenceSpec, NeedleTask, RulerTask, SuiteRecipe, TaskBase, ToolsTask
 from assay.records.preflight.replay import Outcome
 from assay.records.preflight.report import Check
-from assay_evaluate.tasks.cells import needed_tokens, planned_style, ruler_cells
-from assay_evaluate.tasks.longest import settled
-from assay_evaluate.tasks.room import fills_context, with_reply
+from assay_evaluate.tasks.cells import fills_context, needed_tokens, planned_style, ruler_cells, settle_longest, with_reply
 
 
 def check_context(
@@ -47,7 +45,7 @@ def _filled(task: TaskBase, context: int) -> Check:
 def _fitting(task: TaskBase, context: int, is_required: bool, is_chat: bool) -> Check:
     said = None
     if isinstance(task, RulerTask):
-        task, said = settled(task, planned_style(task, is_chat=is_chat), context)
+        task, said = settle_longest(task, planned_style(task, is_chat=is_chat), context)
     lengths = _needed(task, is_chat)
     if not lengths:
         detail = f"{task.max_tokens:,} tokens of reply leave {context - task.max_tokens:,} of {context:,} for a prompt"

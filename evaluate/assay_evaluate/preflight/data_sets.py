@@ -23,7 +23,7 @@ from assay.records.preflight.report import Check
 from assay_evaluate.tasks.item_texts import is_cached
 from assay_evaluate.tasks.lm_eval.load import configs_of
 from assay_evaluate.tasks.published import store
-from assay_evaluate.tasks.published.choice import wanted_sources
+from assay_evaluate.tasks.published.choice import published_sources
 from assay_evaluate.tasks.published.pins import TITLES, SourceName
 
 TIMEOUT_S = 10
@@ -117,7 +117,7 @@ def _needed_texts(suite: SuiteRecipe) -> dict[SourceName, list[RulerTask]]:
     found: dict[SourceName, list[RulerTask]] = {}
     for task in suite.tasks:
         if isinstance(task, RulerTask):
-            for source in wanted_sources(task):
+            for source in published_sources(task):
                 found.setdefault(source, []).append(task)
     return found
 

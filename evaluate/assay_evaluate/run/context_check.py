@@ -8,7 +8,7 @@ from assay.recipes.profile import ProfileRecipe, context_tokens
 from assay.recipes.suite import SuiteRecipe
 from assay_evaluate.run.candidate import Candidate
 from assay_evaluate.serving.vllm_command import read_config
-from assay_evaluate.tasks.room import fills_context
+from assay_evaluate.tasks.cells import fills_context
 
 
 def check_context(suite: SuiteRecipe, reference: Candidate, profile: ProfileRecipe, serving: Serving) -> None:

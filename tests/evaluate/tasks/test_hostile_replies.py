@@ -18,9 +18,8 @@ from assay_evaluate.client.journal import Reply
 from assay_evaluate.client.truncation import repeats_to_the_end
 from assay_evaluate.tasks.generated import run_generated
 from assay_evaluate.tasks.items import arithmetic_item, extract_answer, score
-from assay_evaluate.tasks.ruler.scoring import match_all, match_any
-from assay_evaluate.tasks.swebench.predictions import exit_of, read_trajectory, settle
-from assay_evaluate.tasks.swebench.trajectories import measure
+from assay_evaluate.tasks.ruler.items import match_all, match_any
+from assay_evaluate.tasks.swebench.trajectories import exit_of, measure, read_trajectory, settle
 from assay_evaluate.tasks.tools.calls import answer_of, is_correct, judge
 from assay_evaluate.tasks.tools.questions import tool_question
 

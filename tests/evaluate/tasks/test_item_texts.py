@@ -35,7 +35,7 @@ def test_generated_items_are_those_that_the_quick_suite_asks() -> None:
     assert found["tools"].texts is not None and len(found["tools"].texts) == 4 * 2 * 15
     assert found["tools"].texts[0] == tool_question(suite.seed, 0, 1, None, 0.25, "en").question
     for sized in ("needle", "codes-en", "ruler", "needle-grid"):
-        assert found[sized].texts is None and found[sized].why == (
+        assert found[sized].texts is None and found[sized].reason == (
             "made for the tokenizer that is asked; a run knows those that it asked"
         )
 
@@ -60,4 +60,4 @@ def test_items_of_lm_eval_are_read_from_the_data_sets_that_are_here(tmp_path: Pa
         "assay_evaluate.tasks.item_texts.load_tasks", lambda task: pytest.fail("a data set that is not here was loaded")
     )
     full = {one.task: one for one in item_texts(load_recipe(SuiteRecipe, "full"), may_download=False)}
-    assert full["gpqa-diamond"].texts is None and full["gpqa-diamond"].why == "its data set is not on this machine"
+    assert full["gpqa-diamond"].texts is None and full["gpqa-diamond"].reason == "its data set is not on this machine"

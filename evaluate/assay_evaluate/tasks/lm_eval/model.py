@@ -63,15 +63,10 @@ class JournaledLM(LM, Generic[K]):  # type: ignore[misc]  # lm_eval has no types
         for doc, request, (text, kept) in zip(docs, requests, self._ask(questions), strict=True):
             assert doc not in self.kept, "a document is asked once by each model: tasks with repeats are not loaded"
             self.kept[doc] = kept
-            texts.append(self._cut(text, request.args[1]))
+            cut = cut_at_stops(text, stop_strings(request.args[1])) if self._cuts_at_stops else text
+            self.num_cut_at_stops += len(cut) < len(text)
+            texts.append(cut)
         return texts
-
-    def _cut(self, text: str, generation: Mapping[str, Any]) -> str:
-        if not self._cuts_at_stops:
-            return text
-        cut = cut_at_stops(text, stop_strings(generation))
-        self.num_cut_at_stops += len(cut) < len(text)
-        return cut
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         """Not offered: the likelihood of given answers says little about a model that thinks first. Callers check."""
@@ -93,8 +88,8 @@ def _messages(context: str) -> Messages:
     """A context that did not go through apply_chat_template is one user message."""
     if not context.startswith(CHAT_MARK):
         return [{"role": "user", "content": context}]
-    found: Messages = json.loads(context[len(CHAT_MARK) :])
-    return found
+    messages: Messages = json.loads(context[len(CHAT_MARK) :])
+    return messages
 
 
 def stop_strings(generation: Mapping[str, Any]) -> tuple[str, ...]:

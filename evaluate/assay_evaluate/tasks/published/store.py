@@ -54,7 +54,7 @@ def get(source: SourceName) -> str | None:
     if constants.HF_HUB_OFFLINE:
         return f"{_count(source, lacking)} not in {place_of(source)}, and HF_HUB_OFFLINE is set"
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        reasons = [why for why in pool.map(lambda file: _get(source, file), lacking) if why is not None]
+        reasons = [reason for reason in pool.map(lambda file: _get(source, file), lacking) if reason is not None]
     return f"{_count(source, lacking)} not in {place_of(source)}, and {reasons[0]}" if reasons else None
 
 
@@ -78,13 +78,11 @@ def look(source: SourceName) -> tuple[bool, str]:
         return False, f"{where}, and HF_HUB_OFFLINE is set"
     reasons = []
     for url in lacking[0].urls:
-        why = is_there(url, LOOK_S)
-        if why is None:
-            return (
-                True,
-                f"{where}; {url} has it: {sum(file.num_bytes for file in lacking) / 1e6:.1f} MB, read when the run begins",
-            )
-        reasons.append(f"{url}: {why}")
+        reason = is_there(url, LOOK_S)
+        if reason is None:
+            size = f"{sum(file.num_bytes for file in lacking) / 1e6:.1f} MB"
+            return True, f"{where}; {url} has it: {size}, read when the run begins"
+        reasons.append(f"{url}: {reason}")
     return False, f"{where}, and {'; '.join(reasons)}"
 
 

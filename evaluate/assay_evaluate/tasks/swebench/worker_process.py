@@ -95,3 +95,28 @@ def last_line(log: Path) -> str:
 def run_name(*parts: str) -> str:
     """A short name for containers, the same in every process that works on the same folder."""
     return "assay-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+
+
+# ------------------------------------------------------------------------------------------------ in the worker
+_print_lock = threading.Lock()
+
+
+def begin() -> dict[str, Any]:
+    """The spec, from the first line of stdin. From now on only `tell` writes to stdout; the process ends with its parent."""
+    spec: dict[str, Any] = json.loads(sys.stdin.readline())
+
+    def end_with_parent() -> None:
+        """The parent holds our stdin open; when it is killed, nobody must go on writing trajectories."""
+        sys.stdin.read()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    sys.stdout = sys.stderr  # whatever libraries print must not get between our lines
+    return spec
+
+
+def tell(event: str, **more: Any) -> None:
+    """One line for the parent."""
+    with _print_lock:
+        sys.__stdout__.write(json.dumps({"event": event, **more}) + "\n")  # type: ignore[union-attr]
+        sys.__stdout__.flush()  # type: ignore[union-attr]

@@ -23,7 +23,7 @@ from assay_evaluate.client.client import Client, NotMeasured
 from assay_evaluate.run.suite import _measure_task
 from assay_evaluate.tasks.generated import arithmetic_items, run_generated
 from assay_evaluate.tasks.items import arithmetic_item
-from assay_evaluate.tasks.lm_eval.cot import _part_of_translation, run_lm_eval
+from assay_evaluate.tasks.lm_eval.task import _part_of_translation, run_lm_eval
 from assay_evaluate.tasks.looks import Look, asked_for, in_drawn_order, items_at, planned_looks
 
 ARITHMETIC = ArithmeticTask(kind="arithmetic", name="arithmetic", num_items=3, num_steps=(3, 4), max_tokens=64)

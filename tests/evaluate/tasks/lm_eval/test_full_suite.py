@@ -15,8 +15,8 @@ from lm_eval_questions import session_with
 
 from assay.recipes.load import load_recipe
 from assay.recipes.suite import LmEvalTask, SuiteRecipe
-from assay_evaluate.tasks.lm_eval.cot import run_lm_eval
 from assay_evaluate.tasks.lm_eval.load import _configs, _manager, load_tasks
+from assay_evaluate.tasks.lm_eval.task import run_lm_eval
 
 pytestmark = pytest.mark.slow
 

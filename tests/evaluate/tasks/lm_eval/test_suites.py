@@ -14,8 +14,8 @@ from lm_eval_questions import ANSWERS, REPLIES, session_with
 
 from assay.recipes.load import load_recipe, recipe_names
 from assay.recipes.suite import LmEvalTask, SuiteRecipe
-from assay_evaluate.tasks.lm_eval.cot import run_lm_eval
 from assay_evaluate.tasks.lm_eval.load import CODE_EVAL, _configs, _manager, configs_of
+from assay_evaluate.tasks.lm_eval.task import run_lm_eval
 
 pytestmark = pytest.mark.slow
 
@@ -248,6 +248,6 @@ def test_unknown_metric_or_filter(tmp_path: Path, gsm8k_folder: Path, more: dict
     ("dataset_name", "language"), [("zh", "zh"), ("main", "und"), ("default", "und"), (None, "und"), ("de", "de")]
 )
 def test_language_of_a_part(dataset_name: str | None, language: str) -> None:
-    from assay_evaluate.tasks.lm_eval.cot import _language
+    from assay_evaluate.tasks.lm_eval.task import _language
 
     assert _language(dataset_name) == language

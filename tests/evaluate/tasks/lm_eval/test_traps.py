@@ -15,7 +15,7 @@ from assay_evaluate.asking.dialect import Dialect
 from assay_evaluate.asking.session import Session
 from assay_evaluate.client.client import Client
 from assay_evaluate.client.journal import Identity, Journal
-from assay_evaluate.tasks.lm_eval.cot import run_lm_eval
+from assay_evaluate.tasks.lm_eval.task import run_lm_eval
 
 TINY = Path(__file__).resolve().parents[4] / "examples" / "tiny_glm" / "checkpoint"
 QUESTION = "Q: 2 + 2\nA: Let's think step by step."

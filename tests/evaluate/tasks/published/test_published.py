@@ -33,7 +33,7 @@ from assay_evaluate.preflight.data_sets import check_data_sets
 from assay_evaluate.run.candidate import Candidate
 from assay_evaluate.run.evaluate import evaluate
 from assay_evaluate.tasks.published import store
-from assay_evaluate.tasks.published.choice import needed_sources, wanted_sources
+from assay_evaluate.tasks.published.choice import needed_sources, published_sources
 from assay_evaluate.tasks.published.pins import PINS
 from assay_evaluate.tasks.ruler_task import run_ruler
 from assay_evaluate.transport.download import NotDownloaded, download
@@ -109,8 +109,8 @@ def test_what_a_task_needs() -> None:
     assert needed_sources(task_of(tasks=("niah_single_1", "vt", "cwe", "qa_2"))) == ("hotpotqa",)
     assert needed_sources(task_of(tasks=("needle_grid",), languages=("zh",))) == ()
     assert needed_sources(task_of(tasks=("needle_grid",), languages=("zh", "en"))) == ("essays",)
-    assert wanted_sources(task_of(squad="mine.json")) == ("essays", "hotpotqa")
-    assert wanted_sources(task_of(sources="generated")) == ()
+    assert published_sources(task_of(squad="mine.json")) == ("essays", "hotpotqa")
+    assert published_sources(task_of(sources="generated")) == ()
 
 
 # ------------------------------------------------------------------------------------------------ download

@@ -11,18 +11,12 @@ from pathlib import Path
 import pytest
 from published_texts import FILES
 
-from assay_evaluate.tasks.ruler import (
-    Prompt,
-    RulerItem,
-    Sources,
-    TextFolder,
-    read_hotpotqa,
-    read_squad,
-    read_text_folder,
-    ruler_item,
-)
+from assay_evaluate.tasks.ruler.haystacks import TextFolder, read_text_folder
+from assay_evaluate.tasks.ruler.items import RulerItem
 from assay_evaluate.tasks.ruler.niah import DEPTHS
-from assay_evaluate.tasks.ruler.qa import NUM_PUBLISHED, QaQuestion, QaSource
+from assay_evaluate.tasks.ruler.qa import NUM_PUBLISHED, QaQuestion, QaSource, read_hotpotqa, read_squad
+from assay_evaluate.tasks.ruler.tasks import Sources, ruler_item
+from assay_evaluate.tasks.ruler.tokens import Prompt
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 

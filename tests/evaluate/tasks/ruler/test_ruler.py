@@ -13,19 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from assay_evaluate.tasks.ruler import (
-    REPLY_TOKENS,
-    STYLES,
-    TASKS,
-    RulerError,
-    RulerItem,
-    Style,
-    TokenCounter,
-    ruler_item,
-    ruler_items,
-    score,
-)
-from assay_evaluate.tasks.ruler.sizing import SLACK, largest_fitting
+from assay_evaluate.tasks.ruler.draft import RulerError
+from assay_evaluate.tasks.ruler.items import SLACK, STYLES, RulerItem, Style, largest_fitting, score
+from assay_evaluate.tasks.ruler.tasks import REPLY_TOKENS, TASKS, ruler_item
+from assay_evaluate.tasks.ruler.tokens import TokenCounter
 from assay_evaluate.tasks.ruler.words import NUM_COMPOUNDS, NUM_KEYS, compound, key, stride
 
 CHECKPOINT = Path(__file__).resolve().parents[4] / "examples" / "tiny_glm" / "checkpoint"
@@ -157,7 +148,7 @@ def test_every_task_fills_its_length_as_transformers_counts(style: Style) -> Non
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
-    for item in ruler_items(TASKS, [1024, 3000], 1, seed="eval", style=style, count_tokens=COUNT):
+    for item in (make(task, length, 0, style) for task in TASKS for length in (1024, 3000)):
         if isinstance(item.prompt, str):
             assert item.prompt.endswith(item.answer_prefix)
             num_tokens = len(tokenizer(item.prompt)["input_ids"])
@@ -228,17 +219,18 @@ def test_largest_fitting_against_trying_all(seed: int) -> None:
 # ------------------------------------------------------------------------------------------------ always the same
 @pytest.mark.slow
 def test_same_items_in_any_company_and_in_another_process() -> None:
-    all_of_them = {
-        item.id: item.sha256 for item in ruler_items(TASKS, [1024, 2048], 2, seed="eval", style="chat", count_tokens=COUNT)
-    }
+    items = [make(task, length, index) for task in TASKS for length in (1024, 2048) for index in range(2)]
+    all_of_them = {item.id: item.sha256 for item in items}
     assert len(set(all_of_them.values())) == len(all_of_them) == 52
     for index in (1, 0):
         for task in reversed(TASKS):
             assert make(task, 2048, index).sha256 == all_of_them[f"{task}/2048/{index}"]
     program = (
-        "import json, sys\nfrom pathlib import Path\nfrom assay_evaluate.tasks.ruler import *\n"
+        "import json, sys\nfrom pathlib import Path\nfrom assay_evaluate.tasks.ruler.tasks import ruler_item\n"
+        "from assay_evaluate.tasks.ruler.tokens import TokenCounter\n"
         "count = TokenCounter(Path(sys.argv[1]))\n"
-        "items = ruler_items(['qa_2', 'cwe', 'niah_multikey_3'], [1024], 2, seed='eval', style='chat', count_tokens=count)\n"
+        "items = [ruler_item(task, 1024, index, seed='eval', style='chat', count_tokens=count)\n"
+        "         for task in ['qa_2', 'cwe', 'niah_multikey_3'] for index in range(2)]\n"
         "print(json.dumps({item.id: item.sha256 for item in items}))"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "7"}

@@ -18,7 +18,8 @@ from assay_evaluate.asking.session import Session
 from assay_evaluate.client.client import Client
 from assay_evaluate.client.journal import Identity, Journal
 from assay_evaluate.statistics.item_pairs import pair_items
-from assay_evaluate.tasks.ruler import LANGUAGES, TASKS
+from assay_evaluate.tasks.ruler.languages import LANGUAGES
+from assay_evaluate.tasks.ruler.tasks import TASKS
 from assay_evaluate.tasks.ruler_task import run_ruler
 
 REFERENCE = Identity("reference", "f")
@@ -182,7 +183,7 @@ def test_needle_grid_and_sources_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("extra_tokens", [0, 1])
 def test_the_checkpoints_own_tokenizer_counts_where_it_agrees_with_the_server(tmp_path: Path, extra_tokens: int) -> None:
     """One probe goes to the server; a server that counts otherwise is asked for every count."""
-    from assay_evaluate.tasks.ruler import TokenCounter
+    from assay_evaluate.tasks.ruler.tokens import TokenCounter
 
     here = TokenCounter(TINY)
     with FakeServer(find_numbers, max_model_len=None) as server, session_with(server, tmp_path) as session:

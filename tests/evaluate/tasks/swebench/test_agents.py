@@ -53,17 +53,17 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def logs(dataset: Path) -> Iterator[None]:
     """Where the harness would start a container, its eval script is run here; it grades what that leaves behind."""
-    kept = grading._hear
+    original = grading._run_grader
 
-    def with_logs(spec: dict[str, Any], log: Path, **more: Any) -> dict[str, grading.Grade]:
-        rows = {row["instance_id"]: row for row in spec["rows"]}
-        for one in spec["predictions"]:
-            if not list(Path(spec["log_folder"]).glob(f"*/*/{one['instance_id']}/test_output.txt")):
-                write_log(rows[one["instance_id"]], one["model_patch"], Path(spec["log_folder"]), spec["model_name"])
-        return kept(spec, log, **more)
+    def with_logs(spec: dict[str, Any], log: Path, rows: dict[str, Any], label: str) -> dict[str, grading.Grade]:
+        for prediction in spec["predictions"]:
+            instance = prediction["instance_id"]
+            if not list(Path(spec["log_folder"]).glob(f"*/*/{instance}/test_output.txt")):
+                write_log(rows[instance], prediction["model_patch"], Path(spec["log_folder"]), spec["model_name"])
+        return original(spec, log, rows, label)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grading, "_hear", with_logs)
+        patch.setattr(grading, "_run_grader", with_logs)
         patch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
         yield
 

@@ -33,11 +33,17 @@ from assay_evaluate.statistics.swe_difference import (
     sentence,
 )
 from assay_evaluate.tasks.swebench.dataset import check_rows, load_instances
-from assay_evaluate.tasks.swebench.exits import classify
 from assay_evaluate.tasks.swebench.grading import Grade, read_report
-from assay_evaluate.tasks.swebench.predictions import exit_of, settle, trajectory_path
 from assay_evaluate.tasks.swebench.settings import settings_for
-from assay_evaluate.tasks.swebench.trajectories import is_valid_call, longest_loop, measure
+from assay_evaluate.tasks.swebench.trajectories import (
+    classify,
+    exit_of,
+    is_valid_call,
+    longest_loop,
+    measure,
+    settle,
+    trajectory_path,
+)
 
 ROW = {
     "instance_id": "tiny__roman-2", "repo": "tiny/roman", "base_commit": "c0ffee", "problem_statement": "4 is IIII",

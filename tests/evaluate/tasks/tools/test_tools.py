@@ -30,10 +30,11 @@ from assay_evaluate.tasks.tools.calls import (
     is_valid,
     judge,
     read_calls,
+    tool_calls,
+    trigger_fidelity,
 )
 from assay_evaluate.tasks.tools.catalogue import CATALOGUE_VERSION, all_tools
 from assay_evaluate.tasks.tools.dialogue import fit, messages_of, prompt_counter
-from assay_evaluate.tasks.tools.figures import tool_calls, trigger_fidelity
 from assay_evaluate.tasks.tools.languages import OtherLanguage
 from assay_evaluate.tasks.tools.parameters import in_words
 from assay_evaluate.tasks.tools.questions import ToolQuestion, tool_question
