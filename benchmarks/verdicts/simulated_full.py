@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from assay.recipes.gate import EffectiveLengthGate, GateRecipe, ScoreGate
 from assay.recipes.suite import RulerTask, SuiteRecipe, TaskBase
 from assay.records.verdict import Status
+from assay_evaluate.preflight.known_tasks import num_items
 from assay_evaluate.preflight.power_designs import discordance_of, rules_of
-from assay_evaluate.preflight.suite_items import num_items
 from assay_evaluate.statistics import holm
 from assay_evaluate.statistics.graded import POWERS, MeanDifference
 from assay_evaluate.statistics.joint import Assumed, Evidence, LookDesign, Path, ScoreDesign, asked_further, judged

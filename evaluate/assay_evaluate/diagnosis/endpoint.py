@@ -68,10 +68,10 @@ def find_endpoint(
         listed = list_models(base_url, what="the endpoint", headers=headers)
     except ServeError as error:
         raise MeasureError(str(error)) from None
-    names = [each.id for each in listed]
+    names = [served.id for served in listed]
     if model is not None and model not in names:
         raise MeasureError(f"{url}: has no model {model!r}; it lists {', '.join(map(shown, names))}")
-    about = next(each for each in listed if model is None or each.id == model)
+    about = next(served for served in listed if model is None or served.id == model)
     before_asking()
     with Client(Address(base_url, about.id, headers), timeout_s=timeout_s) as client:
         return ProbedEndpoint(

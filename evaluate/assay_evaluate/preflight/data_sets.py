@@ -35,19 +35,19 @@ def check_data_sets(suite: SuiteRecipe) -> list[Check]:
     """One check for each data set that a task needs, in the order of the tasks, RULER's published texts after those of the hub;
     none, if no task needs one."""
     guard_hub()
-    found, texts = needed_data_sets(suite), _needed_texts(suite)
-    with ThreadPoolExecutor(max_workers=max(1, len(found) + len(texts))) as pool:
-        looked = pool.map(_look, found, found.values())
-        return [*looked, *pool.map(_look_at_text, texts, texts.values())]
+    data_sets, texts = needed_data_sets(suite), _needed_texts(suite)
+    with ThreadPoolExecutor(max_workers=max(1, len(data_sets) + len(texts))) as pool:
+        checks = pool.map(_look, data_sets, data_sets.values())
+        return [*checks, *pool.map(_look_at_text, texts, texts.values())]
 
 
 def needed_data_sets(suite: SuiteRecipe) -> dict[str, list[str]]:
     """Hub id -> the suite's tasks that are made of it. Generated tasks need none, RULER none of the hub."""
-    found: dict[str, list[str]] = {}
+    data_sets: dict[str, list[str]] = {}
     for task in suite.tasks:
         for name in dict.fromkeys(_of_task(task)):
-            found.setdefault(name, []).append(task.name)
-    return found
+            data_sets.setdefault(name, []).append(task.name)
+    return data_sets
 
 
 def _of_task(task: object) -> Iterator[str]:
@@ -91,9 +91,9 @@ def _ask(name: str, needed: str) -> Check:
 
 
 def _refused(name: str, needed: str) -> Check:
-    why = "no token is set" if get_token() is None else "the token that is set has not been let in"
+    reason = "no token is set" if get_token() is None else "the token that is set has not been let in"
     remedy = f"accept its terms at {hub_address()}/datasets/{name}, then hf auth login (or set HF_TOKEN)"
-    return _data_set(name, f"{needed}, which could not be asked: gated, and {why}", "FAIL", remedy)
+    return _data_set(name, f"{needed}, which could not be asked: gated, and {reason}", "FAIL", remedy)
 
 
 def _unknown_to_the_hub(name: str, needed: str) -> Check:
@@ -102,10 +102,10 @@ def _unknown_to_the_hub(name: str, needed: str) -> Check:
     return _data_set(name, detail, "FAIL", remedy)
 
 
-def _offline(name: str, needed: str, why: str, cached: Path | None) -> Check:
+def _offline(name: str, needed: str, reason: str, cached: Path | None) -> Check:
     if cached is not None:
-        return _data_set(name, f"{needed}; {why}, and something of it is in {cached}", "PASS")
-    return _data_set(name, f"{needed}; {why}, and it is not in the cache", "UNKNOWN", "look again with the hub in reach")
+        return _data_set(name, f"{needed}; {reason}, and something of it is in {cached}", "PASS")
+    return _data_set(name, f"{needed}; {reason}, and it is not in the cache", "UNKNOWN", "look again with the hub in reach")
 
 
 def _data_set(name: str, detail: str, outcome: Outcome, remedy: str | None = None) -> Check:
@@ -114,21 +114,21 @@ def _data_set(name: str, detail: str, outcome: Outcome, remedy: str | None = Non
 
 # ------------------------------------------------------------------------------------------------ RULER's texts
 def _needed_texts(suite: SuiteRecipe) -> dict[SourceName, list[RulerTask]]:
-    found: dict[SourceName, list[RulerTask]] = {}
+    texts: dict[SourceName, list[RulerTask]] = {}
     for task in suite.tasks:
         if isinstance(task, RulerTask):
             for source in published_sources(task):
-                found.setdefault(source, []).append(task)
-    return found
+                texts.setdefault(source, []).append(task)
+    return texts
 
 
 def _look_at_text(source: SourceName, tasks: list[RulerTask]) -> Check:
     """FAIL only for a task that does not do without the published text."""
     needed = f"needed by {', '.join(task.name for task in tasks)}"
-    is_had, found = store.look(source)
-    if is_had:
-        return _data_set(TITLES[source], f"{needed}; {found}", "PASS")
+    is_available, place = store.look(source)
+    if is_available:
+        return _data_set(TITLES[source], f"{needed}; {place}", "PASS")
     if any(task.sources == "published" for task in tasks):
-        return _data_set(TITLES[source], f"{needed}; {found}", "FAIL", f"{store.remedy(source)}, or say `sources: auto`")
-    detail = f"{needed}; {found}: generated text is asked instead, and scores do not stand beside published ones"
+        return _data_set(TITLES[source], f"{needed}; {place}", "FAIL", f"{store.remedy(source)}, or say `sources: auto`")
+    detail = f"{needed}; {place}: generated text is asked instead, and scores do not stand beside published ones"
     return _data_set(TITLES[source], detail, "PASS", store.remedy(source))

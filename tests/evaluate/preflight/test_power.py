@@ -25,8 +25,7 @@ from assay_evaluate.preflight.power import (
     lossless_chances,
     suite_power,
 )
-from assay_evaluate.preflight.power_designs import Assumptions, gated_tasks
-from assay_evaluate.preflight.power_needed import needed
+from assay_evaluate.preflight.power_designs import Assumptions, gated_tasks, needed
 from assay_evaluate.preflight.power_report import little_power
 from assay_evaluate.statistics import items_needed
 from assay_evaluate.statistics.joint import Assumed, LookDesign, Rules, ScoreDesign, chances_of

@@ -90,7 +90,7 @@ def _passes(task: LmEvalTask, seed: str, loaded: Any) -> Iterator[Documents | No
     if not isinstance(task.limit, Range):
         yield None
         return
-    order = {name: in_drawn_order(seed, name, range(len(each.eval_docs))) for name, each in loaded["tasks"].items()}
+    order = {name: in_drawn_order(seed, name, range(len(lm_task.eval_docs))) for name, lm_task in loaded["tasks"].items()}
     for before, limit in pairwise([0, *growing_limits(task.limit)]):
         added = {name: sorted(documents[before:limit]) for name, documents in order.items()}
         if added := {name: documents for name, documents in added.items() if documents}:
@@ -172,7 +172,7 @@ def _read_scores(
 def _part_of_translation(task: LmEvalTask, name: str) -> str:
     """What a task's name says beyond its language: `economics` of mmlu_prox_lite_ar_economics, which mmlu_prox_lite_ar brought
     in; nothing of a task that is listed itself. NotMeasured if no listed name begins the task's."""
-    listed = [each for each in task.tasks if name == each or name.startswith(f"{each}_")]
+    listed = [prefix for prefix in task.tasks if name == prefix or name.startswith(f"{prefix}_")]
     if not listed:
         raise NotMeasured(
             f"{name} does not begin with any of {', '.join(task.tasks)}, so it is not known which of its questions are "

@@ -64,7 +64,7 @@ def is_valid(arguments: dict[str, Any] | None, schema: Schema) -> bool:
 
 def equal_arguments(actual: dict[str, Any], expected: dict[str, Any], schema: Schema) -> bool:
     """Whether both say the same: an argument left out has its default; 2 equals 2.0 but not true; text letter for letter."""
-    defaults = {name: each["default"] for name, each in schema["properties"].items() if "default" in each}
+    defaults = {name: own["default"] for name, own in schema["properties"].items() if "default" in own}
     return _same({**defaults, **actual}, {**defaults, **expected})
 
 
