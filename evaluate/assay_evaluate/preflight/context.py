@@ -1,9 +1,9 @@
 """Do the prompts and replies that a suite asks for fit the context with which the checkpoints are served?
 
-By the rules of the run itself (`tasks/room.py`, `tasks/cells.py`, `tasks/longest.py`): a budget that fills the context stops
-it, a prompt of a stated length that does not fit is left out. FAIL: the run is refused, or nothing is left of a task that a
-required gate judges. Where some lengths are left out the task is measured on the others: PASS, and said. So it is where texts
-of the divergence are cut (`divergence/documents.py`).
+By the rules of the run itself (`tasks/cells.py`): a budget that fills the context stops it, a prompt of a stated length that
+does not fit is left out. FAIL: the run is refused, or nothing is left of a task that a required gate judges. Where some lengths
+are left out the task is measured on the others: PASS, and said. So it is where texts of the divergence are cut
+(`divergence/documents.py`).
 """
 
 from __future__ import annotations

@@ -98,19 +98,15 @@ def cost_of(
     rates = None if weights is None else rates_on(profile, weights, serving)
     if rates is None:
         return None
-    hours = _hours(load, rates)
-    gpus = profile.hardware.num_gpus
-    return CheckpointCost(label, load, hours, (gpus * hours[0], gpus * hours[1]) if gpus else None)
-
-
-def _hours(load: Load, rates: Rates) -> Range:
-    """Prompts are read and replies written by the same GPUs, one after the other at worst and at best."""
 
     def seconds(length: float, at: int) -> float:
+        """Prompts are read and replies written by the same GPUs, one after the other at worst and at best."""
         writing = length * load.output_tokens / rates.output_tokens_s[at]
         return writing + load.prompt_tokens / rates.prompt_tokens_s[at] + rates.start_s[1 - at]
 
-    return seconds(LENGTH_RANGE[0], 1) / 3600, seconds(LENGTH_RANGE[1], 0) / 3600
+    hours = (seconds(LENGTH_RANGE[0], 1) / 3600, seconds(LENGTH_RANGE[1], 0) / 3600)
+    gpus = profile.hardware.num_gpus
+    return CheckpointCost(label, load, hours, (gpus * hours[0], gpus * hours[1]) if gpus else None)
 
 
 # ------------------------------------------------------------------------------------------------ the checks

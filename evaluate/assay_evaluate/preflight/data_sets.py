@@ -6,7 +6,6 @@ data is NOT MEASURED hours later, when a reference has been loaded for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -35,7 +34,12 @@ def check_data_sets(suite: SuiteRecipe) -> list[Check]:
     """One check for each data set that a task needs, in the order of the tasks, RULER's published texts after those of the hub;
     none, if no task needs one."""
     guard_hub()
-    data_sets, texts = needed_data_sets(suite), _needed_texts(suite)
+    data_sets = needed_data_sets(suite)
+    texts: dict[SourceName, list[RulerTask]] = {}
+    for task in suite.tasks:
+        if isinstance(task, RulerTask):
+            for source in published_sources(task):
+                texts.setdefault(source, []).append(task)
     with ThreadPoolExecutor(max_workers=max(1, len(data_sets) + len(texts))) as pool:
         checks = pool.map(_look, data_sets, data_sets.values())
         return [*checks, *pool.map(_look_at_text, texts, texts.values())]
@@ -45,23 +49,15 @@ def needed_data_sets(suite: SuiteRecipe) -> dict[str, list[str]]:
     """Hub id -> the suite's tasks that are made of it. Generated tasks need none, RULER none of the hub."""
     data_sets: dict[str, list[str]] = {}
     for task in suite.tasks:
-        for name in dict.fromkeys(_of_task(task)):
+        names: list[str] = []
+        if isinstance(task, LmEvalTask):
+            paths = [config.get("dataset_path") for config in configs_of(task).values()]
+            names = [path for path in paths if isinstance(path, str) and path not in _LOCAL and not Path(path).exists()]
+        elif isinstance(task, SweTask) and not task.local_paths and not Path(task.dataset).exists():
+            names = [NAMED_DATASETS.get(task.dataset, task.dataset)]
+        for name in dict.fromkeys(names):
             data_sets.setdefault(name, []).append(task.name)
     return data_sets
-
-
-def _of_task(task: object) -> Iterator[str]:
-    if isinstance(task, LmEvalTask):
-        yield from _of_lm_eval(configs_of(task).values())
-    elif isinstance(task, SweTask) and not task.local_paths and not Path(task.dataset).exists():
-        yield NAMED_DATASETS.get(task.dataset, task.dataset)
-
-
-def _of_lm_eval(configs: Iterable[Mapping[str, object]]) -> Iterator[str]:
-    for config in configs:
-        path = config.get("dataset_path")
-        if isinstance(path, str) and path not in _LOCAL and not Path(path).exists():
-            yield path
 
 
 # ------------------------------------------------------------------------------------------------ one data set
@@ -71,35 +67,23 @@ def _look(name: str, tasks: list[str]) -> Check:
     if constants.HF_HUB_OFFLINE:
         return _offline(name, needed, "HF_HUB_OFFLINE is set", cached)
     try:
-        return _ask(name, needed)
-    except (GatedRepoError, RepositoryNotFoundError) as error:
-        gated = isinstance(error, GatedRepoError)
-        return _refused(name, needed) if gated else _unknown_to_the_hub(name, needed)
+        api = HfApi()
+        if not api.dataset_info(name, timeout=TIMEOUT_S).gated:
+            return _data_set(name, f"{needed}; public", "PASS")
+        api.auth_check(name, repo_type="dataset")
+        return _data_set(name, f"{needed}; gated, and open to the token that is set", "PASS")
+    except GatedRepoError:
+        reason = "no token is set" if get_token() is None else "the token that is set has not been let in"
+        remedy = f"accept its terms at {hub_address()}/datasets/{name}, then hf auth login (or set HF_TOKEN)"
+        return _data_set(name, f"{needed}, which could not be asked: gated, and {reason}", "FAIL", remedy)
+    except RepositoryNotFoundError:
+        detail = f"{needed}, which could not be asked: no such data set on {hub_address()}"
+        remedy = "if it is private, hf auth login (or set HF_TOKEN); else name another in the suite"
+        return _data_set(name, detail, "FAIL", remedy)
     except HfHubHTTPError as error:
         return _offline(name, needed, f"{hub_address()} answered HTTP {error.response.status_code}", cached)
     except HUB_ERRORS as error:
         return _offline(name, needed, f"{hub_address()} does not answer: {shown(error, 100)}", cached)
-
-
-def _ask(name: str, needed: str) -> Check:
-    api = HfApi()
-    info = api.dataset_info(name, timeout=TIMEOUT_S)
-    if not info.gated:
-        return _data_set(name, f"{needed}; public", "PASS")
-    api.auth_check(name, repo_type="dataset")
-    return _data_set(name, f"{needed}; gated, and open to the token that is set", "PASS")
-
-
-def _refused(name: str, needed: str) -> Check:
-    reason = "no token is set" if get_token() is None else "the token that is set has not been let in"
-    remedy = f"accept its terms at {hub_address()}/datasets/{name}, then hf auth login (or set HF_TOKEN)"
-    return _data_set(name, f"{needed}, which could not be asked: gated, and {reason}", "FAIL", remedy)
-
-
-def _unknown_to_the_hub(name: str, needed: str) -> Check:
-    detail = f"{needed}, which could not be asked: no such data set on {hub_address()}"
-    remedy = "if it is private, hf auth login (or set HF_TOKEN); else name another in the suite"
-    return _data_set(name, detail, "FAIL", remedy)
 
 
 def _offline(name: str, needed: str, reason: str, cached: Path | None) -> Check:
@@ -113,15 +97,6 @@ def _data_set(name: str, detail: str, outcome: Outcome, remedy: str | None = Non
 
 
 # ------------------------------------------------------------------------------------------------ RULER's texts
-def _needed_texts(suite: SuiteRecipe) -> dict[SourceName, list[RulerTask]]:
-    texts: dict[SourceName, list[RulerTask]] = {}
-    for task in suite.tasks:
-        if isinstance(task, RulerTask):
-            for source in published_sources(task):
-                texts.setdefault(source, []).append(task)
-    return texts
-
-
 def _look_at_text(source: SourceName, tasks: list[RulerTask]) -> Check:
     """FAIL only for a task that does not do without the published text."""
     needed = f"needed by {', '.join(task.name for task in tasks)}"

@@ -126,20 +126,16 @@ def num_items(task: TaskBase) -> int | None:
         case ArithmeticTask() | NeedleTask() | RulerTask() | ToolsTask():
             return task.num_made * num_cells(task)
         case LmEvalTask():
-            return _of_lm_eval(task)
+            # a folder of one's own may hold another task of a known name
+            if task.include_path is not None or any(name not in LM_EVAL for name in task.tasks):
+                return None
+            each = [size for name in task.tasks for size in LM_EVAL[name].sizes]  # `limit` is of each task behind a name
+            return sum(size if task.most_items is None else min(size, task.most_items) for size in each)
         case SweTask():
             sizes = cluster_sizes(task)
             return None if sizes is None else sum(sizes)
         case _:
             raise TypeError(f"{type(task).__name__}: no kind of task that a suite has")
-
-
-def _of_lm_eval(task: LmEvalTask) -> int | None:
-    """`limit` is of each task behind a name, as lm-eval has it. A folder of one's own may hold another task of a known name."""
-    if task.include_path is not None or any(name not in LM_EVAL for name in task.tasks):
-        return None
-    sizes = [size for name in task.tasks for size in LM_EVAL[name].sizes]
-    return sum(size if task.most_items is None else min(size, task.most_items) for size in sizes)
 
 
 def cluster_sizes(task: SweTask) -> tuple[int, ...] | None:

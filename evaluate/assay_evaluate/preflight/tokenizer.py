@@ -19,7 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from assay.foreign_text import shown
 from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe
-from assay.recipes.suite import RulerTask, SuiteRecipe, TaskBase, ToolsTask
+from assay.recipes.suite import RulerTask, SuiteRecipe, ToolsTask
 from assay.records.preflight.replay import Outcome
 from assay.records.preflight.report import Check
 from assay_evaluate.serving.vllm_command import asked_flags
@@ -113,7 +113,11 @@ def _template(
             yield _tools(files, tools, flags, required)
         return
     detail = "no chat template: questions are asked as plain completions"
-    needing = [task.name for task in suite.tasks if _needs_template(task)]
+    needing = [
+        task.name
+        for task in suite.tasks
+        if isinstance(task, ToolsTask) or (isinstance(task, RulerTask) and task.style in {"chat", "prefill"})
+    ]
     if not needing:
         yield _check(files, detail)
         return
@@ -150,7 +154,3 @@ def _not_measured(files: SmallFiles, tasks: Sequence[str], reason: str, remedy: 
     judged = [task for task in tasks if task in required]
     detail = f"{reason}, so {', '.join(tasks)} would be NOT MEASURED" + ("" if judged else "; no required gate judges that")
     return _check(files, detail, remedy, is_required=bool(judged))
-
-
-def _needs_template(task: TaskBase) -> bool:
-    return isinstance(task, ToolsTask) or (isinstance(task, RulerTask) and task.style in {"chat", "prefill"})

@@ -52,10 +52,10 @@ def run_ruler(session: Session, task: RulerTask, checkpoint: Path | None, refere
     what `longest` is.
     """
     budget = session.thinking_budget_tokens(task)
-    try:
-        style = _style(session, task)
-    except NotMeasured as error:
-        return task_result(task.name, "ruler", [], task.max_tokens, str(error), budget)
+    style = planned_style(task, is_chat=session.dialect.is_chat)
+    if style != "base" and not session.dialect.is_chat:
+        note = f"style {style} needs a chat template, and the checkpoint has none; say `style: auto`"
+        return task_result(task.name, "ruler", [], task.max_tokens, note, budget)
     task, longest = _settle_longest(session, task, style, reference)
     chosen = choose(task, session.client.journal)
     own, own_sha256 = _own_sources(task.essays, task.squad, task.hotpotqa)
@@ -83,13 +83,6 @@ def run_ruler(session: Session, task: RulerTask, checkpoint: Path | None, refere
     results = [_result(session, task, *answer) for answer in answered]
     result = task_result(task.name, "ruler", results, task.max_tokens, "; ".join(notes) or None, budget)
     return result.model_copy(update={"sources": sources})
-
-
-def _style(session: Session, task: RulerTask) -> Style:
-    style = planned_style(task, is_chat=session.dialect.is_chat)
-    if style != "base" and not session.dialect.is_chat:
-        raise NotMeasured(f"style {style} needs a chat template, and the checkpoint has none; say `style: auto`")
-    return style
 
 
 def _settle_longest(session: Session, task: RulerTask, style: Style, reference: Identity) -> tuple[RulerTask, str | None]:

@@ -127,12 +127,13 @@ def _check_wave(
     with ExitStack() as stack:
 
         def start(pairs: Sequence[_Pair], *, emulated: bool) -> list[Server | ServeError]:
-            kind = "emulated" if emulated else "native"
-            specs = [
-                sides.spec(_twin(pair, folder) if emulated else pair.checkpoint, folder / f"{pair.precision}-{kind}.log",
-                           emulated=emulated)
-                for pair in pairs
-            ]  # fmt: skip
+            kind, specs = "emulated" if emulated else "native", []
+            for pair in pairs:
+                checkpoint = pair.checkpoint
+                # where the native kernel keeps activations in 16 bits, so must emulation
+                if emulated and pair.quantizes is False and activations_of(checkpoint):
+                    checkpoint = with_plain_activations(checkpoint, folder / f"{pair.precision}-16-bit-activations")
+                specs.append(sides.spec(checkpoint, folder / f"{pair.precision}-{kind}.log", emulated=emulated))
             return stack.enter_context(_started(specs, report, start_server))
 
         for pair, server in zip(pairs, start(pairs, emulated=False), strict=True):
@@ -149,13 +150,6 @@ def _check_wave(
                 pair.emulated = server
         foreseen = foresee()
         return [_check_pair(pair, sides, foreseen.get(pair.precision, "not foreseen"), length, report) for pair in pairs]
-
-
-def _twin(pair: _Pair, folder: Path) -> Path:
-    """What is emulated: where the native kernel keeps activations in 16 bits, so must emulation."""
-    if pair.quantizes is not False or not activations_of(pair.checkpoint):
-        return pair.checkpoint
-    return with_plain_activations(pair.checkpoint, folder / f"{pair.precision}-16-bit-activations")
 
 
 @contextmanager

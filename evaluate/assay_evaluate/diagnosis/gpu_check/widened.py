@@ -126,7 +126,12 @@ class _Axes:
             places = (*(self._hidden.places or ()), *(old + place for place in self._hidden.places or ()))
             return self._hidden, _Axis(places, self._hidden.repeats)
         if (match := _MLP.fullmatch(name)) is not None:
-            inner = self._inner_of(match["mlp"])
+            mlp, repeats, size = match["mlp"], self._widths.expert, self._inner["expert"]
+            if mlp.endswith("shared_experts"):
+                size = self._shared
+            elif ".experts." not in mlp:
+                repeats, size = self._widths.dense, self._inner["dense"]
+            inner = _shuffled(size, repeats, mlp)  # channels inside one MLP, shuffled by themselves
             return (self._hidden, inner) if match["part"] == "down" else (inner, self._hidden)
         module, _, part = name.rpartition(".")
         outside = {"q_proj": self._q, "k_proj": self._kv, "v_proj": self._kv}.get(module.rpartition(".")[2])
@@ -135,14 +140,6 @@ class _Axes:
         if module.endswith("self_attn.o_proj"):
             return self._hidden, self._q
         raise AssayError(f"{name}: a tensor whose axes are not known here, so the checkpoint cannot be widened")
-
-    def _inner_of(self, mlp: str) -> _Axis:
-        """Channels inside one MLP, shuffled by themselves."""
-        if ".experts." in mlp:
-            return _shuffled(self._inner["expert"], self._widths.expert, mlp)
-        if mlp.endswith("shared_experts"):
-            return _shuffled(self._shared, self._widths.expert, mlp)
-        return _shuffled(self._inner["dense"], self._widths.dense, mlp)
 
 
 def _shuffled(size: int, repeats: int, what: str) -> _Axis:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from assay.records.probe import ProbeResult, Value, Witness
+from assay.records.probe import ProbeResult
 from assay_evaluate.client.exchanges import Exchange
 from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, RescoredReply, not_run, witness
 from assay_evaluate.statistics.trends import BestSplit, find_step
@@ -44,6 +44,11 @@ class Recomputed:
     def error(self) -> float:
         """Mean exp|Δ| of the sequence."""
         return float(np.nanmean(np.exp(self.delta_P)))
+
+    @property
+    def worst(self) -> int:
+        """The position that differs most."""
+        return int(np.nanargmax(self.delta_P))
 
 
 def compare(scored: Sequence[RescoredReply]) -> list[Recomputed]:
@@ -91,7 +96,10 @@ def probe_recompute(session: ProbeSession) -> ProbeResult:
         trials=len(full),
         unit="request",
         alarms=alarms,
-        witnesses=[_witness(full[number], limit) for number in beyond],
+        witnesses=[
+            witness(reply.exchange, "recomputed otherwise", reply.worst, f"mean exp|Δ| <= {limit:.4g}", f"{reply.error:.4g}")
+            for reply in (full[number] for number in beyond)
+        ],
         first_event_at=beyond[0] + 1 if beyond else None,
         stands_without_events=stands,
         details={
@@ -101,9 +109,15 @@ def probe_recompute(session: ProbeSession) -> ProbeResult:
             "p99_delta_nats": float(np.nanquantile(deltas, 0.99)),
             "sequence_limit": limit,
             "num_tokens": int(np.isfinite(deltas).sum()),
-            **{f"step_{what.replace(' ', '_')}": _figures(step) for what, step in steps.items()},
+            **{
+                f"step_{what.replace(' ', '_')}": {
+                    "threshold": step.threshold, "below_nats": step.below, "above_nats": step.above,
+                    "p_value": step.p_value, "spearman_rho": step.rho, "is_structural": step.is_structural,
+                }
+                for what, step in steps.items()
+            },
         },
-    )
+    )  # fmt: skip
 
 
 def _mean_exp(replies: Sequence[Recomputed]) -> float:
@@ -133,15 +147,3 @@ def _bins(full: Sequence[Recomputed], *, absolute: bool) -> list[tuple[int, floa
                 deltas[at // BIN_TOKENS * BIN_TOKENS].append(float(delta))
         bins += [(start, sum(stretch) / len(stretch)) for start, stretch in sorted(deltas.items())]
     return bins
-
-
-def _witness(reply: Recomputed, limit: float) -> Witness:
-    worst = int(np.nanargmax(reply.delta_P))
-    return witness(reply.exchange, "recomputed otherwise", worst, f"mean exp|Δ| <= {limit:.4g}", f"{reply.error:.4g}")
-
-
-def _figures(step: BestSplit) -> dict[str, Value]:
-    return {
-        "threshold": step.threshold, "below_nats": step.below, "above_nats": step.above, "p_value": step.p_value,
-        "spearman_rho": step.rho, "is_structural": step.is_structural,
-    }  # fmt: skip

@@ -58,7 +58,15 @@ class JournaledLM(LM, Generic[K]):  # type: ignore[misc]  # lm_eval has no types
         What is returned, and scored, may be cut at them. Whole replies are not held here: the journal has them.
         """
         docs = [(request.task_name, request.doc_id) for request in requests]
-        questions = (LmEvalQuestion(*doc, _messages(request.args[0])) for doc, request in zip(docs, requests, strict=True))
+        contexts = (request.args[0] for request in requests)
+        # a context that did not go through apply_chat_template is one user message
+        messages = (
+            json.loads(context.removeprefix(CHAT_MARK))
+            if context.startswith(CHAT_MARK)
+            else [{"role": "user", "content": context}]
+            for context in contexts
+        )
+        questions = (LmEvalQuestion(*doc, own) for doc, own in zip(docs, messages, strict=True))
         texts = []
         for doc, request, (text, kept) in zip(docs, requests, self._ask(questions), strict=True):
             assert doc not in self.kept, "a document is asked once by each model: tasks with repeats are not loaded"
@@ -82,14 +90,6 @@ class JournaledLM(LM, Generic[K]):  # type: ignore[misc]  # lm_eval has no types
     def tokenizer_name(self) -> str:
         """lm-eval names request caches after it; we use none."""
         return "applied-by-the-server"
-
-
-def _messages(context: str) -> Messages:
-    """A context that did not go through apply_chat_template is one user message."""
-    if not context.startswith(CHAT_MARK):
-        return [{"role": "user", "content": context}]
-    messages: Messages = json.loads(context[len(CHAT_MARK) :])
-    return messages
 
 
 def stop_strings(generation: Mapping[str, Any]) -> tuple[str, ...]:

@@ -36,14 +36,15 @@ def source_sha256(source: SourceName) -> str:
 
 def missing(source: SourceName) -> tuple[PinnedFile, ...]:
     """Files that are not in their place, or not the published ones."""
-    return tuple(file for file in PINS[source] if not _is_published(place_of(source) / file.name, file))
 
+    def is_published(file: PinnedFile) -> bool:
+        path = place_of(source) / file.name
+        try:
+            return path.stat().st_size == file.num_bytes and sha256_of_file(path) == file.sha256
+        except OSError:
+            return False
 
-def _is_published(path: Path, file: PinnedFile) -> bool:
-    try:
-        return path.stat().st_size == file.num_bytes and sha256_of_file(path) == file.sha256
-    except OSError:
-        return False
+    return tuple(file for file in PINS[source] if not is_published(file))
 
 
 def get(source: SourceName) -> str | None:

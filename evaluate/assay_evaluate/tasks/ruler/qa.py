@@ -51,21 +51,17 @@ def question_blueprint(source: QaSource, order_seed: str, seed: str, index: int)
     RULER asks the first NUM_PUBLISHED questions of a file, and so these come first. Units: whole documents without the answer,
     drawn from `seed`, begun again when all were used.
     """
-    question = source.questions[_order(len(source.questions), order_seed)[index % len(source.questions)]]
-    smaller = None
-    if question.support and set(question.support) != set(question.documents):
-        others = tuple(document for document in question.documents if document not in question.support)
-        reduced = replace(question, documents=question.support, near=others + question.near)
-        smaller = _documents_blueprint(source, reduced, seed, ONLY_SUPPORT)
-    return replace(_documents_blueprint(source, question, seed, source.why_not_comparable), smaller=smaller)
-
-
-def _order(num_questions: int, seed: str) -> list[int]:
-    draw = random.Random(seed)
+    draw, num_questions = random.Random(order_seed), len(source.questions)
     published, others = [*range(min(NUM_PUBLISHED, num_questions))], [*range(NUM_PUBLISHED, num_questions)]
     draw.shuffle(published)
     draw.shuffle(others)
-    return published + others
+    question = source.questions[[*published, *others][index % num_questions]]
+    smaller = None
+    if question.support and set(question.support) != set(question.documents):
+        distractors = tuple(document for document in question.documents if document not in question.support)
+        reduced = replace(question, documents=question.support, near=distractors + question.near)
+        smaller = _documents_blueprint(source, reduced, seed, ONLY_SUPPORT)
+    return replace(_documents_blueprint(source, question, seed, source.why_not_comparable), smaller=smaller)
 
 
 def _documents_blueprint(source: QaSource, question: QaQuestion, seed: str, note: str | None) -> Blueprint:

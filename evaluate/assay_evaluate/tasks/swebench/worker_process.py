@@ -38,7 +38,14 @@ class worker:
             )  # fmt: skip
         assert self.process.stdin is not None and self.process.stdout is not None
         lines: queue.Queue[str | None] = queue.Queue()
-        threading.Thread(target=_read, args=(self.process.stdout, lines), daemon=True).start()
+
+        def read(stream: Iterable[str]) -> None:
+            for line in stream:
+                if line.startswith("{"):
+                    lines.put(line)
+            lines.put(None)
+
+        threading.Thread(target=read, args=(self.process.stdout,), daemon=True).start()
         try:
             self.process.stdin.write(json.dumps(self.spec) + "\n")
             self.process.stdin.flush()
@@ -54,13 +61,6 @@ class worker:
         if self.process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self.process.stdin.close()
-
-
-def _read(stream: Iterable[str], lines: queue.Queue[str | None]) -> None:
-    for line in stream:
-        if line.startswith("{"):
-            lines.put(line)
-    lines.put(None)
 
 
 def _environment(folder: Path) -> dict[str, str]:

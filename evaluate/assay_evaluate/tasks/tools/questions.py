@@ -65,7 +65,9 @@ def tool_question(
         question = wording.format(a=draw.randint(10, 999), b=draw.randint(10, 999))
         arguments = None
     else:
-        arguments = _draw_arguments(target, draw)
+        # every required argument and about half of the optional ones
+        chosen = (*target.required, *[parameter for parameter in target.optional if draw.random() < 0.5])
+        arguments = {parameter.name: parameter.draw(draw) for parameter in chosen}
         question = ask(target, arguments, draw, language)
     has_target = kind == "tool"
     tools = _others(target, draw, with_its_kind=has_target)[: num_tools - has_target]
@@ -82,12 +84,6 @@ def tool_question(
         prompt_tokens=prompt_tokens,
         language=language,
     )
-
-
-def _draw_arguments(tool: Tool, draw: random.Random) -> dict[str, Any]:
-    """Every required argument and about half of the optional ones."""
-    optional = tuple(parameter for parameter in tool.optional if draw.random() < 0.5)
-    return {parameter.name: parameter.draw(draw) for parameter in (*tool.required, *optional)}
 
 
 def ask(tool: Tool, arguments: dict[str, Any], draw: random.Random, language: ToolLanguage = "en") -> str:
