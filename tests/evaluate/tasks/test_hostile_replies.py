@@ -120,7 +120,7 @@ def test_files_of_trajectories(text: str, tmp_path: Path) -> None:
     path.parent.mkdir()
     path.write_text(text)
     read_trajectory(path)
-    kept, _ = settle(tmp_path, "model")
+    kept = settle(tmp_path, "model")
     assert kept == {} or kept["i"]["model_patch"] == ""
 
 

@@ -34,12 +34,10 @@ LEAST_NOTES = 2
 
 @dataclass(frozen=True)
 class ProbePrompt:
-    """One user message; `num_tokens` is about right."""
+    """One user message."""
 
     id: str
-    language: Language
     text: str
-    num_tokens: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +93,7 @@ class ProbeSession:
         while (length := self._tokens_of("".join(notes), language)) < notes_tokens:
             notes += [filler_sentence(draw, language) for _ in range(max(1, (notes_tokens - length) // 16))]
         text = f"{haystack(notes, language)}\n{question.prompt}"
-        return ProbePrompt(f"{what}/{language}/{index}", language, text, num_tokens)
+        return ProbePrompt(f"{what}/{language}/{index}", text)
 
     def _tokens_of(self, text: str, language: Language) -> int:
         return round(len(text) * self._tokens_per_character[language])
@@ -109,7 +107,7 @@ class ProbeSession:
             text = ""
             while len(text) < FIRST_TRY_CHARACTERS:
                 text += filler_sentence(draw, language) + " "
-            exchange = self.client.exchange(self.ask("tokens", ProbePrompt("tokens", language, text, 0), max_tokens=1))
+            exchange = self.client.exchange(self.ask("tokens", ProbePrompt("tokens", text), max_tokens=1))
             per_character[language] = (exchange.reply.prompt_tokens or len(text)) / len(text)
         return per_character
 

@@ -65,8 +65,6 @@ class Finished:
     """Only what the model ended itself."""
     failures: dict[str, str] = field(default_factory=dict)
     """Instance -> why the machinery could not finish it."""
-    purged: list[str] = field(default_factory=list)
-    """Empty patches of the machinery that were found in preds.json and taken out."""
 
 
 # ------------------------------------------------------------------------------------------------ all of them
@@ -94,8 +92,7 @@ def run_agents(
     finished = []
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
-        predictions, purged = settle(folder, model_name)
-        finished.append(Finished(predictions, purged=purged))
+        finished.append(Finished(settle(folder, model_name)))
     jobs = [
         _job(number, row, folder, task, server.base_urls)
         for number, (folder, row) in enumerate((folder, row) for folder in folders for row in rows)
@@ -115,7 +112,7 @@ def run_agents(
         for folder, repeat in zip(folders, finished, strict=True):
             of_repeat = {job["job"]: job["instance"] for job in jobs if job["folder"] == str(folder)}
             repeat.failures = {of_repeat[number]: reason for number, reason in failures.items() if number in of_repeat}
-            repeat.predictions = settle(folder, model_name)[0]
+            repeat.predictions = settle(folder, model_name)
     instances = {row["instance_id"] for row in rows}
     for repeat in finished:
         repeat.predictions = {name: prediction for name, prediction in repeat.predictions.items() if name in instances}

@@ -102,8 +102,8 @@ def read_predictions(folder: Path) -> dict[str, dict[str, Any]]:
     return data
 
 
-def settle(folder: Path, model_name: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Make preds.json hold exactly the trajectories that count: (predictions, ids that were purged).
+def settle(folder: Path, model_name: str) -> dict[str, dict[str, Any]]:
+    """Make preds.json hold exactly the trajectories that count, and return them.
 
     An interrupted run is picked up so, and so is a folder that mini-swe-agent itself has filled: an empty patch without a
     trajectory, or with one that the machinery ended, is taken out, its trajectory is put aside, and the instance is done again.
@@ -125,7 +125,7 @@ def settle(folder: Path, model_name: str) -> tuple[dict[str, dict[str, Any]], li
         }
     if predictions != before:
         write_text_atomically(folder / "preds.json", json.dumps(predictions, indent=2, sort_keys=True) + "\n")
-    return predictions, sorted(before.keys() - predictions.keys())
+    return predictions
 
 
 # ------------------------------------------------------------------------------------------------ figures

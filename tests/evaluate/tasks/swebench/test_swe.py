@@ -99,13 +99,12 @@ def test_empty_patches_of_the_machinery_are_purged_from_a_folder_that_mini_swe_a
     (tmp_path / "preds.json").write_text(
         json.dumps({k: {"instance_id": k, "model_name_or_path": "x", "model_patch": v} for k, v in before.items()})
     )
-    kept, purged = settle(tmp_path, "me")
-    assert purged == ["a__a-2", "a__a-4", "a__a-6"]  # server gone, no trajectory at all, cut short
+    kept = settle(tmp_path, "me")  # without a__a-2, a__a-4 and a__a-6: server gone, no trajectory at all, cut short
     assert {k: v["model_patch"] for k, v in kept.items()} == {"a__a-1": "diff a", "a__a-3": "", "a__a-5": ""}
     assert json.loads((tmp_path / "preds.json").read_text()) == kept
     assert (tmp_path / "a__a-2" / "a__a-2.failed-0.traj.json").is_file()
     assert not trajectory_path(tmp_path, "a__a-2").exists()
-    assert settle(tmp_path, "me") == (kept, [])
+    assert settle(tmp_path, "me") == kept
 
 
 def test_a_broken_preds_json_is_one_line(tmp_path: Path) -> None:
