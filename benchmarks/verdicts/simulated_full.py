@@ -27,7 +27,7 @@ from assay_evaluate.preflight.power_designs import discordance_of, rules_of
 from assay_evaluate.statistics import holm
 from assay_evaluate.statistics.graded import POWERS, MeanDifference
 from assay_evaluate.statistics.joint import Assumed, Evidence, LookDesign, Path, ScoreDesign, asked_further, judged
-from assay_evaluate.tasks.looks import Look, asked_for, planned_looks, planned_shares
+from assay_evaluate.tasks.looks import Look, planned_looks, planned_shares, task_at_look
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -94,7 +94,7 @@ def designs_of(suite: SuiteRecipe, gates: GateRecipe) -> list[Design]:
 
 def _design(task: TaskBase, gate: ScoreGate, gates: GateRecipe) -> Design:
     looks = planned_looks(task, gates.stopping)
-    counts = [num_items(asked_for(task, look.candidate_samples, look.limit) if task.is_adaptive else task) for look in looks]
+    counts = [num_items(task_at_look(task, look.candidate_samples, look.limit) if task.is_adaptive else task) for look in looks]
     if any(count is None for count in counts):
         raise ValueError(f"{task.name}: how many items it has is not known")
     cluster, length = _of_ruler(task) if isinstance(task, RulerTask) else (None, None)

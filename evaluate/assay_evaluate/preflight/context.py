@@ -13,7 +13,14 @@ from collections.abc import Collection, Iterator
 from assay.recipes.suite import DivergenceSpec, NeedleTask, RulerTask, SuiteRecipe, TaskBase, ToolsTask
 from assay.records.preflight.replay import Outcome
 from assay.records.preflight.report import Check
-from assay_evaluate.tasks.cells import fills_context, needed_tokens, planned_style, ruler_cells, settle_longest, with_reply
+from assay_evaluate.tasks.cells import (
+    needed_tokens,
+    planned_style,
+    ruler_cells,
+    settle_longest,
+    tasks_filling_context,
+    tokens_with_reply,
+)
 
 
 def check_context(
@@ -29,7 +36,7 @@ def check_context(
         remedy = "write max-model-len into the profile's `vllm:`"
         yield _check(None, detail, remedy, outcome="UNKNOWN")
         return
-    filling = {task.name for task in fills_context(suite, context)}
+    filling = {task.name for task in tasks_filling_context(suite, context)}
     for task in suite.tasks:
         if task.name in filling:
             detail = f"a reply may have {task.max_tokens:,} tokens, and prompt and reply together have {context:,}: "
@@ -90,9 +97,9 @@ def _texts(spec: DivergenceSpec, context: int) -> Check:
 def _needed(task: TaskBase, is_chat: bool) -> dict[int, int]:
     """Stated length of a prompt -> tokens of prompt and reply, at most. Empty: the task states none."""
     if isinstance(task, NeedleTask):
-        return {length: with_reply(task, length) for length in task.lengths_tokens}
+        return {length: tokens_with_reply(task, length) for length in task.lengths_tokens}
     if isinstance(task, ToolsTask):
-        return {length: with_reply(task, length) for length in task.prompt_tokens if length}
+        return {length: tokens_with_reply(task, length) for length in task.prompt_tokens if length}
     if not isinstance(task, RulerTask):
         return {}
     needed: dict[int, int] = {}

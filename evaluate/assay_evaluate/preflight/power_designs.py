@@ -37,7 +37,7 @@ from assay_evaluate.statistics import (
 )
 from assay_evaluate.statistics.item_pairs import find_task, pair_items
 from assay_evaluate.statistics.joint import Assumed, LookDesign, Rules, ScoreDesign
-from assay_evaluate.tasks.looks import asked_for, planned_looks, planned_shares
+from assay_evaluate.tasks.looks import planned_looks, planned_shares, task_at_look
 from assay_evaluate.verdicts.looks import spendings_of
 
 LARGEST_DISCORDANCE = 0.5
@@ -138,7 +138,7 @@ def design_of(task: TaskBase, gate: ScoreGate, gates: GateRecipe, assumptions: A
     planned = planned_looks(task, gates.stopping)
     looks = []
     for look, share in zip(planned, planned_shares(planned), strict=True):
-        count = num_items(asked_for(task, look.candidate_samples, look.limit) if task.is_adaptive else task)
+        count = num_items(task_at_look(task, look.candidate_samples, look.limit) if task.is_adaptive else task)
         if count is None:
             return None
         samples = (task.num_repeats, task.num_repeats) if isinstance(task, SweTask) else look[:2]

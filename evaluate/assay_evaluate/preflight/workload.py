@@ -42,7 +42,7 @@ from assay_evaluate.preflight.known_tasks import (
     num_items,
     replies_each,
 )
-from assay_evaluate.tasks.looks import Look, asked_for, has_second_replies, planned_looks
+from assay_evaluate.tasks.looks import Look, has_second_replies, planned_looks, task_at_look
 
 T = TypeVar("T", bound=TaskBase)
 
@@ -154,7 +154,7 @@ def _known(loads: Sequence[Load | None]) -> Load:
 
 def _at(task: T, look: Look, num_samples: int) -> T:
     """The task with the numbers of one look."""
-    return asked_for(task, num_samples, look.limit) if task.is_adaptive else task
+    return task_at_look(task, num_samples, look.limit) if task.is_adaptive else task
 
 
 def _of_task(task: TaskBase, thinks: bool) -> Load | None:

@@ -58,10 +58,10 @@ def ruler_cells(task: RulerTask) -> Iterator[RulerCell]:
 
 def needed_tokens(task: RulerTask, style: Style, cell: RulerCell) -> int:
     """Of prompt and reply together, at most; what needs more than the context is not measured."""
-    return cell.length_tokens - reply_within(task, cell) + ruler_max_tokens(task, style, cell.task)
+    return cell.length_tokens - tokens_kept_for_reply(task, cell) + ruler_max_tokens(task, style, cell.task)
 
 
-def reply_within(task: RulerTask, cell: RulerCell) -> int:
+def tokens_kept_for_reply(task: RulerTask, cell: RulerCell) -> int:
     """Tokens that the length of the cell keeps for the reply."""
     return task.max_tokens if task.reply_within_length else cell.published_reply_tokens
 
@@ -120,12 +120,12 @@ def settle_suite(suite: SuiteRecipe, context: int | None, *, is_chat: bool) -> S
 
 
 # ------------------------------------------------------------------------------------------------ context
-def with_reply(task: TaskBase, prompt_tokens: int) -> int:
+def tokens_with_reply(task: TaskBase, prompt_tokens: int) -> int:
     """Tokens of a prompt and the longest reply to it. A prompt with which they are more than the context is left out."""
     return prompt_tokens + task.max_tokens
 
 
-def fills_context(suite: SuiteRecipe, context: int | None) -> list[TaskBase]:
+def tasks_filling_context(suite: SuiteRecipe, context: int | None) -> list[TaskBase]:
     """Tasks whose reply may be as long as the whole context: nothing is left for a prompt, and the run is refused.
 
     context: None: not known, so none.

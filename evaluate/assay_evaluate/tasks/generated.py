@@ -17,10 +17,10 @@ from assay.records.measurement import TaskResult
 from assay_evaluate.asking.dialect import count_tokens
 from assay_evaluate.asking.session import Session, task_result
 from assay_evaluate.client.journal import Request
-from assay_evaluate.tasks.cells import with_reply
+from assay_evaluate.tasks.cells import tokens_with_reply
 from assay_evaluate.tasks.counting import prompt_counter
 from assay_evaluate.tasks.items import Item, arithmetic_item, extract_answer, needle_item, score
-from assay_evaluate.tasks.looks import added_by_looks, made_from
+from assay_evaluate.tasks.looks import added_by_looks, look_key
 
 
 def run_generated(
@@ -87,7 +87,7 @@ def haystacks(session: Session, task: NeedleTask, depends_on: dict[str, Any], ch
     counter = functools.cache(lambda: _counter(session, checkpoint))
     stacks = []
     for added in added_by_looks(task):
-        key = {"task": made_from(task, added)} | depends_on
+        key = {"task": look_key(task, added)} | depends_on
         kept = journal.find_items(task.name, key)
         if kept is None:
             stack = _make(session, task, added, counter())
@@ -113,7 +113,7 @@ def _make(session: Session, task: NeedleTask, added: range, counter: Callable[[s
     skipped: dict[str, str] = {}
     for length in task.lengths_tokens:
         room = session.max_model_len
-        if room is not None and with_reply(task, length) > room:
+        if room is not None and tokens_with_reply(task, length) > room:
             skipped[str(length)] = f"{length} + {task.max_tokens} tokens of reply do not fit max_model_len {room}"
             continue
         try:

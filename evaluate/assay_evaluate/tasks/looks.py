@@ -77,7 +77,7 @@ def added_by_looks(task: GeneratedTask) -> list[range]:
     return [range(before, limit) for before, limit in pairwise([0, *growing_limits(task.num_items)])]
 
 
-def made_from(task: GeneratedTask, added: range) -> dict[str, Any]:
+def look_key(task: GeneratedTask, added: range) -> dict[str, Any]:
     """What the text of the items that one look adds depends on, as a key of the journal: the task, of a range which items."""
     if not isinstance(task.num_items, Range):
         return task.model_dump(mode="json", exclude={"num_samples"})
@@ -96,7 +96,7 @@ def has_second_replies(task: TaskBase) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------ what a look asks, and holds
-def asked_for(task: T, num_samples: int, limit: int | None) -> T:
+def task_at_look(task: T, num_samples: int, limit: int | None) -> T:
     """The task as it is asked at one look: so many replies to each item, and a range of items that ends at `limit`."""
     changes: dict[str, int | Range] = {"num_samples": num_samples}
     if isinstance(task.items, Range) and task.items_field is not None and limit is not None:

@@ -25,10 +25,10 @@ from assay_evaluate.tasks.cells import (
     RulerCell,
     needed_tokens,
     planned_style,
-    reply_within,
     ruler_cells,
     ruler_max_tokens,
     settle_longest,
+    tokens_kept_for_reply,
 )
 from assay_evaluate.tasks.counting import prompt_counter
 from assay_evaluate.tasks.looks import added_by_looks
@@ -129,7 +129,7 @@ class _Maker:
 
     def item(self, cell: RulerCell, index: int) -> RulerItem:
         """RulerError if it cannot be made; NotMeasured if it does not fit, or tokens cannot be counted."""
-        reply_tokens = reply_within(self.task, cell)
+        reply_tokens = tokens_kept_for_reply(self.task, cell)
         context, needed = self.session.max_model_len, needed_tokens(self.task, self.style, cell)
         if context is not None and needed > context:
             raise NotMeasured(

@@ -20,7 +20,7 @@ from assay_evaluate.asking.session import Session
 from assay_evaluate.client.client import Client
 from assay_evaluate.client.journal import Identity, Journal
 from assay_evaluate.run.suite import _run_task
-from assay_evaluate.tasks.looks import asked_for, items_at, planned_looks
+from assay_evaluate.tasks.looks import items_at, planned_looks, task_at_look
 
 SEED, REFERENCE = "eval-fresh", Identity("reference", "f")
 KINDS: dict[str, dict[str, Any]] = {
@@ -68,7 +68,7 @@ def test_a_look_asks_new_items_and_the_others_stay(tmp_path: Path, kind: str) ->
     with asked_by(tmp_path / "rounds") as (session, server):
         for look in looks:
             before = len(bodies(server))
-            found.append(ask(session, suite, asked_for(task, 1, look.limit)))
+            found.append(ask(session, suite, task_at_look(task, 1, look.limit)))
             new.append(len(bodies(server)) - before)
         in_rounds = bodies(server)
     num_parts = found[0].num_items // 4
@@ -89,7 +89,7 @@ def test_the_first_look_is_the_task_with_as_many_items(tmp_path: Path, kind: str
     for name, num_items in (("range", {"min": 4, "max": 9}), ("number", 4)):
         suite = suite_of(kind, num_items)
         with asked_by(tmp_path / name) as (session, server):
-            ask(session, suite, asked_for(suite.tasks[0], 1, 4))
+            ask(session, suite, task_at_look(suite.tasks[0], 1, 4))
             asked.append(bodies(server))
     assert asked[0] == asked[1]
 

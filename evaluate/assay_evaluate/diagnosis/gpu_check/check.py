@@ -45,8 +45,8 @@ from assay_evaluate.diagnosis.gpu_check.sides import (
     Sides,
     activation_bits,
     activations_of,
-    are_quantized,
-    no_kernel,
+    quantizes_activations,
+    reason_without_kernel,
     with_plain_activations,
 )
 from assay_evaluate.serving.server import Server, ServerSpec, serve
@@ -141,7 +141,7 @@ def _check_wave(
                 pair.refused = _first_line(server)
             else:
                 pair.native = server
-                pair.quantizes = are_quantized(pair.checkpoint, server.fingerprint.kernels)
+                pair.quantizes = quantizes_activations(pair.checkpoint, server.fingerprint.kernels)
         alive = [pair for pair in pairs if pair.native is not None]
         for pair, server in zip(alive, start(alive, emulated=True), strict=True):
             if isinstance(server, ServeError):
@@ -175,7 +175,7 @@ def _started(specs: Sequence[ServerSpec], report: Say, start_server: StartServer
 def _check_pair(pair: _Pair, sides: Sides, foreseen: Replay | str, length: Length, report: Say) -> FormatCheck:
     """The check of one pair whose servers run, or did not start."""
     if pair.native is None:
-        refusal = foreseen_refusal(foreseen) or no_kernel(pair.checkpoint, sides.gpu)
+        refusal = foreseen_refusal(foreseen) or reason_without_kernel(pair.checkpoint, sides.gpu)
         if refusal is not None:
             return _check(pair.precision, "NOT SERVED", f"as foreseen: {one_line(refusal)}", pair.refused or "")
         return _check(pair.precision, "FAIL", f"not served: {pair.refused}")

@@ -96,7 +96,7 @@ def activation_bits(checkpoint: Path) -> int:
     return min((int(args["num_bits"]) for args in activations_of(checkpoint)), default=16)
 
 
-def are_quantized(checkpoint: Path, lines: Sequence[str]) -> bool | None:
+def quantizes_activations(checkpoint: Path, lines: Sequence[str]) -> bool | None:
     """Whether the server whose log has these lines quantizes activations; None: some of them.
 
     Marlin multiplies 16-bit activations with any weights: on GPUs without the format, vLLM takes it whatever config.json says.
@@ -122,7 +122,7 @@ def with_plain_activations(checkpoint: Path, folder: Path) -> Path:
     return folder
 
 
-def no_kernel(checkpoint: Path, gpu: str | None) -> str | None:
+def reason_without_kernel(checkpoint: Path, gpu: str | None) -> str | None:
     """What is known to be missing in vLLM and shows only when a kernel runs; None: nothing. The replay says so as well, where
     vLLM's loaders could be asked (`refused_when_run`)."""
     facts = None if gpu is None else facts_of_gpu(gpu)

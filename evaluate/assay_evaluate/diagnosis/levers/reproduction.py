@@ -86,13 +86,13 @@ def reproduce(
     if spec is not None:  # the one that was asked is gone; what server.sh starts listens here
         endpoint = replace(endpoint, base_url=f"http://127.0.0.1:{port_of(spec)}")
     write_bundle(
-        folder, done, asks, search.exchanges[search.base], clean_replies(search, report), endpoint, search.base,
+        folder, done, asks, search.exchanges[search.base], replies_without_failure(search, report), endpoint, search.base,
         command, environment,
     )  # fmt: skip
     return done
 
 
-def clean_replies(search: Search, report: LeverReport) -> dict[str, Exchange]:
+def replies_without_failure(search: Search, report: LeverReport) -> dict[str, Exchange]:
     """Replies under the first lever that made the failure go away: what the others ought to have been. Empty: none did."""
     gone = next((effect for effect in report.effects if effect.effect == "gone"), None)
     if gone is None or gone.observation is None:

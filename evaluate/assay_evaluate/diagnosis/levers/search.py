@@ -2,8 +2,8 @@
 
     report, search = find_levers(start, LeverSettings(), label="glm-5 w4a16", facts=facts_of)
 
-`start(setting)` is a context manager that yields a ProbedEndpoint served under a Setting; `served_here` makes one for a
-checkpoint folder, `running_already` for a URL, where only what a request can say is changed. The same greedy requests are asked
+`start(setting)` is a context manager that yields a ProbedEndpoint served under a Setting; `serve_here` makes one for a
+checkpoint folder, `ask_running` for a URL, where only what a request can say is changed. The same greedy requests are asked
 every time, and every reply is held against itself: chosen against most likely, generated against recomputed, not-a-number,
 signs of garbling.
 

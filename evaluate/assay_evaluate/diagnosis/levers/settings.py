@@ -93,7 +93,7 @@ LEVERS: dict[str, Lever] = {
 
 
 # ------------------------------------------------------------------------------------------------ servers
-def running_already(endpoint: ProbedEndpoint) -> Start:
+def ask_running(endpoint: ProbedEndpoint) -> Start:
     """For a server that somebody else runs: every setting is asked of it as it is."""
 
     @contextmanager
@@ -103,7 +103,7 @@ def running_already(endpoint: ProbedEndpoint) -> Start:
     return start
 
 
-def served_here(spec: ServerSpec, on_progress: Say = lambda line: None) -> Start:
+def serve_here(spec: ServerSpec, on_progress: Say = lambda line: None) -> Start:
     """For a checkpoint folder: one server for every setting, with a log of its own beside the first."""
     number = itertools.count(1)
 

@@ -98,7 +98,7 @@ def relative_distance(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
 
 
 # ------------------------------------------------------------------------------------------------ servers
-def first_parting(points: Sequence[PointDifference]) -> Parting | None:
+def find_first_parting(points: Sequence[PointDifference]) -> Parting | None:
     """The first place where the sides differ by more than noise, with the ranks that do. None: nowhere."""
     for point in points:
         if reason := _describe_difference(point):
@@ -121,7 +121,7 @@ def _describe_difference(point: PointDifference) -> str | None:
     return None
 
 
-def outlier(points: Sequence[PointDifference]) -> Parting | None:
+def find_outlier(points: Sequence[PointDifference]) -> Parting | None:
     """The place that adds most, if that is OUTLIER_FACTOR times the median of its like in other layers. None: none does."""
     worst: tuple[float, PointDifference, float] | None = None
     for group in _groups(points).values():
@@ -145,7 +145,7 @@ def outlier(points: Sequence[PointDifference]) -> Parting | None:
     return _parting(point, rank, f"adds {point.added:.3g} of its output's size, such places typically {typical:.3g}")
 
 
-def entering(points: Sequence[PointDifference], roles: Collection[str]) -> dict[str, float]:
+def shares_of_error(points: Sequence[PointDifference], roles: Collection[str]) -> dict[str, float]:
     """Role -> its share of the squared error that enters the residual stream, largest first; empty where none is read.
 
     What the stream's error grows by from one norm to the next is laid on those of `roles` in between, by the error of what each
@@ -208,7 +208,7 @@ def compare_ranks(reading: Reading) -> tuple[list[PointDifference], list[str]]:
     return differences, missing
 
 
-def parting_of_ranks(points: Sequence[PointDifference]) -> Parting | None:
+def find_rank_parting(points: Sequence[PointDifference]) -> Parting | None:
     """The first place, in order of execution and then of weights, where one rank does not fit the others. None: nowhere."""
     odd = _odd_shares(points)
     for point in points:

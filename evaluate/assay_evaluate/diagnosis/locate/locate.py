@@ -30,8 +30,15 @@ from assay.records.diagnosis.locate import LocateReport, Parting, PointDifferenc
 from assay.records.manifest import load_manifest
 from assay.records.plan import Plan
 from assay.records.run import plan_of
-from assay_evaluate.diagnosis.locate.compare import compare, compare_ranks, entering, first_parting, outlier, parting_of_ranks
-from assay_evaluate.diagnosis.locate.reading import Reading, Watched, read_activations, read_weights, watching
+from assay_evaluate.diagnosis.locate.compare import (
+    compare,
+    compare_ranks,
+    find_first_parting,
+    find_outlier,
+    find_rank_parting,
+    shares_of_error,
+)
+from assay_evaluate.diagnosis.locate.reading import Reading, WatchedServer, read_activations, read_weights, with_watching
 from assay_evaluate.serving.external import list_models
 from assay_evaluate.serving.server import ServerSpec, serve
 from assay_evaluate.serving.vllm_command import with_cores
@@ -66,10 +73,10 @@ def prompts(count: int = NUM_PROMPTS) -> list[str]:
 def locate_servers(a: Side, b: Side, num_prompts: int = NUM_PROMPTS, on_progress: Say = lambda line: None) -> LocateReport:
     """Both sides read the same tokens, A twice: what it differs from itself is noise. They are served one after the other."""
     started = time.monotonic()
-    with watched(a, on_progress) as server:
+    with watch_side(a, on_progress) as server:
         reading_a, ids = read_activations(server, prompts(num_prompts), on_progress)
         again, _ = read_activations(server, ids)
-    with watched(b, on_progress) as server:
+    with watch_side(b, on_progress) as server:
         reading_b, _ = read_activations(server, ids, on_progress)
     return judge_servers(a, b, reading_a, again, reading_b, ids, time.monotonic() - started)
 
@@ -80,10 +87,10 @@ def judge_servers(
     """What two readings say. again: side A once more."""
     _check_same_tokens(reading_a, reading_b, a, b)
     points, missing = compare(reading_a, reading_b, again)
-    first, odd = first_parting(points), outlier(points)
+    first, odd = find_first_parting(points), find_outlier(points)
     is_same_folder = a.checkpoint is not None and b.checkpoint is not None and a.checkpoint.resolve() == b.checkpoint.resolve()
     recipe = None if is_same_folder else precision_of(b.checkpoint)
-    shares = {} if recipe is None or first is None else entering(points, recipe.quantize)
+    shares = {} if recipe is None or first is None else shares_of_error(points, recipe.quantize)
     # every layer of another precision differs a little: the first says where quantization begins, not what costs most
     role = odd.role if odd is not None else next(iter(shares), None if first is None else first.role)
     remedy = None if recipe is None or role is None else remedy_for(recipe, role)
@@ -106,13 +113,13 @@ def judge_servers(
 def locate_ranks(a: Side, num_prompts: int = NUM_PROMPTS, on_progress: Say = lambda line: None) -> LocateReport:
     """The ranks of one server, by what all must hold alike and by the sizes of the weights that are each one's own."""
     started = time.monotonic()
-    with watched(a, on_progress) as server:
+    with watch_side(a, on_progress) as server:
         reading, ids = read_activations(server, prompts(num_prompts), on_progress)
         weights = read_weights(server)
     if len(reading) < 2:
         raise MeasureError(f"{a.label}: has one rank; serve it with --tensor-parallel 2 or more to compare ranks")
     points, missing = compare_ranks({rank: reading[rank] | weights[rank] for rank in reading})
-    first = parting_of_ranks(points)
+    first = find_rank_parting(points)
     finding = "no rank stands out" if first is None else _describe(first)
     return LocateReport(
         how="ranks", a=a.label, b=None, tensor_parallel_size=len(reading), num_prompts=len(ids),
@@ -123,19 +130,19 @@ def locate_ranks(a: Side, num_prompts: int = NUM_PROMPTS, on_progress: Say = lam
 
 
 @contextmanager
-def watched(side: Side, on_progress: Say = lambda line: None) -> Iterator[Watched]:
+def watch_side(side: Side, on_progress: Say = lambda line: None) -> Iterator[WatchedServer]:
     """The side's server: the one that runs, or one that is started for it and stopped afterwards."""
     if side.url is not None:
         base_url = root_url(side.url)
         model = list_models(base_url, what="the server", headers=side.headers)[0].id
-        yield Watched(base_url, model, side.headers)
+        yield WatchedServer(base_url, model, side.headers)
         return
     assert side.checkpoint is not None and side.profile is not None
     flags = {"tensor-parallel-size": side.tensor_parallel_size} if side.tensor_parallel_size > 1 else {}
-    profile = with_cores(watching(side.profile, **flags), side.tensor_parallel_size)
+    profile = with_cores(with_watching(side.profile, **flags), side.tensor_parallel_size)
     spec = ServerSpec(side.checkpoint, profile, side.serving, speculate=False, log_path=side.log_path)
     with serve(spec, on_progress) as server:
-        yield Watched(server.base_url, server.model, server.headers)
+        yield WatchedServer(server.base_url, server.model, server.headers)
 
 
 def _check_same_tokens(reading_a: Reading, reading_b: Reading, a: Side, b: Side) -> None:

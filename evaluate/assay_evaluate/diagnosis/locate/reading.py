@@ -56,7 +56,7 @@ Reading = dict[int, dict[str, PointReading]]
 
 
 @dataclass(frozen=True)
-class Watched:
+class WatchedServer:
     """One server and the prompts it is asked. base_url without /v1."""
 
     base_url: str
@@ -127,7 +127,7 @@ class Watched:
 
 
 def read_activations(
-    server: Watched, prompts: Sequence[str | Sequence[int]], on_progress: Callable[[str], None] = lambda line: None
+    server: WatchedServer, prompts: Sequence[str | Sequence[int]], on_progress: Callable[[str], None] = lambda line: None
 ) -> tuple[Reading, list[tuple[int, ...]]]:
     """(what every rank's modules did with the prompts, the prompts as token ids). Hooks are gone afterwards."""
     server.call("watch_activations", f'{{"sketch_width": {SKETCH_WIDTH}}}')
@@ -140,7 +140,7 @@ def read_activations(
     return reading, ids
 
 
-def read_weights(server: Watched) -> Reading:
+def read_weights(server: WatchedServer) -> Reading:
     """Sizes of every rank's weights: points of kind `weight`, without sketches."""
     return server.readings("weigh_parameters")
 
@@ -160,7 +160,7 @@ def _point(data: dict[str, Any]) -> PointReading:
     )
 
 
-def watching(profile: ProfileRecipe, **flags: Any) -> ProfileRecipe:
+def with_watching(profile: ProfileRecipe, **flags: Any) -> ProfileRecipe:
     """`profile` with what reading activations needs: eager execution, the extension, no prefix cache; then `flags`."""
     own = {"worker-extension-cls": EXTENSION, "enforce-eager": True, "enable-prefix-caching": False, **flags}
     environment = {**profile.environment, "VLLM_SERVER_DEV_MODE": "1"}

@@ -42,7 +42,7 @@ from assay_evaluate.diagnosis.probes.signs import (
     start_equal,
     usual_length_of,
 )
-from assay_evaluate.diagnosis.probes.whole_text import believed_texts, has_odd_rows, is_text_of_rows
+from assay_evaluate.diagnosis.probes.whole_text import credible_texts, has_odd_rows, is_text_of_rows
 from assay_evaluate.statistics.rates import lower_bound
 
 USUAL_LENGTH_SHARE = 0.2
@@ -114,7 +114,7 @@ def probe_garble(session: ProbeSession) -> ProbeResult:
     if not any(exchange.is_answered for exchange in scan):
         return not_run("garble", "request", "no request of the scan had a reply", len(scan))
     answered = session.generated()
-    compared, _ = believed_texts(session, answered)
+    compared, _ = credible_texts(session, answered)
     usual = usual_length_of([reply for reply in answered if not reply.ask.body["temperature"]])
     suspects = find_suspects(answered, usual)
     groups = sort_out(session, suspects, compared, usual)

@@ -37,7 +37,7 @@ def probe_text(session: ProbeSession) -> ProbeResult:
     replies = session.generated()
     if not replies:
         return not_run("text", "request", "no request had a reply")
-    compared, reason = believed_texts(session, replies)
+    compared, reason = credible_texts(session, replies)
     contradictions = _find_all_contradictions(session, replies, compared)
     is_any_told = any(
         reply.id in compared or reply.reply.output_tokens is not None or reply.reply.usage_problem or reply.reply.token_ids
@@ -77,7 +77,7 @@ def _witness(exchange: Exchange, contradiction: Contradiction) -> Witness:
 
 
 # ------------------------------------------------------------------------------------------------ texts and ids
-def compared_texts(session: ProbeSession, replies: Sequence[Exchange]) -> dict[str, Compared]:
+def texts_against_ids(session: ProbeSession, replies: Sequence[Exchange]) -> dict[str, Compared]:
     """By id: text against what the server's /detokenize makes of the ids, of replies that have ids. Each is asked once."""
     if not session.endpoint.offer.detokenize:
         return {}
@@ -118,13 +118,13 @@ def _tokenized(session: ProbeSession, text: str) -> tuple[int, ...]:
     return session.client.post("/tokenize", {"prompt": text, "add_special_tokens": False}).tokens
 
 
-def believed_texts(session: ProbeSession, replies: Sequence[Exchange]) -> tuple[dict[str, Compared], str | None]:
-    """`compared_texts`; and why they are not believed: many differ, and /detokenize writes those texts otherwise, too.
+def credible_texts(session: ProbeSession, replies: Sequence[Exchange]) -> tuple[dict[str, Compared], str | None]:
+    """`texts_against_ids`; and why they are not believed: many differ, and /detokenize writes those texts otherwise, too.
 
     A text that /tokenize and /detokenize give back as it is can be written with this tokenizer. If its reply's ids decode to
     another one, it is not their text, be it in every reply.
     """
-    compared = compared_texts(session, replies)
+    compared = texts_against_ids(session, replies)
     differ = [reply for reply in replies if reply.id in compared and not compared[reply.id].is_equal]
     if len(differ) <= FEW * len(compared):
         return compared, None

@@ -14,7 +14,7 @@ from assay.errors import MeasureError
 from assay.recipes.suite import RulerTask, SuiteRecipe
 from assay_evaluate.client.journal import Journal
 from assay_evaluate.tasks.published.pins import PINS, SOURCES, TITLES, SourceName
-from assay_evaluate.tasks.published.store import get, place_of, remedy, source_sha256
+from assay_evaluate.tasks.published.store import folder_of, get, remedy, source_sha256
 from assay_evaluate.tasks.ruler.haystacks import read_text_folder
 from assay_evaluate.tasks.ruler.qa import read_hotpotqa, read_squad
 from assay_evaluate.tasks.ruler.tasks import GRID_TASK, NEEDLE_TASKS, Sources
@@ -103,9 +103,9 @@ def read_published(chosen: Mapping[SourceName, Choice]) -> Sources:
             raise MeasureError(
                 f"this run began with {TITLES[source]} as published and goes on with nothing else: {reason}; {remedy(source)}"
             )
-    files: dict[SourceName, list[Path]] = {source: [place_of(source) / file.name for file in PINS[source]] for source in used}
+    files: dict[SourceName, list[Path]] = {source: [folder_of(source) / file.name for file in PINS[source]] for source in used}
     return Sources(
-        essays=read_text_folder(place_of("essays"), [path.name for path in files["essays"]]) if "essays" in files else None,
+        essays=read_text_folder(folder_of("essays"), [path.name for path in files["essays"]]) if "essays" in files else None,
         squad=read_squad(files["squad"][0]) if "squad" in files else None,
         hotpotqa=read_hotpotqa(files["hotpotqa"][0]) if "hotpotqa" in files else None,
     )

@@ -147,16 +147,16 @@ def code_of(prefix: str) -> Parameter:
     return Parameter("code", schema, lambda draw: f"{prefix}-{draw.randint(1000, 9999)}")
 
 
-def in_words(name: str, value: Any) -> str:
+def describe_value(name: str, value: Any) -> str:
     """`notify`, False -> "notify: no"; a nested object with its own names in brackets."""
-    return f"{name.replace('_', ' ')}: {_value_in_words(value)}"
+    return f"{name.replace('_', ' ')}: {_value_text(value)}"
 
 
-def _value_in_words(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, dict):
-        return f"({', '.join(in_words(name, inner) for name, inner in value.items())})"
+        return f"({', '.join(describe_value(name, inner) for name, inner in value.items())})"
     if isinstance(value, list):
-        return ", ".join(map(_value_in_words, value))
+        return ", ".join(map(_value_text, value))
     return f'"{value}"' if isinstance(value, str) and " " in value else str(value)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from assay_evaluate.tasks.tools import languages
 from assay_evaluate.tasks.tools.catalogue import Tool, all_tools
 from assay_evaluate.tasks.tools.languages import ToolLanguage
-from assay_evaluate.tasks.tools.parameters import in_words
+from assay_evaluate.tasks.tools.parameters import describe_value
 
 QuestionKind = Literal["tool", "missing", "talk"]
 
@@ -88,7 +88,7 @@ def tool_question(
 
 def ask(tool: Tool, arguments: dict[str, Any], draw: random.Random, language: ToolLanguage = "en") -> str:
     """The question that `tool` with `arguments` answers; every argument is named and said word for word."""
-    details = "; ".join(in_words(name, value) for name, value in arguments.items() if name != "code")
+    details = "; ".join(describe_value(name, value) for name, value in arguments.items() if name != "code")
     if language != "en":
         return languages.request(language, tool.action.verb, tool.kind.noun, arguments.get("code"), details, draw)
     wording = draw.choice(tool.action.requests)

@@ -20,8 +20,8 @@ from assay_evaluate.asking.dialect import CHAT
 from assay_evaluate.asking.session import Session, task_result
 from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.client.journal import Identity, Reply, Request
-from assay_evaluate.tasks.cells import with_reply
-from assay_evaluate.tasks.looks import added_by_looks, made_from
+from assay_evaluate.tasks.cells import tokens_with_reply
+from assay_evaluate.tasks.looks import added_by_looks, look_key
 from assay_evaluate.tasks.tools.calls import answer_of, is_correct, judge, tool_calls
 from assay_evaluate.tasks.tools.catalogue import CATALOGUE_VERSION, all_tools
 from assay_evaluate.tasks.tools.dialogue import count_prompt, fit, messages_of, prompt_counter
@@ -129,7 +129,7 @@ def _size_questions(session: Session, task: ToolsTask, reference: Identity) -> S
         journal = session.client.journal
         key = {
             "seed": session.seed,
-            "task": made_from(task, added),
+            "task": look_key(task, added),
             "catalogue": CATALOGUE_VERSION,
             "reference": reference.checkpoint_sha256,
             "chat_template_kwargs": session.dialect.chat_template_kwargs,
@@ -160,7 +160,7 @@ def _measure(session: Session, task: ToolsTask, questions: Sequence[ToolQuestion
             tokens = question.prompt_tokens
             if room is not None:
                 tokens = tokens or count(messages_of(question, 0, session.seed), question)
-                if with_reply(task, tokens) > room:
+                if tokens_with_reply(task, tokens) > room:
                     raise ValueError(f"{tokens} + {task.max_tokens} tokens of reply do not fit max_model_len {room}")
         except ValueError as error:
             skipped[cell] = str(error)

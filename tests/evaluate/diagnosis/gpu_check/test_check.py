@@ -21,8 +21,8 @@ from assay_evaluate.diagnosis.gpu_check import check as module
 from assay_evaluate.diagnosis.gpu_check.check import check_formats
 from assay_evaluate.diagnosis.gpu_check.sides import (
     activation_bits,
-    are_quantized,
-    no_kernel,
+    quantizes_activations,
+    reason_without_kernel,
     self_test_sides,
     sides_on,
     with_plain_activations,
@@ -142,11 +142,11 @@ def test_where_marlin_keeps_activations_emulation_does(tmp_path: Path, asked: li
 
 def test_activations_of_a_server(tmp_path: Path) -> None:
     plain, quantized = checkpoint(tmp_path / "plain"), checkpoint(tmp_path / "quantized", FLOAT4)
-    assert are_quantized(plain, FP4) is False and are_quantized(plain, ()) is False
-    assert are_quantized(quantized, FP4) is False
-    assert are_quantized(quantized, ("Using XLinearKernel for NVFP4 GEMM", "Using 'Y' NvFp4 MoE backend")) is True
-    assert are_quantized(quantized, (FP4[0], "Using 'FLASHINFER_TRTLLM' NvFp4 MoE backend")) is None
-    assert are_quantized(quantized, ("assay-emulate: Glm: 3 modules dequantized",)) is True
+    assert quantizes_activations(plain, FP4) is False and quantizes_activations(plain, ()) is False
+    assert quantizes_activations(quantized, FP4) is False
+    assert quantizes_activations(quantized, ("Using XLinearKernel for NVFP4 GEMM", "Using 'Y' NvFp4 MoE backend")) is True
+    assert quantizes_activations(quantized, (FP4[0], "Using 'FLASHINFER_TRTLLM' NvFp4 MoE backend")) is None
+    assert quantizes_activations(quantized, ("assay-emulate: Glm: 3 modules dequantized",)) is True
     assert (activation_bits(plain), activation_bits(quantized)) == (16, 4)
     assert with_plain_activations(quantized, tmp_path / "twin") == with_plain_activations(quantized, tmp_path / "twin")
 
@@ -156,9 +156,9 @@ def test_int8_on_blackwell(tmp_path: Path) -> None:
     int8, fp8 = (
         checkpoint(tmp_path / "i", {"type": "int", "num_bits": 8}), checkpoint(tmp_path / "f", {"type": "float"})
     )  # fmt: skip
-    assert no_kernel(int8, "NVIDIA B200") == "vLLM has no INT8 kernel for Blackwell"
-    assert no_kernel(int8, "NVIDIA H200") is None and no_kernel(fp8, "NVIDIA B200") is None
-    assert no_kernel(int8, "NVIDIA L4") is None and no_kernel(int8, None) is None
+    assert reason_without_kernel(int8, "NVIDIA B200") == "vLLM has no INT8 kernel for Blackwell"
+    assert reason_without_kernel(int8, "NVIDIA H200") is None and reason_without_kernel(fp8, "NVIDIA B200") is None
+    assert reason_without_kernel(int8, "NVIDIA L4") is None and reason_without_kernel(int8, None) is None
 
 
 # ------------------------------------------------------------------------------------------------ how they are served

@@ -19,11 +19,11 @@ from assay.records.diagnosis.locate import LocateReport, PointDifference
 from assay_evaluate.diagnosis.locate.compare import (
     compare,
     compare_ranks,
-    entering,
-    first_parting,
-    outlier,
-    parting_of_ranks,
+    find_first_parting,
+    find_outlier,
+    find_rank_parting,
     relative_distance,
+    shares_of_error,
 )
 from assay_evaluate.diagnosis.locate.locate import bytes_to_keep, explain_role, remedy_for
 from assay_evaluate.diagnosis.locate.reading import SKETCH_WIDTH, PointReading, Reading
@@ -67,8 +67,8 @@ def reading(errors: dict[int, float], ranks: int = 1, noisy: float = 0.0) -> Rea
 def test_the_first_place_that_differs_is_named_and_nothing_where_nothing_does() -> None:
     healthy, broken = reading({}), reading({3: 0.2})
     points, missing = compare(healthy, healthy, healthy)
-    assert first_parting(points) is None and outlier(points) is None and missing == []
-    found = first_parting(compare(healthy, broken, healthy)[0])
+    assert find_first_parting(points) is None and find_outlier(points) is None and missing == []
+    found = find_first_parting(compare(healthy, broken, healthy)[0])
     assert found is not None
     assert (found.name, found.layer, found.role, found.rank) == ("model.layers.3.mlp.down_proj", 3, "dense_mlp", None)
     assert found.why.startswith("outputs differ by 0.")
@@ -76,19 +76,19 @@ def test_the_first_place_that_differs_is_named_and_nothing_where_nothing_does() 
 
 def test_noise_of_the_first_side_is_no_difference() -> None:
     healthy, again = reading({}), reading({}, noisy=0.01)
-    assert first_parting(compare(healthy, reading({}, noisy=0.02), again)[0]) is None
-    found = first_parting(compare(healthy, reading({4: 0.4}, noisy=0.01), again)[0])
+    assert find_first_parting(compare(healthy, reading({}, noisy=0.02), again)[0]) is None
+    found = find_first_parting(compare(healthy, reading({4: 0.4}, noisy=0.01), again)[0])
     assert found is not None and found.layer == 4
 
 
 def test_where_every_layer_differs_a_little_the_one_that_adds_most_stands_out() -> None:
     even = dict.fromkeys(range(6), 0.05)
     healthy = reading({})
-    assert outlier(compare(healthy, reading(even), healthy)[0]) is None
+    assert find_outlier(compare(healthy, reading(even), healthy)[0]) is None
     points = compare(healthy, reading(even | {4: 0.6}), healthy)[0]
-    found = outlier(points)
+    found = find_outlier(points)
     assert found is not None and found.layer == 4
-    first = first_parting(points)
+    first = find_first_parting(points)
     assert first is not None and first.layer == 0
 
 
@@ -99,7 +99,7 @@ def test_a_fault_of_one_rank_is_laid_at_its_door() -> None:
     own = healthy[1][name]
     assert own.sketch_TS is not None
     broken[1][name] = point(name, "linear", own.sketch_TS * 2, partial=True, rms=2.0, input_TS=own.input_TS)
-    found = first_parting(compare(healthy, broken, healthy)[0])
+    found = find_first_parting(compare(healthy, broken, healthy)[0])
     assert found is not None and (found.layer, found.rank) == (2, 1)
     assert found.why == "outputs differ by 0.5 of their size (RMS 1 and 2) on rank 1"
 
@@ -115,10 +115,10 @@ def test_non_finite_values_and_other_experts_count_whatever_the_distance() -> No
     rerouted: Reading = {0: {**healthy[0], "b.router": point("b.router", "router", None, chosen_TK=other)}}
     points = compare(healthy, rerouted)[0]
     assert [one.agreement for one in points] == [None, 0.9]
-    found = first_parting(points)
+    found = find_first_parting(points)
     assert found is not None and found.why == "other experts are chosen for 10.0% of the tokens"
     infinite: Reading = {0: {**healthy[0], "a": point("a", "linear", sketch, non_finite=4)}}
-    found = first_parting(compare(healthy, infinite)[0])
+    found = find_first_parting(compare(healthy, infinite)[0])
     assert found is not None and found.why == "0 non-finite values on side A, 4 on side B"
 
 
@@ -159,11 +159,11 @@ def test_error_is_laid_on_the_roles_that_bring_it_in() -> None:
         rms = float(np.linalg.norm(at_first + direction) / np.linalg.norm(at_first))
         b[0][name] = point(name, kind, at_first + direction, rms=rms)
     points = compare(a, b)[0]
-    found = entering(points, ["attention", "routed_expert"])
+    found = shares_of_error(points, ["attention", "routed_expert"])
     assert list(found) == ["routed_expert", "attention"]
     assert found["attention"] == pytest.approx(0.36, abs=0.02) and sum(found.values()) == pytest.approx(1)
-    assert entering(points, ["attention"]) == {"attention": 1.0}  # the experts are not quantized: they hand it on
-    assert entering(compare(a, a)[0], ["attention", "routed_expert"]) == {}
+    assert shares_of_error(points, ["attention"]) == {"attention": 1.0}  # the experts are not quantized: they hand it on
+    assert shares_of_error(compare(a, a)[0], ["attention", "routed_expert"]) == {}
 
 
 # ------------------------------------------------------------------------------------------------ ranks
@@ -189,14 +189,14 @@ def shares(scaled: tuple[int, int, int] | None, factor: float = 4.0, num_ranks: 
 def test_healthy_ranks_do_not_stand_out() -> None:
     for num_ranks in (2, 4):
         points, missing = compare_ranks(shares(None, num_ranks=num_ranks))
-        assert parting_of_ranks(points) is None and missing == []
+        assert find_rank_parting(points) is None and missing == []
 
 
 @pytest.mark.parametrize("where", [(0, 1, 2), (1, 1, 2), (1, 2, 7), (0, 0, 0)])
 def test_weights_of_the_wrong_size_name_their_rank(where: tuple[int, int, int]) -> None:
     rank, layer, expert = where
     for factor in (4.0, 0.2, 1.5):
-        found = parting_of_ranks(compare_ranks(shares(where, factor))[0])
+        found = find_rank_parting(compare_ranks(shares(where, factor))[0])
         assert found is not None
         assert (found.rank, found.layer, found.expert, found.role) == (rank, layer, expert, "routed_expert")
 
@@ -205,7 +205,7 @@ def test_a_share_that_is_not_finite_names_its_rank() -> None:
     broken = shares(None)
     name = "model.layers.1.mlp.experts.4"
     broken[1][name] = point(name, "expert", None, partial=True, non_finite=12)
-    found = parting_of_ranks(compare_ranks(broken)[0])
+    found = find_rank_parting(compare_ranks(broken)[0])
     assert found is not None and (found.name, found.rank, found.why) == (name, 1, "12 non-finite values")
 
 
@@ -213,12 +213,12 @@ def test_ranks_must_hold_the_same_residual_stream() -> None:
     broken = shares(None)
     name = "model.layers.2.input_layernorm"
     broken[1][name] = point(name, "norm", draw())
-    found = parting_of_ranks(compare_ranks(broken)[0])
+    found = find_rank_parting(compare_ranks(broken)[0])
     assert found is not None and (found.name, found.rank) == (name, None)  # two ranks cannot tell which of them is right
     four = shares(None, num_ranks=4)
     for rank in (0, 2):
         one = {**four, rank: {**four[rank], name: point(name, "norm", draw())}}
-        lonely = parting_of_ranks(compare_ranks(one)[0])
+        lonely = find_rank_parting(compare_ranks(one)[0])
         assert lonely is not None and (lonely.name, lonely.rank) == (name, rank)
     assert found.why.startswith("ranks hold different values of what they must hold alike: outputs differ by")
 

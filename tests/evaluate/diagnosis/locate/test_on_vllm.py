@@ -11,7 +11,7 @@ from faults.planting import faulty_spec, planted
 
 from assay.records.diagnosis.locate import LocateReport
 from assay_evaluate.diagnosis.locate.locate import Side, judge_servers, locate_ranks, prompts
-from assay_evaluate.diagnosis.locate.reading import Reading, Watched, read_activations
+from assay_evaluate.diagnosis.locate.reading import Reading, WatchedServer, read_activations
 from assay_evaluate.serving.server import serve
 
 pytestmark = pytest.mark.serve
@@ -28,7 +28,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def healthy(two_ranks: str) -> tuple[Reading, Reading, list[tuple[int, ...]]]:
     """The healthy server read twice, and the prompts as ids."""
-    server = Watched(two_ranks, "model")
+    server = WatchedServer(two_ranks, "model")
     reading, ids = read_activations(server, prompts())
     return reading, read_activations(server, ids)[0], ids
 
@@ -60,7 +60,7 @@ def test_every_place_of_both_ranks_is_read(healthy: tuple[Reading, Reading, list
 
 def located(url: str, healthy: tuple[Reading, Reading, list[tuple[int, ...]]]) -> LocateReport:
     before, again, ids = healthy
-    after, _ = read_activations(Watched(url, "model"), ids)
+    after, _ = read_activations(WatchedServer(url, "model"), ids)
     return judge_servers(Side("healthy", url=url), Side("now", url=url), before, again, after, ids, 0.0)
 
 

@@ -24,7 +24,7 @@ from assay_evaluate.run.suite import _measure_task
 from assay_evaluate.tasks.generated import arithmetic_items, run_generated
 from assay_evaluate.tasks.items import arithmetic_item
 from assay_evaluate.tasks.lm_eval.task import _part_of_translation, run_lm_eval
-from assay_evaluate.tasks.looks import Look, asked_for, in_drawn_order, items_at, planned_looks
+from assay_evaluate.tasks.looks import Look, in_drawn_order, items_at, planned_looks, task_at_look
 
 ARITHMETIC = ArithmeticTask(kind="arithmetic", name="arithmetic", num_items=3, num_steps=(3, 4), max_tokens=64)
 
@@ -242,10 +242,10 @@ def test_a_range_of_items_grows_by_new_ones(tmp_path: Path, task_folder: Path) -
     found, asked = [], []
     with FakeServer(reply_from_file) as server, session_with(server, tmp_path) as session:
         for look in looks:
-            found.append(run_lm_eval(session, asked_for(task, look.reference_samples, look.limit)))
+            found.append(run_lm_eval(session, task_at_look(task, look.reference_samples, look.limit)))
             asked.append(len(server.requests))
         by_limit = run_lm_eval(session, task.model_copy(update={"limit": None}))
-        second = run_lm_eval(dataclasses.replace(session, takes_second_replies=True, sample=1), asked_for(task, 1, 2))
+        second = run_lm_eval(dataclasses.replace(session, takes_second_replies=True, sample=1), task_at_look(task, 1, 2))
         drawn = in_drawn_order(session.seed, "local_gsm8k", range(6))
     assert asked == [4, 8, 12]
     assert len(server.requests) == 12

@@ -96,7 +96,7 @@ def test_the_files_are_those_of_rulers_scripts() -> None:
 
 def test_the_data_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ASSAY_DATA", str(tmp_path / "mine"))
-    assert store.place_of("squad") == tmp_path / "mine" / "squad"
+    assert store.folder_of("squad") == tmp_path / "mine" / "squad"
     monkeypatch.delenv("ASSAY_DATA")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert store.data_folder() == tmp_path / "cache" / "assay"

@@ -36,7 +36,7 @@ from assay_evaluate.tasks.tools.calls import (
 from assay_evaluate.tasks.tools.catalogue import CATALOGUE_VERSION, all_tools
 from assay_evaluate.tasks.tools.dialogue import fit, messages_of, prompt_counter
 from assay_evaluate.tasks.tools.languages import OtherLanguage
-from assay_evaluate.tasks.tools.parameters import in_words
+from assay_evaluate.tasks.tools.parameters import describe_value
 from assay_evaluate.tasks.tools.questions import ToolQuestion, tool_question
 
 SEED = "eval-tools-test"
@@ -99,7 +99,7 @@ def test_questions_in_other_languages_mean_one_tool(language: OtherLanguage) -> 
         if item.kind == "tool":
             assert meant == {item.expected_tool}
             assert item.expected is not None
-            assert all(in_words(name, value) in item.question for name, value in item.expected.items() if name != "code")
+            assert all(describe_value(name, value) in item.question for name, value in item.expected.items() if name != "code")
             assert item.expected.get("code", "") in item.question
         elif item.kind == "missing":
             assert meant.isdisjoint(tool.name for tool in item.tools)
