@@ -105,9 +105,9 @@ TRAJECTORIES: list[Any] = [
 @pytest.mark.parametrize("trajectory", TRAJECTORIES, ids=lambda trajectory: repr(trajectory)[:60])
 def test_trajectories(trajectory: Any) -> None:
     for native in (True, False):
-        found = measure(trajectory, native_tool_calls=native)
-        assert found["num_valid_tool_calls"] in (0, None)
-        canonical_json(found).encode()
+        result = measure(trajectory, native_tool_calls=native)
+        assert result["num_valid_tool_calls"] in (0, None)
+        canonical_json(result).encode()
     exit_of(trajectory)
 
 

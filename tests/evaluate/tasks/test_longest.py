@@ -80,9 +80,9 @@ FULL = (16384, 32768, 65536, 131072, LONGEST)
 )  # fmt: skip
 def test_what_longest_stands_for(context: int | None, more: dict[str, Any], lengths: tuple[int, ...], said: str) -> None:
     task = task_of(lengths_tokens=FULL, max_tokens=16384, **more)
-    found, why = settle_longest(task, task.style if task.style != "auto" else "chat", context)
-    assert (found.lengths_tokens, why) == (lengths, said)
-    assert found == task.model_copy(update={"lengths_tokens": lengths})
+    result, reason = settle_longest(task, task.style if task.style != "auto" else "chat", context)
+    assert (result.lengths_tokens, reason) == (lengths, said)
+    assert result == task.model_copy(update={"lengths_tokens": lengths})
 
 
 def test_a_task_without_it_is_as_it_was() -> None:

@@ -43,9 +43,9 @@ def task(**options: Any) -> LmEvalTask:
     ],
 )
 def test_planned_looks(written: dict[str, Any], looks: list[tuple[int, ...]], shares: list[float]) -> None:
-    found = planned_looks(task(**written), STOPPING)
-    assert found == tuple(Look(*one) for one in looks)
-    assert planned_shares(found) == pytest.approx(shares)
+    result = planned_looks(task(**written), STOPPING)
+    assert result == tuple(Look(*look) for look in looks)
+    assert planned_shares(result) == pytest.approx(shares)
 
 
 def test_a_range_that_ends_at_a_look_has_the_looks_before() -> None:

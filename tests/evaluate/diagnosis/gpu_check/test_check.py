@@ -68,14 +68,14 @@ class Machine:
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool | None, bool]]:
     """(precision, whether activations are quantized, whether it has an emulated twin) of every pair that was asked."""
-    found: list[tuple[str, bool | None, bool]] = []
+    result: list[tuple[str, bool | None, bool]] = []
 
     def ask(pair: Any, check: FormatCheck, length: Any) -> tuple[FormatCheck, list[str]]:
-        found.append((pair.precision, pair.quantizes, pair.emulated is not None))
+        result.append((pair.precision, pair.quantizes, pair.emulated is not None))
         return check, []
 
     monkeypatch.setattr(module, "_ask_pair", ask)
-    return found
+    return result
 
 
 def run(
@@ -92,7 +92,7 @@ def run(
 def test_waves(tmp_path: Path, asked: list[Any]) -> None:
     machine = Machine()
     checks = run(tmp_path, machine)
-    assert [(one.precision, one.outcome) for one in checks] == [("a", "PASS"), ("b", "PASS"), ("c", "PASS")]
+    assert [(check.precision, check.outcome) for check in checks] == [("a", "PASS"), ("b", "PASS"), ("c", "PASS")]
     assert sorted(machine.started[:2]) == [("gpu-check", "a"), ("gpu-check", "b")]
     assert sorted(machine.started[2:4]) == [("gpu-check-emulated", "a"), ("gpu-check-emulated", "b")]
     assert machine.started[4:] == [("gpu-check", "c"), ("gpu-check-emulated", "c")]
@@ -102,7 +102,7 @@ def test_waves(tmp_path: Path, asked: list[Any]) -> None:
 
 def test_no_wave_begins_that_cannot_end(tmp_path: Path, asked: list[Any]) -> None:
     checks = run(tmp_path, Machine(), seconds=module.WAVE_S - 1)
-    assert [one.outcome for one in checks] == ["NOT MEASURED"] * 3 and not asked
+    assert [check.outcome for check in checks] == ["NOT MEASURED"] * 3 and not asked
     assert checks[0].reasons == (
         "no time was left for it: a wave takes about 170 s; name it with --formats, or give --minutes",
     )
@@ -112,9 +112,9 @@ def test_a_format_that_is_not_served_fails_unless_that_was_foreseen(tmp_path: Pa
     machine = Machine(refuses=lambda spec: spec.checkpoint.name in "ab")
     foreseen = {"a": replayed(finding=("kernel", "no kernel for it")), "c": replayed(("linear", "w", "MacheteLinearKernel"))}
     a, b, c = run(tmp_path, machine, foreseen=foreseen)
-    said = "vLLM stopped before it was ready (exit status 1): ValueError: no kernel"
-    assert (a.outcome, a.reasons) == ("NOT SERVED", ("as foreseen: no kernel for it", said))
-    assert (b.outcome, b.reasons) == ("FAIL", (f"not served: {said}",))
+    text = "vLLM stopped before it was ready (exit status 1): ValueError: no kernel"
+    assert (a.outcome, a.reasons) == ("NOT SERVED", ("as foreseen: no kernel for it", text))
+    assert (b.outcome, b.reasons) == ("FAIL", (f"not served: {text}",))
     assert c.outcome == "PASS" and c.kernels is not None and c.kernels.foreseen is not None
     assert ("gpu-check-emulated", "a") not in machine.started and machine.running == 0
 

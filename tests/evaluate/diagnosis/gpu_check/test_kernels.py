@@ -23,8 +23,8 @@ def test_a_kernel_is_named_by_its_backend_or_its_class() -> None:
 
 def test_a_kernel_that_ran_for_the_draft_alone_is_not_named() -> None:
     foreseen = replayed(("experts", "fp8_block", "TRITON (TritonExperts)"))
-    found = compare_kernels(foreseen, HOPPER)
-    assert found.foreseen is not None and found.foreseen[0].line is None
+    result = compare_kernels(foreseen, HOPPER)
+    assert result.foreseen is not None and result.foreseen[0].line is None
     assert is_named_in("Using TRITON Fp8 MoE backend", "TRITON (TritonExperts)")
     assert not is_named_in("Selected CutlassFP8ScaledMMLinearKernel for X", "FP8ScaledMMLinearKernel"), "whole words"
 
@@ -33,8 +33,8 @@ def test_what_is_not_foreseen_says_why() -> None:
     assert compare_kernels("no serving environment", HOPPER) == Kernels(
         foreseen=None, unknown="no serving environment", chosen=HOPPER
     )
-    found = compare_kernels(replayed(("linear", "mxfp4", None), finding=("unknown", "vLLM asks torch.ops")), ())
-    assert (found.foreseen, found.unknown) == (None, "vLLM asks torch.ops; M: chosen later")
+    result = compare_kernels(replayed(("linear", "mxfp4", None), finding=("unknown", "vLLM asks torch.ops")), ())
+    assert (result.foreseen, result.unknown) == (None, "vLLM asks torch.ops; M: chosen later")
     assert compare_kernels(replayed(), ()).unknown == "the replay found no quantized module"
 
 

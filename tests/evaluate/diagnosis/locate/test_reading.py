@@ -21,11 +21,11 @@ def point(**more: object) -> dict[str, object]:
 
 
 def test_ranks_in_order_and_the_key_sent() -> None:
-    told = {"results": [{"rank": rank, "points": [point(rms=rank / 2)]} for rank in (1, 0)]}
-    with answering(json.dumps(told)) as server:
+    reported = {"results": [{"rank": rank, "points": [point(rms=rank / 2)]} for rank in (1, 0)]}
+    with answering(json.dumps(reported)) as server:
         watched = WatchedServer(server.base_url, "model", {"Authorization": "Bearer sk-1234567890"})
-        found = read_weights(watched)
-    assert [(rank, points["w"].rms) for rank, points in found.items()] == [(0, 0.0), (1, 0.5)]
+        result = read_weights(watched)
+    assert [(rank, points["w"].rms) for rank, points in result.items()] == [(0, 0.0), (1, 0.5)]
     assert "Authorization: Bearer sk-1234567890" in server.heads[0] and "sk-" not in repr(watched)
 
 

@@ -211,10 +211,10 @@ def test_what_cannot_be_had_is_generated_and_named_and_stays_so(texts: TextServe
 
 
 def test_files_of_ones_own_come_first_and_generated_asks_nobody(texts: TextServer, tmp_path: Path) -> None:
-    mine = tmp_path / "mine.json"
-    mine.write_bytes(FILES["squad"]["dev-v2.0.json"])
-    result, _ = run(tmp_path, task_of(tasks=("qa_1",), squad=str(mine)))
-    assert (result.sources, result.note) == ({"squad": str(mine)}, None)
+    own = tmp_path / "mine.json"
+    own.write_bytes(FILES["squad"]["dev-v2.0.json"])
+    result, _ = run(tmp_path, task_of(tasks=("qa_1",), squad=str(own)))
+    assert (result.sources, result.note) == ({"squad": str(own)}, None)
     result, _ = run(tmp_path, task_of(tasks=("qa_1", "vt"), sources="generated"))
     assert result.sources == {"squad": "generated"} and texts.asked == []
 

@@ -167,7 +167,7 @@ def test_a_needle_in_noise_stands_before_any_line_alike() -> None:
 
 def test_the_first_500_questions_are_asked_first() -> None:
     documents = tuple(f"Number {number}." for number in range(700))
-    source = QaSource(tuple(QaQuestion(f"Which is {one}?", ("it",), (one,)) for one in documents), documents)
+    source = QaSource(tuple(QaQuestion(f"Which is {document}?", ("it",), (document,)) for document in documents), documents)
     asked = [make("qa_1", 80, Sources(squad=source), index).facts["about"] for index in range(701)]
     assert set(asked[:NUM_PUBLISHED]) == set(documents[:NUM_PUBLISHED]) and asked[:NUM_PUBLISHED] != [
         *documents[:NUM_PUBLISHED]

@@ -34,7 +34,7 @@ NEEDLE = re.compile(r"One of the special magic (\w+) for (\S+) is: (\S+)\.")
 def solve_needles(question: str) -> list[str]:
     asked = question.rsplit("\n", 1)[1]
     names = re.findall(r"[a-z]+-[a-z]+|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", asked)
-    return [value for name in names for _, found, value in NEEDLE.findall(question) if found == name]
+    return [value for name in names for _, result, value in NEEDLE.findall(question) if result == name]
 
 
 def solve_tracking(question: str) -> list[str]:
@@ -58,11 +58,11 @@ def solve_frequent(question: str) -> list[str]:
 
 
 def solve_question(question: str) -> list[str]:
-    if found := re.search(r"Who built the (.+) of (\w+)\?$", question):
-        return re.findall(rf"\n{found[2]} is a .*?Its {found[1]} was built by (\w+ \w+) in", question)
-    found = re.search(r"In which town was the person born who built the (.+) of (\w+)\?$", question)
-    assert found is not None
-    builder = re.findall(rf"\n{found[2]} is a .*?Its {found[1]} was built by (\w+ \w+) in", question)[0]
+    if result := re.search(r"Who built the (.+) of (\w+)\?$", question):
+        return re.findall(rf"\n{result[2]} is a .*?Its {result[1]} was built by (\w+ \w+) in", question)
+    result = re.search(r"In which town was the person born who built the (.+) of (\w+)\?$", question)
+    assert result is not None
+    builder = re.findall(rf"\n{result[2]} is a .*?Its {result[1]} was built by (\w+ \w+) in", question)[0]
     return re.findall(rf"\n{builder} was a .*? was born in (\w+) in", question)
 
 
@@ -103,10 +103,10 @@ def test_the_prompt_alone_gives_the_answer(task: str) -> None:
 )
 def test_needles_are_as_many_and_of_the_kind_published(task: str, needles: int, expected: int, value: str) -> None:
     item = make(task, 2048)
-    found = NEEDLE.findall(item.question)
-    assert len(found) == needles and len(item.expected) == expected == len(item.depths)
+    result = NEEDLE.findall(item.question)
+    assert len(result) == needles and len(item.expected) == expected == len(item.depths)
     assert all(re.fullmatch(value, one) for one in item.expected)
-    names = Counter(name for _, name, _ in found)
+    names = Counter(name for _, name, _ in result)
     assert set(names.values()) == ({4} if task == "niah_multivalue" else {1})
     assert item.comparable == (task in ("niah_single_1", "niah_multikey_2", "niah_multikey_3"))
 
@@ -210,9 +210,9 @@ def test_largest_fitting_against_trying_all(seed: int) -> None:
     room, last = draw.randrange(60, 3 * counts[-1] // 2 + 61), len(counts) - 1
     best = max(units for units, tokens in enumerate(counts) if tokens <= room)
     calls: list[int] = []
-    found = largest_fitting(lambda units: calls.append(units) or counts[units], room, 0, last)  # type: ignore[func-returns-value]
-    assert found is not None and found.num_tokens == counts[found.units] <= room and len(calls) <= 20
-    assert found.units == best or counts[best] - found.num_tokens <= SLACK * room
+    result = largest_fitting(lambda units: calls.append(units) or counts[units], room, 0, last)  # type: ignore[func-returns-value]
+    assert result is not None and result.num_tokens == counts[result.units] <= room and len(calls) <= 20
+    assert result.units == best or counts[best] - result.num_tokens <= SLACK * room
     assert largest_fitting(lambda units: counts[units], counts[0] - 1, 0, last) is None
 
 

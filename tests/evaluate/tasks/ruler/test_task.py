@@ -90,15 +90,15 @@ def test_partial_credit_is_kept_and_correct_means_all(tmp_path: Path) -> None:
         return Scripted(" ".join(numbers[:3]))
 
     with FakeServer(find_numbers) as server, session_with(server, tmp_path) as session:
-        ours = run_ruler(session, task_of(tasks=("niah_multivalue",)), tmp_path, REFERENCE)
+        reference = run_ruler(session, task_of(tasks=("niah_multivalue",)), tmp_path, REFERENCE)
     with FakeServer(three) as server, session_with(server, tmp_path, "candidate") as session:
-        theirs = run_ruler(session, task_of(tasks=("niah_multivalue",)), tmp_path, REFERENCE)
+        candidate = run_ruler(session, task_of(tasks=("niah_multivalue",)), tmp_path, REFERENCE)
         assert server.count("/tokenize") == 0  # items came from the journal
-    assert [(item.correct, item.score) for item in ours.items] == [(True, 1.0)] * 2
-    assert [(item.correct, item.score) for item in theirs.items] == [(False, 0.75)] * 2
-    assert theirs.mean_score is not None
-    assert (theirs.mean_score.value, theirs.accuracy.value if theirs.accuracy else None) == (0.75, 0)
-    assert pair_items(ours, theirs).flips.right_to_wrong == 2
+    assert [(item.correct, item.score) for item in reference.items] == [(True, 1.0)] * 2
+    assert [(item.correct, item.score) for item in candidate.items] == [(False, 0.75)] * 2
+    assert candidate.mean_score is not None
+    assert (candidate.mean_score.value, candidate.accuracy.value if candidate.accuracy else None) == (0.75, 0)
+    assert pair_items(reference, candidate).flips.right_to_wrong == 2
 
 
 def test_the_reference_decides_what_every_checkpoint_is_asked(tmp_path: Path) -> None:
