@@ -19,8 +19,9 @@ from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
 from assay.records.preflight.report import Check
 from assay_evaluate.client.sending import REQUEST_S, SLOWEST_S_PER_TOKEN
+from assay_evaluate.diagnosis.probes.planned import Load
 from assay_evaluate.preflight.known_tasks import LENGTH_RANGE, UNKNOWN_COUNT
-from assay_evaluate.preflight.workload import Load, Workload, workload_of
+from assay_evaluate.preflight.workload import Workload, workload_of
 from assay_evaluate.roofline.devices import Device, device_named
 from assay_evaluate.roofline.shares import ACCEPTED_SHARE, WRITING_SHARE, Range
 from assay_evaluate.roofline.weights import ServedWeights

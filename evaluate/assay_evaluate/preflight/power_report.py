@@ -11,6 +11,7 @@ from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe, SweTask
 from assay.records.preflight.power import CheckpointCost, GatePower, NeededFor, PowerReport, TogetherPower
+from assay_evaluate.diagnosis.probes.planned import Load
 from assay_evaluate.preflight.cost import cost_of, span, tokens
 from assay_evaluate.preflight.known_tasks import LENGTH_RANGE
 from assay_evaluate.preflight.power import (
@@ -24,7 +25,7 @@ from assay_evaluate.preflight.power import (
     spread,
 )
 from assay_evaluate.preflight.power_designs import FROM_TABLE, Assumptions, needed, rules_of
-from assay_evaluate.preflight.workload import Load, Workload, workload_of
+from assay_evaluate.preflight.workload import Workload, workload_of
 from assay_evaluate.roofline.weights import ServedWeights
 from assay_evaluate.statistics import POWER
 from assay_evaluate.statistics.joint import expected

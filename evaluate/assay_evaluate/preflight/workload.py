@@ -6,7 +6,7 @@ Counted where the suite says it, else from the assumptions of `known_tasks`. Not
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -25,6 +25,7 @@ from assay.recipes.suite import (
     ToolsTask,
 )
 from assay.records.probe import ProbeSettings
+from assay_evaluate.diagnosis.probes.planned import Load
 from assay_evaluate.divergence.documents import own_suite
 from assay_evaluate.preflight.known_tasks import (
     ARITHMETIC_PROMPT_TOKENS,
@@ -48,21 +49,6 @@ T = TypeVar("T", bound=TaskBase)
 
 
 @dataclass(frozen=True)
-class Load:
-    """Requests, and the tokens of their prompts and replies together."""
-
-    num_requests: int = 0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-
-    def __add__(self, other: Load) -> Load:
-        return Load(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
-
-    def times(self, count: int) -> Load:
-        return Load(*(count * number for number in astuple(self)))
-
-
-@dataclass(frozen=True)
 class Workload:
     """Parts of a run. tasks: of a candidate, in round one where a range of samples or items is asked in rounds. again: what the
     reference is asked beyond that for the noise floor: everything once more, or second replies. most: tasks at their last look.
@@ -76,7 +62,7 @@ class Workload:
     scoring: Load
     probes: Load
     unknown: tuple[str, ...]
-    own: Load = Load()
+    own: Load = field(default_factory=Load)
     """Texts that a candidate writes itself and scores twice, for `assay deployment`."""
 
     @property

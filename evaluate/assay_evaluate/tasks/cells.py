@@ -40,10 +40,6 @@ class RulerCell:
     depth: float | None = None
     language: str = "en"
 
-    @property
-    def published_reply_tokens(self) -> int:
-        return REPLY_TOKENS.get(self.task, GRID_REPLY_TOKENS)
-
 
 def ruler_cells(task: RulerTask) -> Iterator[RulerCell]:
     """All that the task asks at lengths that are numbers (`settle_longest`), before it is known what fits."""
@@ -63,7 +59,7 @@ def needed_tokens(task: RulerTask, style: Style, cell: RulerCell) -> int:
 
 def tokens_kept_for_reply(task: RulerTask, cell: RulerCell) -> int:
     """Tokens that the length of the cell keeps for the reply."""
-    return task.max_tokens if task.reply_within_length else cell.published_reply_tokens
+    return task.max_tokens if task.reply_within_length else REPLY_TOKENS.get(cell.task, GRID_REPLY_TOKENS)
 
 
 def ruler_max_tokens(task: RulerTask, style: Style, name: str) -> int:

@@ -115,7 +115,7 @@ def probe_garble(session: ProbeSession) -> ProbeResult:
         return not_run("garble", "request", "no request of the scan had a reply", len(scan))
     answered = session.generated()
     compared, _ = credible_texts(session, answered)
-    usual = usual_length_of([reply for reply in answered if not reply.ask.body["temperature"]])
+    usual = usual_length_of([exchange for exchange in answered if not exchange.ask.body["temperature"]])
     suspects = find_suspects(answered, usual)
     groups = sort_out(session, suspects, compared, usual)
     garbled = sorted([*groups.garbled, *_not_written(session, scan, suspects)], key=lambda suspect: suspect.number)
@@ -146,7 +146,7 @@ def probe_garble(session: ProbeSession) -> ProbeResult:
             "num_aborted": sum(exchange.status == "aborted" for exchange in exchanges),
             "num_failed": failed,
             "concurrency": session.settings.concurrency,
-            "longest_prompt_tokens": max((reply.reply.prompt_tokens or 0 for reply in answered), default=0) or None,
+            "longest_prompt_tokens": max((exchange.reply.prompt_tokens or 0 for exchange in answered), default=0) or None,
         },
     )
 
@@ -177,21 +177,21 @@ def _scan_asks(session: ProbeSession) -> list[Ask]:
 
 def find_suspects(answered: Sequence[Exchange], usual: UsualLength) -> list[Suspect]:
     """Replies with at least one sign, of all groups of requests."""
-    among = signs_among([reply for reply in answered if not reply.ask.body["temperature"]], usual)
+    among = signs_among([exchange for exchange in answered if not exchange.ask.body["temperature"]], usual)
     is_cut: dict[str, list[bool]] = defaultdict(list)
-    for reply in answered:
-        is_cut[reply.id.partition("/")[0]].append(reply.reply.finish_reason == "length")
+    for exchange in answered:
+        is_cut[exchange.id.partition("/")[0]].append(exchange.reply.finish_reason == "length")
     suspects = []
-    for number, reply in enumerate(answered, 1):
-        group = is_cut[reply.id.partition("/")[0]]
+    for number, exchange in enumerate(answered, 1):
+        group = is_cut[exchange.id.partition("/")[0]]
         is_end_expected = sum(group) < USUAL_LENGTH_SHARE * len(group)
-        signs = [*signs_of(reply, is_end_expected=is_end_expected), *among.get(reply.id, [])]
-        if reply.ask.body["temperature"]:
+        signs = [*signs_of(exchange, is_end_expected=is_end_expected), *among.get(exchange.id, [])]
+        if exchange.ask.body["temperature"]:
             signs = [sign for sign in signs if sign.kind in AT_ANY_TEMPERATURE]
-        if reply.reply.has_tool_calls:
+        if exchange.reply.has_tool_calls:
             signs = [sign for sign in signs if sign.kind not in ("empty", "loop", "missing_end")]
         if signs:
-            suspects.append(Suspect(reply, tuple(signs), number))
+            suspects.append(Suspect(exchange, tuple(signs), number))
     return suspects
 
 
@@ -200,8 +200,8 @@ def _not_written(session: ProbeSession, scan: Sequence[Exchange], suspects: Sequ
     if session.settings.temperature or session.reason_unscorable is not None:
         return []
     odd = {suspect.exchange.id for suspect in suspects}
-    plain = [reply for reply in scan if reply.is_answered and reply.id not in odd][: session.settings.num_scored]
-    numbers = {reply.id: number for number, reply in enumerate(session.generated(), 1)}
+    plain = [exchange for exchange in scan if exchange.is_answered and exchange.id not in odd][: session.settings.num_scored]
+    numbers = {exchange.id: number for number, exchange in enumerate(session.generated(), 1)}
     unwritten = []
     for scored in session.score(plain, session.settings.concurrency, top_k=1):
         gap = furthest_behind(scored)

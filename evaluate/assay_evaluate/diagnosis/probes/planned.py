@@ -22,28 +22,34 @@ TOOL_TOKENS = 120
 
 
 @dataclass(frozen=True)
-class Group:
-    """Requests of one kind. Tokens are of all of them together, about for prompts and at most for replies."""
+class Load:
+    """Requests, and the tokens of their prompts and replies together."""
 
     num_requests: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
 
-    def __add__(self, other: Group) -> Group:
-        return Group(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+    def __add__(self, other: Load) -> Load:
+        return Load(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    def times(self, count: int) -> Load:
+        return Load(*(count * number for number in astuple(self)))
 
 
 @dataclass(frozen=True)
 class Planned:
-    """At most so many. generated: replies that are looked at. scored: read again. odd: for replies that will look odd."""
+    """At most so many requests, with about so many tokens of prompts and at most so many of replies.
 
-    generated: Group
-    scored: Group
-    aborted: Group
-    odd: Group
+    generated: replies that are looked at. scored: read again. odd: for replies that will look odd.
+    """
+
+    generated: Load
+    scored: Load
+    aborted: Load
+    odd: Load
 
     @property
-    def total(self) -> Group:
+    def total(self) -> Load:
         return self.generated + self.scored + self.aborted + self.odd
 
     def sentence(self, settings: ProbeSettings) -> str:
@@ -71,11 +77,11 @@ def plan_requests(
         long = max(1, min(long, max_model_len - settings.max_tokens - 8))
     mixed = (short + long) / 2
 
-    def replies(count: int, prompt: float = mixed) -> Group:
-        return Group(count, round(count * prompt), count * settings.max_tokens)
+    def replies(count: int, prompt: float = mixed) -> Load:
+        return Load(count, round(count * prompt), count * settings.max_tokens)
 
-    def scores(count: int, prompt: float = mixed) -> Group:
-        return Group(count, round(count * (prompt + settings.max_tokens)), count)
+    def scores(count: int, prompt: float = mixed) -> Load:
+        return Load(count, round(count * (prompt + settings.max_tokens)), count)
 
     half = max(1, settings.num_requests // 2)
     num_alone, num_long = min(settings.num_alone, half), settings.num_requests // 2
@@ -90,10 +96,10 @@ def plan_requests(
         "alone again": replies(num_alone),
         "salted": replies(2 * num_alone),
         "neighbours": replies(2 * min(settings.num_neighbours, num_alone) * settings.concurrency),
-        "tools": replies(num_tool_replies) + Group(2, tool_tokens, 2),
+        "tools": replies(num_tool_replies) + Load(2, tool_tokens, 2),
         "scan": replies(settings.num_garble_requests),
         "pair": replies(half),
-        "sizes": Group(2, 800, 2),  # tokens per character of the two languages
+        "sizes": Load(2, 800, 2),  # tokens per character of the two languages
     }
     scored = {
         "scored greedy": scores(half),
@@ -107,9 +113,9 @@ def plan_requests(
         groups.add("sizes")
     if has_pair and "speculation" in names and offer.speculation:
         groups.add("pair")
-    total_generated = sum((group for name, group in generated.items() if name in groups), Group())
-    total_scored = sum((group for name, group in scored.items() if name in groups), Group())
-    aborted = odd = Group()
+    total_generated = sum((group for name, group in generated.items() if name in groups), Load())
+    total_scored = sum((group for name, group in scored.items() if name in groups), Load())
+    aborted = odd = Load()
     if "garble" in names:
         aborted = replies(round(settings.num_garble_requests * settings.abort_share) if offer.streams else 0)
         num_examined = total_generated.num_requests if settings.most_suspects is None else settings.most_suspects
@@ -201,7 +207,7 @@ def fit_settings(
 def cost_of_limit(limited: ProbeSettings, planned: Planned, unlimited: Planned) -> str:
     """What a limit takes away, in words."""
 
-    def sees(group: Group) -> str:
+    def sees(group: Load) -> str:
         """The rate of a fault that so many replies show at least once with the settings' probability."""
         rate = float(1 - (1 - limited.level) ** (1 / max(1, group.num_requests)))
         return f"1 in {1 / rate:,.0f}"

@@ -195,9 +195,9 @@ def _script(exchange: Exchange) -> str:
 def usual_length_of(replies: Sequence[Exchange]) -> UsualLength:
     """The median of each script that has enough replies."""
     by_script: dict[str, list[float]] = defaultdict(list)
-    for reply in replies:
-        if (own := characters_per_token(reply)) is not None:
-            by_script[_script(reply)].append(own)
+    for exchange in replies:
+        if (own := characters_per_token(exchange)) is not None:
+            by_script[_script(exchange)].append(own)
     return UsualLength(
         {script: statistics.median(lengths) for script, lengths in by_script.items() if len(lengths) >= LEAST_REPLIES}
     )
@@ -206,16 +206,18 @@ def usual_length_of(replies: Sequence[Exchange]) -> UsualLength:
 def signs_among(replies: Sequence[Exchange], usual: UsualLength) -> dict[str, list[Sign]]:
     """By id, of greedy replies."""
     signs: dict[str, list[Sign]] = defaultdict(list)
-    others = repeated_texts((reply.id, reply.ask.prompt, reply.text) for reply in replies)
-    for reply in replies:
-        num_tokens = reply.reply.output_tokens
-        if reply.id in others:
-            signs[reply.id].append(Sign("repeated", f"the same text as {others[reply.id]}, another question's reply, has"))
-        if usual.is_thin(reply, THIN):
-            few = f"{len(reply.text)} characters for {num_tokens} tokens"
-            signs[reply.id].append(Sign("thin", f"{few}, less than {THIN:.0%} of what is usual"))
-        if ends_at_limit(reply):
-            signs[reply.id].append(Sign("end_at_limit", f"`stop` after {num_tokens} tokens, all that were allowed"))
+    others = repeated_texts((exchange.id, exchange.ask.prompt, exchange.text) for exchange in replies)
+    for exchange in replies:
+        num_tokens = exchange.reply.output_tokens
+        if exchange.id in others:
+            signs[exchange.id].append(
+                Sign("repeated", f"the same text as {others[exchange.id]}, another question's reply, has")
+            )
+        if usual.is_thin(exchange, THIN):
+            few = f"{len(exchange.text)} characters for {num_tokens} tokens"
+            signs[exchange.id].append(Sign("thin", f"{few}, less than {THIN:.0%} of what is usual"))
+        if ends_at_limit(exchange):
+            signs[exchange.id].append(Sign("end_at_limit", f"`stop` after {num_tokens} tokens, all that were allowed"))
     return dict(signs)
 
 

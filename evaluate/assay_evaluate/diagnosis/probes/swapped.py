@@ -17,8 +17,10 @@ from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, not_run,
 def probe_swapped(session: ProbeSession) -> ProbeResult:
     """Everything that was asked in this run. Alarm: one single reply that belongs to another request."""
     _ = session.greedy  # asked, if they were not yet
-    replies = [reply for reply in session.client.tally.exchanges.values() if reply.is_answered or reply.is_of_another]
-    named = [reply for reply in replies if reply.is_of_another]
+    replies = [
+        exchange for exchange in session.client.tally.exchanges.values() if exchange.is_answered or exchange.is_of_another
+    ]
+    named = [exchange for exchange in replies if exchange.is_of_another]
     known_ids: dict[str, tuple[int, ...]] = {}
 
     def ids_by_server(ask: Ask) -> tuple[int, ...]:
@@ -32,14 +34,14 @@ def probe_swapped(session: ProbeSession) -> ProbeResult:
         return known_ids[key]
 
     compared = [
-        (reply, ids)
-        for reply in replies
-        if reply.is_answered
-        and reply.reply.prompt_token_ids is not None
+        (exchange, ids)
+        for exchange in replies
+        if exchange.is_answered
+        and exchange.reply.prompt_token_ids is not None
         and session.endpoint.offer.tokenize
-        and (ids := ids_by_server(reply.ask))
+        and (ids := ids_by_server(exchange.ask))
     ]
-    unlike = [reply for reply, ids in compared if reply.reply.prompt_token_ids != ids]
+    unlike = [exchange for exchange, ids in compared if exchange.reply.prompt_token_ids != ids]
     is_comparable = 2 * len(unlike) <= len(compared)
     if not named and (not compared or not is_comparable):
         reason = "the endpoint does not tell the ids of a prompt, in replies and by /tokenize"
@@ -54,6 +56,8 @@ def probe_swapped(session: ProbeSession) -> ProbeResult:
         unit="request",
         alarms=[f"{len(swapped)} of {trials} replies answer another request's prompt"] if swapped else [],
         num_requests=len(replies),
-        witnesses=[witness(reply, reply.reply.error or "its prompt's ids are those of another prompt") for reply in swapped],
+        witnesses=[
+            witness(exchange, exchange.reply.error or "its prompt's ids are those of another prompt") for exchange in swapped
+        ],
         first_event_at=replies.index(swapped[0]) + 1 if swapped else None,
     )

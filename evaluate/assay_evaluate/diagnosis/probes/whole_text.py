@@ -39,14 +39,19 @@ def probe_text(session: ProbeSession) -> ProbeResult:
         return not_run("text", "request", "no request had a reply")
     compared, reason = credible_texts(session, replies)
     contradictions = _find_all_contradictions(session, replies, compared)
-    is_any_told = any(
-        reply.id in compared or reply.reply.output_tokens is not None or reply.reply.usage_problem or reply.reply.token_ids
-        for reply in replies
+    has_counts = any(
+        exchange.id in compared
+        or exchange.reply.output_tokens is not None
+        or exchange.reply.usage_problem
+        or exchange.reply.token_ids
+        for exchange in replies
     )
-    if not is_any_told and not contradictions:
+    if not has_counts and not contradictions:
         return not_run("text", "request", "replies tell neither ids nor numbers of tokens", len(replies))
     events = [
-        (number, reply, contradictions[reply.id]) for number, reply in enumerate(replies, 1) if reply.id in contradictions
+        (number, exchange, contradictions[exchange.id])
+        for number, exchange in enumerate(replies, 1)
+        if exchange.id in contradictions
     ]
     kinds = Counter[str](contradiction.kind for _, _, own in events for contradiction in own)
     alarms = []
@@ -60,12 +65,12 @@ def probe_text(session: ProbeSession) -> ProbeResult:
         unit="request",
         alarms=alarms,
         reason=reason,
-        witnesses=[_witness(reply, own[0]) for _, reply, own in events],
+        witnesses=[_witness(exchange, own[0]) for _, exchange, own in events],
         first_event_at=events[0][0] if events else None,
         details={
             "kinds": dict(kinds),
             "num_decoded": len(compared),
-            "num_with_ids": sum(reply.reply.token_ids is not None for reply in replies),
+            "num_with_ids": sum(exchange.reply.token_ids is not None for exchange in replies),
             "num_read": len(session.is_text_of_rows),
         },
     )
@@ -125,10 +130,10 @@ def credible_texts(session: ProbeSession, replies: Sequence[Exchange]) -> tuple[
     another one, it is not their text, be it in every reply.
     """
     compared = texts_against_ids(session, replies)
-    differ = [reply for reply in replies if reply.id in compared and not compared[reply.id].is_equal]
+    differ = [exchange for exchange in replies if exchange.id in compared and not compared[exchange.id].is_equal]
     if len(differ) <= FEW * len(compared):
         return compared, None
-    if session.endpoint.offer.tokenize and all(_comes_back(session, reply) for reply in differ[:MOST_ROUND_TRIPS]):
+    if session.endpoint.offer.tokenize and all(_comes_back(session, exchange) for exchange in differ[:MOST_ROUND_TRIPS]):
         return compared, None
     return {}, (
         f"the text of {len(differ)} of {len(compared)} replies is not what /detokenize makes of their ids, and /detokenize "
@@ -172,10 +177,10 @@ def _find_all_contradictions(
 def _misread(session: ProbeSession, replies: Sequence[Exchange]) -> list[tuple[str, Contradiction]]:
     """Replies without ids whose log-probabilities are of other tokens than the text; not where they are so in most."""
     known = session.is_text_of_rows
-    for reply in replies:
-        if reply.id not in known and (is_its_text := is_text_of_rows(reply)) is not None:
-            known[reply.id] = is_its_text
-    names = [reply.id for reply in replies if known.get(reply.id) is False]
+    for exchange in replies:
+        if exchange.id not in known and (is_its_text := is_text_of_rows(exchange)) is not None:
+            known[exchange.id] = is_its_text
+    names = [exchange.id for exchange in replies if known.get(exchange.id) is False]
     if 2 * len(names) > len(known):
         return []
     sentence = "the text is not what the tokens of its log-probabilities read"

@@ -152,15 +152,15 @@ def _trajectory(
             **common, **NOTHING_MEASURED, exit_status=reason.split(":")[0], fault="infrastructure", outcome="not_graded",
             num_attempts=max(1, failures), error=reason,
         )  # fmt: skip
-    own_grade = grades[instance]
+    grade_of_patch = grades[instance]
     return Trajectory(
         **common,
         **measure(data, native_tool_calls=task.tool_calls == "native"),
         exit_status=exit_of(data).status,
         fault="model",
-        outcome=own_grade.outcome,
+        outcome=grade_of_patch.outcome,
         num_attempts=failures + 1,
-        error=own_grade.reason or None,
+        error=grade_of_patch.reason or None,
     )
 
 
