@@ -46,7 +46,7 @@ class Sides:
         return ServerSpec(checkpoint, profile, SERVING, speculate=True, log_path=log)
 
 
-def sides_on(gpu: Gpu, interpreter: str | None = None) -> Sides:
+def sides_on(gpu: Gpu) -> Sides:
     """On one GPU of this machine. Environment variables are those of a shipped profile for such a GPU, if there is one."""
     shipped = [load_recipe(ProfileRecipe, name) for name in recipe_names("profiles")]
     same_gpu = (p for p in shipped if p.hardware.gpu and p.hardware.gpu.casefold() in gpu.name.casefold())
@@ -58,7 +58,7 @@ def sides_on(gpu: Gpu, interpreter: str | None = None) -> Sides:
         {
             "schema": 1, "name": "gpu-check", "description": "One GPU, a small model.", "hardware": hardware,
             "vllm": {**FLAGS, **GRAPHS}, "environment": {} if profile is None else profile.environment,
-            "startup_timeout_s": START_TIMEOUT_S, "interpreter": interpreter,
+            "startup_timeout_s": START_TIMEOUT_S,
         }
     )  # fmt: skip
     emulated = native.model_copy(
@@ -67,9 +67,9 @@ def sides_on(gpu: Gpu, interpreter: str | None = None) -> Sides:
     return Sides(native, emulated, gpu.name)
 
 
-def self_test_sides(interpreter: str | None = None) -> Sides:
+def self_test_sides() -> Sides:
     """Both sides emulated on this machine's CPU: every line of the program runs, and nothing is shown about a GPU."""
-    profile = load_recipe(ProfileRecipe, "cpu-emulated").model_copy(update={"interpreter": interpreter})
+    profile = load_recipe(ProfileRecipe, "cpu-emulated")
     profile = profile.model_copy(update={"vllm": {**profile.vllm, "max-model-len": 1024}})
     return Sides(profile, profile, None)
 

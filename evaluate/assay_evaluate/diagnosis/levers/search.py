@@ -334,13 +334,13 @@ def _positions(observation: Observation) -> str:
     return f"{known[0]} to {known[-1]}, median {known[len(known) // 2]}" if known else "none known"
 
 
-def choose_changes(changes: Sequence[Sequence[Change]], alpha: float = ALPHA) -> list[Change]:
+def choose_changes(changes: Sequence[Sequence[Change]]) -> list[Change]:
     """Of every lever's changes the first that chance does not explain, p values Holm-adjusted over all levers and changes."""
     adjusted = iter(holm([change.p_value for of_lever in changes for change in of_lever]))
     chosen: list[Change] = []
     for of_lever in changes:
         own = [replace(change, p_value=next(adjusted)) for change in of_lever]
-        unexplained = (change for change in own if change.p_value < alpha and change.effect != "none")
+        unexplained = (change for change in own if change.p_value < ALPHA and change.effect != "none")
         none = Change("none", min(change.p_value for change in own), f"no difference ({own[-1].sentence})")
         chosen.append(next(unexplained, none))
     return chosen

@@ -193,9 +193,9 @@ def _describe(parting: Parting) -> str:
     return f"{parting.name}{rank}: {parting.why}"
 
 
-def worst_points(points: Sequence[PointDifference], count: int = WORST_SHOWN) -> list[PointDifference]:
+def worst_points(points: Sequence[PointDifference]) -> list[PointDifference]:
     """Those that add most, for a table."""
-    return sorted((p for p in points if p.added is not None), key=lambda p: -(p.added or 0.0))[:count]
+    return sorted((p for p in points if p.added is not None), key=lambda p: -(p.added or 0.0))[:WORST_SHOWN]
 
 
 # ------------------------------------------------------------------------------------------------ remedy

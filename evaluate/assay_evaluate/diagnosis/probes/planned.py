@@ -162,15 +162,7 @@ def _groups_of(name: str, settings: ProbeSettings, offer: Offer) -> set[str]:
 
 
 # ------------------------------------------------------------------------------------------------ within a limit
-def fit_settings(
-    settings: ProbeSettings,
-    most: int,
-    names: Sequence[str],
-    offer: Offer = EVERYTHING,
-    max_model_len: int | None = None,
-    *,
-    has_pair: bool = False,
-) -> ProbeSettings:
+def fit_settings(settings: ProbeSettings, most: int, names: Sequence[str], *, has_pair: bool = False) -> ProbeSettings:
     """Settings of which everything together, the questions that find out what is offered among them, is `most` at most.
 
     All numbers are made smaller by one factor. MeasureError: even the least of everything is more.
@@ -190,7 +182,7 @@ def fit_settings(
         )  # fmt: skip
 
     def total(factor: float) -> int:
-        planned = plan_requests(scaled(factor), names, offer, max_model_len, has_pair=has_pair)
+        planned = plan_requests(scaled(factor), names, has_pair=has_pair)
         return planned.total.num_requests + MOST_DISCOVERY_REQUESTS
 
     if total(0.0) > most:

@@ -39,12 +39,12 @@ class Sign:
     position: int | None = None
 
 
-def longest_loop(sequence: Sequence[Hashable], longest_period: int = LONGEST_PERIOD) -> tuple[int, int, int]:
-    """(start, length, period) of the longest stretch that repeats with a period of at most `longest_period`, at least
+def longest_loop(sequence: Sequence[Hashable]) -> tuple[int, int, int]:
+    """(start, length, period) of the longest stretch that repeats with a period of at most `LONGEST_PERIOD`, at least
     `MIN_REPEATS` times; (0, 0, 0) if there is none. The stretch holds all repeats.
     """
     best = (0, 0, 0)
-    for period in range(1, min(longest_period, len(sequence) // MIN_REPEATS) + 1):
+    for period in range(1, min(LONGEST_PERIOD, len(sequence) // MIN_REPEATS) + 1):
         run = 0
         for at in range(period, len(sequence) + 1):
             if at < len(sequence) and sequence[at] == sequence[at - period]:

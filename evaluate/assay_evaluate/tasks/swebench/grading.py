@@ -46,7 +46,6 @@ def grade(
     *,
     runtime: ContainerRuntime | None,
     on_progress: Callable[[str], None],
-    backoff_s: float = BACKOFF_S,
 ) -> dict[str, Grade]:
     """Instance -> grade, for every patch. folder: of the harness's logs; what lies there is used again for the same patch.
 
@@ -74,7 +73,7 @@ def grade(
         "network": task.grading_network,
         "num_graders": min(task.num_graders, len(rows)),
         "num_attempts": task.num_attempts,
-        "backoff_s": backoff_s,
+        "backoff_s": BACKOFF_S,
     }
     try:
         graded = _run_grader(spec, folder / f"{model_name}.log", {row["instance_id"]: row for row in rows}, task.name)
