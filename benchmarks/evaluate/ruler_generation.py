@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from assay_evaluate.tasks.ruler import TASKS, Prompt, TokenCounter, grid_item, ruler_item
+from assay_evaluate.tasks.ruler.tasks import TASKS, grid_item, ruler_item
+from assay_evaluate.tasks.ruler.tokens import Prompt, TokenCounter
 
 LENGTHS_TOKENS = (1024, 2048, 4096, 8192, 16384)
 LONG_TOKENS = (131_072, 1_048_576)

@@ -49,10 +49,8 @@ from assay_evaluate.client.journal import Identity, Journal, Reply, Request, cou
 from assay_evaluate.speed.foreign.read import read_imported  # noqa: E402
 from assay_evaluate.speed.foreign.stated import Stated  # noqa: E402
 from assay_evaluate.speed.rows_in_record import with_rows  # noqa: E402
-from assay_evaluate.tasks.ruler.files import read_items, write_items  # noqa: E402
-from assay_evaluate.tasks.ruler.items import RulerItem  # noqa: E402
 from assay_evaluate.tasks.ruler.qa import read_hotpotqa, read_squad  # noqa: E402
-from assay_evaluate.tasks.swebench.predictions import read_predictions, read_trajectory  # noqa: E402
+from assay_evaluate.tasks.swebench.trajectories import read_predictions, read_trajectory  # noqa: E402
 from assay_quantize.calibration.mixing import mix_of  # noqa: E402
 from assay_quantize.calibration.text import Text  # noqa: E402
 from assay_quantize.checkpoint.checkpoint import open_checkpoint  # noqa: E402
@@ -195,15 +193,6 @@ def text(name: str, content: str, read: Callable[[Path], object]) -> Target:
     return Target(make, (name,), lambda folder: read(folder / name))
 
 
-def items(folder: Path) -> None:
-    item = RulerItem(
-        task="niah_single_1", length_tokens=512, index=0, language="en", style="plain", question="q", answer_prefix="a",
-        expected=("1",), match="all", prompt_tokens=500, reply_tokens=12, fill=0.9, depths=(0.5,), comparable=False, note="n",
-        facts={"key": "k"}, seed="eval",
-    )  # fmt: skip
-    write_items(folder / "items.jsonl", [item, item])
-
-
 def trajectories(folder: Path) -> None:
     (folder / "a__b-1").mkdir()
     (folder / "a__b-1" / "a__b-1.traj.json").write_text(
@@ -327,7 +316,6 @@ TARGETS: dict[str, Target] = {
         quantized, ("out/checkpoint/model-00001-of-00002.safetensors",), command(*VERIFY)
     ),
     "journal of replies": Target(journal, ("journal.db",), read_journal),
-    "items of RULER": Target(items, ("items.jsonl",), lambda folder: list(read_items(folder / "items.jsonl"))),
     "SQuAD": text("squad.json", SQUAD, read_squad),
     "HotpotQA": text("hotpot.json", HOTPOT, read_hotpotqa),
     "speeds of InferenceX": text("speeds.json", INFERENCEX, import_speeds),

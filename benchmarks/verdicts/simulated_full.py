@@ -22,13 +22,14 @@ from numpy.typing import NDArray
 from assay.recipes.gate import EffectiveLengthGate, GateRecipe, ScoreGate
 from assay.recipes.suite import RulerTask, SuiteRecipe, TaskBase
 from assay.records.verdict import Status
+from assay_evaluate.preflight.known_tasks import num_items
 from assay_evaluate.preflight.power_designs import discordance_of, rules_of
 from assay_evaluate.preflight.suite_items import num_items
 from assay_evaluate.statistics.decisions import holm
 from assay_evaluate.statistics.graded import POWERS, MeanDifference
 from assay_evaluate.statistics.joint.chances import Path, judge_runs, runs_asked_further
 from assay_evaluate.statistics.joint.drawn import Assumption, Evidence, LookDesign, ScoreDesign
-from assay_evaluate.tasks.looks import Look, asked_for, planned_looks, planned_shares
+from assay_evaluate.tasks.looks import Look, planned_looks, planned_shares, task_at_look
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -95,7 +96,7 @@ def designs_of(suite: SuiteRecipe, gates: GateRecipe) -> list[Design]:
 
 def _design(task: TaskBase, gate: ScoreGate, gates: GateRecipe) -> Design:
     looks = planned_looks(task, gates.stopping)
-    counts = [num_items(asked_for(task, look.candidate_samples, look.limit) if task.is_adaptive else task) for look in looks]
+    counts = [num_items(task_at_look(task, look.candidate_samples, look.limit) if task.is_adaptive else task) for look in looks]
     if any(count is None for count in counts):
         raise ValueError(f"{task.name}: how many items it has is not known")
     cluster, length = _of_ruler(task) if isinstance(task, RulerTask) else (None, None)

@@ -158,9 +158,9 @@ def _is_chat(run: PlannedRun) -> bool:
 
 def counted(run: PlannedRun) -> SuiteRecipe:
     """The suite with numbers only; of servers that run already, by what profile and config say of the context."""
-    from assay_evaluate.tasks.longest import settled_suite
+    from assay_evaluate.tasks.cells import settle_suite
 
-    return settled_suite(run.suite, _context(run), is_chat=_is_chat(run))
+    return settle_suite(run.suite, _context(run), is_chat=_is_chat(run))
 
 
 def _required(run: PlannedRun) -> frozenset[str]:
@@ -192,7 +192,7 @@ def check_cost(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterable[
 
 def served_weights_of(run: PlannedRun) -> dict[str, ServedWeights | None]:
     """Label -> what a server reads and computes, of every checkpoint, the reference first; None: not known."""
-    from assay_evaluate.preflight.rates import held_by
+    from assay_evaluate.preflight.cost import held_by
     from assay_evaluate.roofline.weights import served_weights
 
     return {
@@ -246,7 +246,7 @@ def check_memory(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterato
 
 
 def _memory_of_cpu(run: PlannedRun) -> Iterator[Check]:
-    from assay_evaluate.preflight.rates import held_by
+    from assay_evaluate.preflight.cost import held_by
     from assay_evaluate.serving import hardware
     from assay_evaluate.serving.vllm_command import server_environment
     from assay_quantize.preflight.cpu_memory import check_cpu_memory as look

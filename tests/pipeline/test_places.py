@@ -41,7 +41,7 @@ def logs(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     monkeypatch.setattr("assay_evaluate.diagnosis.locate.locate.serve", start)
     monkeypatch.setattr("assay_evaluate.diagnosis.levers.settings.serve", start)
     monkeypatch.setattr(
-        "assay_evaluate.diagnosis.probes.served.probe_checkpoint", lambda spec, *a, **k: start(spec).__enter__()
+        "assay_evaluate.diagnosis.probes.run_probes.probe_checkpoint", lambda spec, *a, **k: start(spec).__enter__()
     )
     return found
 

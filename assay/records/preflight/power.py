@@ -113,7 +113,7 @@ class PowerReport(Record):
     needed: tuple[NeededFor, ...]
     """Of every gate without any loss, then of each loss that was seen and is one."""
     unknown: tuple[str, ...]
-    """Gated tasks that are in no chance, for how many items they have is not known before the run."""
+    """GatedTask tasks that are in no chance, for how many items they have is not known before the run."""
     taken_to_pass: tuple[str, ...]
     """Kinds of the other gates."""
     costs: tuple[CheckpointCost, ...]

@@ -63,66 +63,67 @@ def find_endpoint(
     before_asking: called when the server is there and has the model, before the model is asked anything.
     MeasureError if nothing answers, the model is not there, or it offers neither chat nor completions.
     """
-    base_url, sent = root_url(url), dict(headers or {})
+    base_url, headers = root_url(url), dict(headers or {})
     try:
-        listed = list_models(base_url, what="the endpoint", headers=sent)
+        listed = list_models(base_url, what="the endpoint", headers=headers)
     except ServeError as error:
         raise MeasureError(str(error)) from None
-    names = [one.id for one in listed]
+    names = [served.id for served in listed]
     if model is not None and model not in names:
         raise MeasureError(f"{url}: has no model {model!r}; it lists {', '.join(map(shown, names))}")
-    about = next(one for one in listed if model is None or one.id == model)
+    about = next(served for served in listed if model is None or served.id == model)
     before_asking()
-    with Client(Address(base_url, about.id, sent), timeout_s=timeout_s) as client:
+    with Client(Address(base_url, about.id, headers), timeout_s=timeout_s) as client:
         return ProbedEndpoint(
             base_url=base_url,
             model=about.id,
             max_model_len=about.max_model_len,
-            offer=_find_offer(client, sent),
+            offer=_find_offer(client, headers),
             system_fingerprint=client.tally.system_fingerprint,
-            headers=sent,
+            headers=headers,
         )
 
 
 def _find_offer(client: Client, headers: Mapping[str, str]) -> Offer:
-    def said(path: str, **body: Any) -> Exchange:
+    def ask(path: str, **body: Any) -> Exchange:
         [exchange] = client.ask_together([Ask(f"find/{path}", path, {"max_tokens": 1, "temperature": 0, **body})], 1)
         return exchange
 
-    chat = said(CHAT, messages=QUESTION).is_answered
-    completions = said(COMPLETIONS, prompt="1 + 1").is_answered
+    chat = ask(CHAT, messages=QUESTION).is_answered
+    completions = ask(COMPLETIONS, prompt="1 + 1").is_answered
     if not chat and not completions:
         errors = ", ".join(f"{error} ({count})" for error, count in client.tally.errors.items())
         raise MeasureError(f"{client.endpoint.base_url}: answers neither {CHAT} nor {COMPLETIONS}: {errors}")
     path = CHAT if chat else COMPLETIONS
     base: dict[str, Any] = {"messages": QUESTION} if chat else {"prompt": "1 + 1"}
 
-    unusable: list[str] = []
+    reasons_unusable: list[str] = []
 
     def is_usable(values: Iterable[float | None]) -> bool:
-        why = why_no_logprobs(values)
-        unusable.extend([] if why is None else [why])
-        return why is None
+        if (reason := why_no_logprobs(values)) is not None:
+            reasons_unusable.append(reason)
+        return reason is None
 
     def most_logprobs() -> int | None:
         for k in (128, 64, 20, 5, 1):
-            wish = {"logprobs": True, "top_logprobs": k} if chat else {"logprobs": k}
-            rows = said(path, **base, **wish).rows
+            options = {"logprobs": True, "top_logprobs": k} if chat else {"logprobs": k}
+            rows = ask(path, **base, **options).rows
             if rows and rows[0].top:
-                values = [value for row in rows for value in (row.logprob, *(each for _, each in row.top))]
+                values = [value for row in rows for value in (row.logprob, *(logprob for _, logprob in row.top))]
                 return min(k, len(rows[0].top)) if is_usable(values) else None
         return None
 
     def most_prompt_logprobs() -> int | None:
         for k in (128, 64, 20, 5):
-            scored = said(COMPLETIONS, prompt=[1, 2, 3], prompt_logprobs=k).reply.logprobs
+            scored = ask(COMPLETIONS, prompt=[1, 2, 3], prompt_logprobs=k).reply.logprobs
             if scored is not None:
                 return int(scored.ids_PK.shape[1]) if is_usable(scored.logprobs_PK.ravel().tolist()) else None
         return None
 
-    with_ids = said(path, **base, return_token_ids=True)
+    with_ids = ask(path, **base, return_token_ids=True)
     token_ids = with_ids.reply.token_ids is not None and with_ids.reply.prompt_token_ids is not None
     counters = _metrics(client.endpoint.base_url, headers)
+    streamed = {"max_tokens": 2, "temperature": 0, **base}
     version = find_version(client.endpoint.base_url, what="the endpoint", headers=headers)
     return Offer(
         is_vllm=version is not None and any(name.startswith("vllm:") for name in counters),
@@ -132,22 +133,17 @@ def _find_offer(client: Client, headers: Mapping[str, str]) -> Offer:
         logprobs=most_logprobs(),
         prompt_logprobs=most_prompt_logprobs() if completions and token_ids else None,
         token_ids=token_ids,
-        extended_sampling=token_ids and said(path, **base, **EXTENDED).is_answered,
+        extended_sampling=token_ids and ask(path, **base, **EXTENDED).is_answered,
         tokenize=bool(client.post("/tokenize", {"prompt": "1 + 1"}).tokens),
         detokenize=isinstance(client.post("/detokenize", {"tokens": [1]}).data.get("prompt"), str),
         metrics=bool(counters),
         counts_nans="vllm:corrupted_requests_total" in counters,
         speculation=with_ids.reply.speculation is not None or "vllm:spec_decode_num_drafts_total" in counters,
         routed_experts=with_ids.routed_experts is not None,
-        cache_salt=token_ids and said(path, **base, cache_salt="probe").is_answered,
-        streams=_streams(client, path, base),
-        no_logprobs=unusable[0] if unusable else None,
+        cache_salt=token_ids and ask(path, **base, cache_salt="probe").is_answered,
+        streams=bool(client.exchange(Ask("find/stream", path, streamed, abort_after=1)).reply.output_tokens),
+        no_logprobs=reasons_unusable[0] if reasons_unusable else None,
     )
-
-
-def _streams(client: Client, path: str, base: dict[str, Any]) -> bool:
-    body = {"max_tokens": 2, "temperature": 0, **base}
-    return bool(client.exchange(Ask("find/stream", path, body, abort_after=1)).reply.output_tokens)
 
 
 def _metrics(base_url: str, headers: Mapping[str, str]) -> dict[str, float]:

@@ -1,5 +1,5 @@
 """What can be known of serving and measuring before it is begun: vLLM's loaders, its environment, data sets, contexts, cost.
 
-In: recipes of model, profile, suite and gates; small files of a checkpoint. Out: `Check` records. May import `tasks`,
-`serving`, `verdicts`, `asking`, `client` and `statistics`.
+In: recipes of model, profile, suite and gates; small files of a checkpoint. Out: `Check` records. May import `verdicts`,
+`divergence`, `diagnosis` and the rooms below.
 """

@@ -1,11 +1,16 @@
 """What a run costs before it is begun: requests, tokens, hours and GPU-hours of every checkpoint, and of all of them.
 
-Every number of hours is a range: lengths of replies (`known_tasks`) and speeds (`rates`) are assumptions. A run FAILs here only
-if its requests cannot end: a reply that takes longer than its deadline is asked for again and again.
+Every number of hours is a range: lengths of replies (`known_tasks`) and speeds are assumptions. A run FAILs here only if its
+requests cannot end: a reply that takes longer than its deadline is asked for again and again.
+
+Tokens a second are those of a roofline. Writing is bound by memory: each step reads the weights that its tokens touch, once.
+With e of E experts for each token, t tokens in a step touch 1 - (1 - e / E)^t of them. Reading prompts is bound by arithmetic:
+two operations for each weight that a token multiplies with. Real servers reach a share of either; the results carry its range.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,14 +19,69 @@ from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
 from assay.records.preflight.report import Check
 from assay_evaluate.client.sending import REQUEST_S, SLOWEST_S_PER_TOKEN
-from assay_evaluate.preflight.known_tasks import LENGTH_RANGE
-from assay_evaluate.preflight.rates import Rates, rates_on
-from assay_evaluate.preflight.suite_items import UNKNOWN_COUNT
-from assay_evaluate.preflight.workload import Load, Workload, workload_of
-from assay_evaluate.roofline.shares import Range
+from assay_evaluate.diagnosis.probes.planned import Load
+from assay_evaluate.preflight.known_tasks import LENGTH_RANGE, UNKNOWN_COUNT
+from assay_evaluate.preflight.workload import Workload, workload_of
+from assay_evaluate.roofline.devices import Device, device_named
+from assay_evaluate.roofline.shares import ACCEPTED_SHARE, WRITING_SHARE, Range
 from assay_evaluate.roofline.weights import ServedWeights
 
+# ------------------------------------------------------------------------------------------------ rates
+CPU_CORE = Device(8e9, 50e9)
+"""One core of a server with AVX2: its part of memory bandwidth, and FP32 operations."""
 
+READING_SHARE: Range = (0.10, 0.40)
+"""Of the arithmetic roofline. Assumption: GPUs reach up to 40 % on long prompts; many of a suite's are short."""
+CPU_SHARE: Range = (0.3, 2.0)
+CPU_STEP_S: Range = (0.01, 0.05)
+"""Of a step on a CPU beside the model: scheduling, sampling, Python."""
+LOADING_BYTES_S: Range = (1e9, 6e9)
+"""From disk or page cache to GPUs. Assumption."""
+START_S: dict[str, Range] = {"cuda": (120.0, 900.0), "cpu": (25.0, 70.0)}
+"""Of a start beside loading: imports, compiling, CUDA graphs. Assumption for GPUs; measured on two cores of a CPU."""
+
+
+def held_by(profile: ProfileRecipe) -> int | None:
+    """Bytes in which emulation holds every weight, dequantized. None: as it is stored."""
+    if not profile.emulate:
+        return None
+    return 4 if profile.flags.get("dtype") == "float32" else 2
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Tokens a second of all requests together, and seconds of a start."""
+
+    prompt_tokens_s: Range
+    output_tokens_s: Range
+    start_s: Range
+
+
+def rates_on(profile: ProfileRecipe, weights: ServedWeights, serving: Serving) -> Rates | None:
+    """None: a GPU that is not in the table, or a profile that does not say how many there are."""
+    hardware = profile.hardware
+    drafted = serving.num_speculative_tokens or 0
+    written = [profile.concurrency * (1 + accepted * drafted) for accepted in ACCEPTED_SHARE]
+    touched = weights.touched_bytes(profile.concurrency * (1 + drafted))
+    loading = (weights.num_bytes / LOADING_BYTES_S[1], weights.num_bytes / LOADING_BYTES_S[0])
+    start = START_S[hardware.device]
+    if hardware.device == "cpu":
+        cores = os.cpu_count() or 1
+        own = zip(CPU_SHARE, reversed(CPU_STEP_S), strict=True)
+        step = [touched / (CPU_CORE.bytes_s * cores * share) + beside for share, beside in own]
+        reading = [CPU_CORE.operations_s * cores * share / (2 * weights.active_params) for share in CPU_SHARE]
+        writing = [tokens / seconds for tokens, seconds in zip(written, step, strict=True)]
+    else:
+        device = device_named(hardware.gpu)
+        if device is None or hardware.num_gpus == 0:
+            return None
+        step_s = touched / (device.bytes_s * hardware.num_gpus)
+        reading = [device.operations_s * hardware.num_gpus * share / (2 * weights.active_params) for share in READING_SHARE]
+        writing = [share * tokens / step_s for share, tokens in zip(WRITING_SHARE, written, strict=True)]
+    return Rates((reading[0], reading[1]), (writing[0], writing[1]), (start[0] + loading[0], start[1] + loading[1]))
+
+
+# ------------------------------------------------------------------------------------------------ costs
 @dataclass(frozen=True)
 class CheckpointCost:
     """One checkpoint: what is asked of it, and how long that takes. gpu_hours: None on a machine without GPUs."""
@@ -39,19 +99,15 @@ def cost_of(
     rates = None if weights is None else rates_on(profile, weights, serving)
     if rates is None:
         return None
-    hours = _hours(load, rates)
-    gpus = profile.hardware.num_gpus
-    return CheckpointCost(label, load, hours, (gpus * hours[0], gpus * hours[1]) if gpus else None)
-
-
-def _hours(load: Load, rates: Rates) -> Range:
-    """Prompts are read and replies written by the same GPUs, one after the other at worst and at best."""
 
     def seconds(length: float, at: int) -> float:
+        """Prompts are read and replies written by the same GPUs, one after the other at worst and at best."""
         writing = length * load.output_tokens / rates.output_tokens_s[at]
         return writing + load.prompt_tokens / rates.prompt_tokens_s[at] + rates.start_s[1 - at]
 
-    return seconds(LENGTH_RANGE[0], 1) / 3600, seconds(LENGTH_RANGE[1], 0) / 3600
+    hours = (seconds(LENGTH_RANGE[0], 1) / 3600, seconds(LENGTH_RANGE[1], 0) / 3600)
+    gpus = profile.hardware.num_gpus
+    return CheckpointCost(label, load, hours, (gpus * hours[0], gpus * hours[1]) if gpus else None)
 
 
 # ------------------------------------------------------------------------------------------------ the checks
@@ -107,12 +163,12 @@ def _without_speed(
     profile: ProfileRecipe, loads: Mapping[str, Load], weights: Mapping[str, ServedWeights | None], work: Workload
 ) -> Check:
     load = sum(loads.values(), Load())
-    why = f"no rate is known for GPUs called {profile.hardware.gpu}"
+    reason = f"no rate is known for GPUs called {profile.hardware.gpu}"
     if unplanned := [label for label, held in weights.items() if held is None]:
-        why = f"the weights of {', '.join(unplanned)} are not known"
+        reason = f"the weights of {', '.join(unplanned)} are not known"
     if profile.endpoints:
-        why = "servers that run already have a speed of their own"
-    detail = f"measuring on {profile.name}: {tokens(load)}; hours unknown: {why}"
+        reason = "servers that run already have a speed of their own"
+    detail = f"measuring on {profile.name}: {tokens(load)}; hours unknown: {reason}"
     return _with_unknown(detail, work, outcome_known=False)
 
 
@@ -128,7 +184,7 @@ def _never_ends(
     """FAIL if not even the fastest server that is assumed writes a task's longest reply before its request is given up."""
     rates = rates_on(profile, weights, serving)
     assert rates is not None, "the caller has its cost"
-    task = max(suite.tasks, key=lambda one: one.max_tokens, default=None)
+    task = max(suite.tasks, key=lambda task: task.max_tokens, default=None)
     if task is None:
         return None
     rate = rates.output_tokens_s[1] / profile.concurrency
@@ -165,8 +221,8 @@ def _short(number: float) -> str:
 
 
 def _time(hours: Range, gpu_hours: Range | None) -> str:
-    found = f"{span(hours)} h" if hours[1] >= 2 else f"{span((60 * hours[0], 60 * hours[1]))} minutes"
-    return found if gpu_hours is None else f"{found}, {span(gpu_hours)} GPU-hours"
+    text = f"{span(hours)} h" if hours[1] >= 2 else f"{span((60 * hours[0], 60 * hours[1]))} minutes"
+    return text if gpu_hours is None else f"{text}, {span(gpu_hours)} GPU-hours"
 
 
 def span(ends: Range) -> str:

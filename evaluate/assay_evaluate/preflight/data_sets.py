@@ -6,7 +6,6 @@ data is NOT MEASURED hours later, when a reference has been loaded for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from assay.records.preflight.report import Check
 from assay_evaluate.tasks.item_texts import is_cached
 from assay_evaluate.tasks.lm_eval.load import configs_of
 from assay_evaluate.tasks.published import store
-from assay_evaluate.tasks.published.choice import wanted_sources
+from assay_evaluate.tasks.published.choice import published_sources
 from assay_evaluate.tasks.published.pins import TITLES, SourceName
 
 TIMEOUT_S = 10
@@ -35,33 +34,30 @@ def check_data_sets(suite: SuiteRecipe) -> list[Check]:
     """One check for each data set that a task needs, in the order of the tasks, RULER's published texts after those of the hub;
     none, if no task needs one."""
     guard_hub()
-    found, texts = needed_data_sets(suite), _needed_texts(suite)
-    with ThreadPoolExecutor(max_workers=max(1, len(found) + len(texts))) as pool:
-        looked = pool.map(_look, found, found.values())
-        return [*looked, *pool.map(_look_at_text, texts, texts.values())]
+    data_sets = needed_data_sets(suite)
+    texts: dict[SourceName, list[RulerTask]] = {}
+    for task in suite.tasks:
+        if isinstance(task, RulerTask):
+            for source in published_sources(task):
+                texts.setdefault(source, []).append(task)
+    with ThreadPoolExecutor(max_workers=max(1, len(data_sets) + len(texts))) as pool:
+        checks = pool.map(_look, data_sets, data_sets.values())
+        return [*checks, *pool.map(_look_at_text, texts, texts.values())]
 
 
 def needed_data_sets(suite: SuiteRecipe) -> dict[str, list[str]]:
     """Hub id -> the suite's tasks that are made of it. Generated tasks need none, RULER none of the hub."""
-    found: dict[str, list[str]] = {}
+    data_sets: dict[str, list[str]] = {}
     for task in suite.tasks:
-        for name in dict.fromkeys(_of_task(task)):
-            found.setdefault(name, []).append(task.name)
-    return found
-
-
-def _of_task(task: object) -> Iterator[str]:
-    if isinstance(task, LmEvalTask):
-        yield from _of_lm_eval(configs_of(task).values())
-    elif isinstance(task, SweTask) and not task.local_paths and not Path(task.dataset).exists():
-        yield NAMED_DATASETS.get(task.dataset, task.dataset)
-
-
-def _of_lm_eval(configs: Iterable[Mapping[str, object]]) -> Iterator[str]:
-    for config in configs:
-        path = config.get("dataset_path")
-        if isinstance(path, str) and path not in _LOCAL and not Path(path).exists():
-            yield path
+        names: list[str] = []
+        if isinstance(task, LmEvalTask):
+            paths = [config.get("dataset_path") for config in configs_of(task).values()]
+            names = [path for path in paths if isinstance(path, str) and path not in _LOCAL and not Path(path).exists()]
+        elif isinstance(task, SweTask) and not task.local_paths and not Path(task.dataset).exists():
+            names = [NAMED_DATASETS.get(task.dataset, task.dataset)]
+        for name in dict.fromkeys(names):
+            data_sets.setdefault(name, []).append(task.name)
+    return data_sets
 
 
 # ------------------------------------------------------------------------------------------------ one data set
@@ -71,41 +67,29 @@ def _look(name: str, tasks: list[str]) -> Check:
     if constants.HF_HUB_OFFLINE:
         return _offline(name, needed, "HF_HUB_OFFLINE is set", cached)
     try:
-        return _ask(name, needed)
-    except (GatedRepoError, RepositoryNotFoundError) as error:
-        gated = isinstance(error, GatedRepoError)
-        return _refused(name, needed) if gated else _unknown_to_the_hub(name, needed)
+        api = HfApi()
+        if not api.dataset_info(name, timeout=TIMEOUT_S).gated:
+            return _data_set(name, f"{needed}; public", "PASS")
+        api.auth_check(name, repo_type="dataset")
+        return _data_set(name, f"{needed}; gated, and open to the token that is set", "PASS")
+    except GatedRepoError:
+        reason = "no token is set" if get_token() is None else "the token that is set has not been let in"
+        remedy = f"accept its terms at {hub_address()}/datasets/{name}, then hf auth login (or set HF_TOKEN)"
+        return _data_set(name, f"{needed}, which could not be asked: gated, and {reason}", "FAIL", remedy)
+    except RepositoryNotFoundError:
+        detail = f"{needed}, which could not be asked: no such data set on {hub_address()}"
+        remedy = "if it is private, hf auth login (or set HF_TOKEN); else name another in the suite"
+        return _data_set(name, detail, "FAIL", remedy)
     except HfHubHTTPError as error:
         return _offline(name, needed, f"{hub_address()} answered HTTP {error.response.status_code}", cached)
     except HUB_ERRORS as error:
         return _offline(name, needed, f"{hub_address()} does not answer: {shown(error, 100)}", cached)
 
 
-def _ask(name: str, needed: str) -> Check:
-    api = HfApi()
-    info = api.dataset_info(name, timeout=TIMEOUT_S)
-    if not info.gated:
-        return _data_set(name, f"{needed}; public", "PASS")
-    api.auth_check(name, repo_type="dataset")
-    return _data_set(name, f"{needed}; gated, and open to the token that is set", "PASS")
-
-
-def _refused(name: str, needed: str) -> Check:
-    why = "no token is set" if get_token() is None else "the token that is set has not been let in"
-    remedy = f"accept its terms at {hub_address()}/datasets/{name}, then hf auth login (or set HF_TOKEN)"
-    return _data_set(name, f"{needed}, which could not be asked: gated, and {why}", "FAIL", remedy)
-
-
-def _unknown_to_the_hub(name: str, needed: str) -> Check:
-    detail = f"{needed}, which could not be asked: no such data set on {hub_address()}"
-    remedy = "if it is private, hf auth login (or set HF_TOKEN); else name another in the suite"
-    return _data_set(name, detail, "FAIL", remedy)
-
-
-def _offline(name: str, needed: str, why: str, cached: Path | None) -> Check:
+def _offline(name: str, needed: str, reason: str, cached: Path | None) -> Check:
     if cached is not None:
-        return _data_set(name, f"{needed}; {why}, and something of it is in {cached}", "PASS")
-    return _data_set(name, f"{needed}; {why}, and it is not in the cache", "UNKNOWN", "look again with the hub in reach")
+        return _data_set(name, f"{needed}; {reason}, and something of it is in {cached}", "PASS")
+    return _data_set(name, f"{needed}; {reason}, and it is not in the cache", "UNKNOWN", "look again with the hub in reach")
 
 
 def _data_set(name: str, detail: str, outcome: Outcome, remedy: str | None = None) -> Check:
@@ -113,22 +97,13 @@ def _data_set(name: str, detail: str, outcome: Outcome, remedy: str | None = Non
 
 
 # ------------------------------------------------------------------------------------------------ RULER's texts
-def _needed_texts(suite: SuiteRecipe) -> dict[SourceName, list[RulerTask]]:
-    found: dict[SourceName, list[RulerTask]] = {}
-    for task in suite.tasks:
-        if isinstance(task, RulerTask):
-            for source in wanted_sources(task):
-                found.setdefault(source, []).append(task)
-    return found
-
-
 def _look_at_text(source: SourceName, tasks: list[RulerTask]) -> Check:
     """FAIL only for a task that does not do without the published text."""
     needed = f"needed by {', '.join(task.name for task in tasks)}"
-    is_had, found = store.look(source)
-    if is_had:
-        return _data_set(TITLES[source], f"{needed}; {found}", "PASS")
+    is_available, place = store.look(source)
+    if is_available:
+        return _data_set(TITLES[source], f"{needed}; {place}", "PASS")
     if any(task.sources == "published" for task in tasks):
-        return _data_set(TITLES[source], f"{needed}; {found}", "FAIL", f"{store.remedy(source)}, or say `sources: auto`")
-    detail = f"{needed}; {found}: generated text is asked instead, and scores do not stand beside published ones"
+        return _data_set(TITLES[source], f"{needed}; {place}", "FAIL", f"{store.remedy(source)}, or say `sources: auto`")
+    detail = f"{needed}; {place}: generated text is asked instead, and scores do not stand beside published ones"
     return _data_set(TITLES[source], detail, "PASS", store.remedy(source))

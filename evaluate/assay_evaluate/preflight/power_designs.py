@@ -1,10 +1,19 @@
-"""The score gates of a suite as designs whose power can be drawn: looks, items, clusters, and what is assumed of each task."""
+"""The score gates of a suite as designs whose power can be drawn: looks, items, clusters, and what is assumed of each task;
+and how many items, or replies to each of them, a gate needs so that a candidate passes it 4 times in 5.
+
+One reply to each item: the exact power. Several: the normal test of a mean whose variance is the lasting part of the
+discordance and, of its noise, a share for each reply of either side. Of clusters, Student's t with Bell and McCaffrey's
+degrees as well.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from scipy import stats
 
 from assay.recipes.gate import GateRecipe, ScoreGate
 from assay.recipes.suite import LmEvalTask, NeedleTask, Range, SuiteRecipe, SweTask, TaskBase
@@ -13,15 +22,23 @@ from assay.records.measurement import Measurement, TaskResult
 from assay_evaluate.preflight.known_tasks import (
     CODES_DISCORDANCE,
     GENERATED_DISCORDANCE,
-    LM_EVAL,
     MANY_NEEDLES,
     UNKNOWN_DISCORDANCE,
+    cluster_sizes,
+    mean_of_known,
+    num_items,
 )
-from assay_evaluate.preflight.suite_items import cluster_sizes, num_items
+from assay_evaluate.statistics import (
+    ClusteredMean,
+    clustered_values_needed,
+    items_needed,
+    normal_quantile,
+    satterthwaite_degrees,
+)
 from assay_evaluate.statistics.item_pairs import find_task, pair_items
 from assay_evaluate.statistics.joint.chances import Rules
 from assay_evaluate.statistics.joint.drawn import Assumption, LookDesign, ScoreDesign
-from assay_evaluate.tasks.looks import asked_for, planned_looks, planned_shares
+from assay_evaluate.tasks.looks import planned_looks, planned_shares, task_at_look
 from assay_evaluate.verdicts.scores import spendings_of
 
 LARGEST_DISCORDANCE = 0.5
@@ -61,30 +78,40 @@ def measured(measurements: Sequence[Measurement], where: str) -> Assumptions:
     MeasureError: no reference, or two.
     """
     reference = check_measurements(measurements)
-    others = [one for one in measurements if one is not reference]
+    others = [measurement for measurement in measurements if measurement is not reference]
     discordance, noise, losses = dict[str, float](), dict[str, float](), dict[str, float]()
     for task in reference.tasks:
-        pairs = [pair_items(task, theirs) for one in others if not one.is_noise_floor and (theirs := find_task(one, task.task))]
-        if drops := [sum(both.differences) / len(both.differences) for both in pairs if both.n]:
+        pairs = [
+            pair_items(task, other_task)
+            for measurement in others
+            if not measurement.is_noise_floor and (other_task := find_task(measurement, task.task))
+        ]
+        if drops := [sum(pair.differences) / len(pair.differences) for pair in pairs if pair.n]:
             losses[task.task] = max(drops)
-        found = [(one.is_noise_floor, _share(task, theirs)) for one in others if (theirs := find_task(one, task.task))]
-        floor = next((share for is_floor, share in found if is_floor and share is not None), None)
-        seen = [share for is_floor, share in found if not is_floor and share is not None] or ([] if floor is None else [floor])
-        if seen:
-            discordance[task.task] = max(seen)
-            noise[task.task] = 1.0 if floor is None else min(1.0, floor / max(seen))
+        shares = [
+            (measurement.is_noise_floor, _share(task, other_task))
+            for measurement in others
+            if (other_task := find_task(measurement, task.task))
+        ]
+        floor = next((share for is_floor, share in shares if is_floor and share is not None), None)
+        of_candidates = [share for is_floor, share in shares if not is_floor and share is not None] or (
+            [] if floor is None else [floor]
+        )
+        if of_candidates:
+            discordance[task.task] = max(of_candidates)
+            noise[task.task] = 1.0 if floor is None else min(1.0, floor / max(of_candidates))
     return Assumptions(discordance, noise, dict.fromkeys(discordance, f"measured in {where}"), losses=losses)
 
 
-def _share(ours: TaskResult, theirs: TaskResult) -> float | None:
+def _share(of_reference: TaskResult, of_candidate: TaskResult) -> float | None:
     """Of pairs of replies of which one is right and one wrong, with two pairs more of which one is. None: too few pairs."""
-    pairs = pair_items(ours, theirs)
+    pairs = pair_items(of_reference, of_candidate)
     if pairs.n < FEWEST_PAIRS:
         return None
     return (sum(a != b for a, b in zip(pairs.reference, pairs.candidate, strict=True)) + 1) / (pairs.n + 2)
 
 
-class Gated(NamedTuple):
+class GatedTask(NamedTuple):
     """A score gate, its task, and its design."""
 
     gate: ScoreGate
@@ -92,10 +119,10 @@ class Gated(NamedTuple):
     design: ScoreDesign
 
 
-def gated_tasks(suite: SuiteRecipe, gates: GateRecipe, assumptions: Assumptions) -> tuple[list[Gated], list[str]]:
+def gated_tasks(suite: SuiteRecipe, gates: GateRecipe, assumptions: Assumptions) -> tuple[list[GatedTask], list[str]]:
     """(score gates whose task has a known number of items, names of the other gated tasks)."""
     tasks = {task.name: task for task in suite.tasks}
-    found, unknown = [], []
+    gated, unknown = [], []
     for gate in gates.gates:
         if not isinstance(gate, ScoreGate) or gate.task not in tasks:
             continue
@@ -103,8 +130,8 @@ def gated_tasks(suite: SuiteRecipe, gates: GateRecipe, assumptions: Assumptions)
         if design is None:
             unknown.append(gate.task)
         else:
-            found.append(Gated(gate, tasks[gate.task], design))
-    return found, unknown
+            gated.append(GatedTask(gate, tasks[gate.task], design))
+    return gated, unknown
 
 
 def design_of(task: TaskBase, gate: ScoreGate, gates: GateRecipe, assumptions: Assumptions) -> ScoreDesign | None:
@@ -112,11 +139,11 @@ def design_of(task: TaskBase, gate: ScoreGate, gates: GateRecipe, assumptions: A
     planned = planned_looks(task, gates.stopping)
     looks = []
     for look, share in zip(planned, planned_shares(planned), strict=True):
-        count = num_items(asked_for(task, look.candidate_samples, look.limit) if task.is_adaptive else task)
+        count = num_items(task_at_look(task, look.candidate_samples, look.limit) if task.is_adaptive else task)
         if count is None:
             return None
-        ours, theirs = (task.num_repeats,) * 2 if isinstance(task, SweTask) else look[:2]
-        looks.append(LookDesign(ours, theirs, count, share))
+        samples = (task.num_repeats, task.num_repeats) if isinstance(task, SweTask) else look[:2]
+        looks.append(LookDesign(*samples, count, share))
     clusters = () if gates.estimand == "these_clusters" else _clusters(task)
     return ScoreDesign(gate.task, gate.max_drop, assumptions.of(task), tuple(looks), gate.claim, clusters)
 
@@ -138,9 +165,8 @@ def discordance_of(task: TaskBase) -> float:
         return CODES_DISCORDANCE
     if not isinstance(task, LmEvalTask):
         return GENERATED_DISCORDANCE[str(getattr(task, "kind"))]  # noqa: B009  each kind of task has one
-    known = [LM_EVAL[name] for name in task.tasks if name in LM_EVAL]
-    total = sum(sum(one.sizes) for one in known)
-    return sum(sum(one.sizes) * one.discordance for one in known) / total if total else UNKNOWN_DISCORDANCE
+    known = mean_of_known(task.tasks, "discordance")
+    return UNKNOWN_DISCORDANCE if known is None else known
 
 
 def rules_of(gates: GateRecipe) -> Rules:
@@ -149,3 +175,68 @@ def rules_of(gates: GateRecipe) -> Rules:
     every_task = gates.stopping.until == "every_task"
     for_pass, for_fail = spendings_of(gates.stopping)
     return Rules(gates.level, gates.min_items, gates.adjust == "holm", for_pass, for_fail, whole, every_task)
+
+
+# ------------------------------------------------------------------------------------------------ what a gate needs
+MOST_ITEMS = 1_000_000
+MOST_REPLIES = 100
+"""More of either are not proposed: what is lost is then the margin, as far as anybody can tell."""
+
+
+class Needed(NamedTuple):
+    """items: with as many replies to each as the suite asks at most. replies: to each of the suite's items, of either side.
+    None: no number up to `MOST_ITEMS` or `MOST_REPLIES` would do; of replies also where greedy ones are all alike."""
+
+    items: int | None
+    replies: int | None
+
+
+def needed(design: ScoreDesign, rules: Rules, power: float, *, loss: float = 0.0, can_repeat: bool = True) -> Needed:
+    """For a PASS of this gate with chance `power` if `loss` is the true one."""
+    if not loss < design.margin:
+        return Needed(None, None)
+    return Needed(_items(design, rules, power, loss), _replies(design, rules, power, loss) if can_repeat else None)
+
+
+def _items(design: ScoreDesign, rules: Rules, power: float, loss: float) -> int | None:
+    last, room = design.looks[-1], design.margin - loss
+    variance = _variance(design.assumed, (1 / last.reference_samples + 1 / last.candidate_samples) / 2)
+    by_normal = (_quantiles(rules, power) / room) ** 2 * variance
+    if by_normal > MOST_ITEMS:
+        return None
+    if (last.reference_samples, last.candidate_samples) == (1, 1):
+        discordance = max(design.assumed.discordance, abs(loss))
+        count = items_needed(design.margin, discordance, power, loss=loss, level=rules.level)
+    else:
+        count = max(math.ceil(by_normal), items_needed(room, 0.0, power, level=rules.level))
+    if design.cluster_sizes and variance > 0:
+        error, degrees = math.sqrt(variance / design.num_items), satterthwaite_degrees(design.cluster_sizes)
+        clustered = ClusteredMean(loss, error, degrees, len(design.cluster_sizes))
+        by_cluster = clustered_values_needed(clustered, design.num_items, design.margin, rules.level, power, loss=loss)
+        count = max(count, by_cluster)
+    return max(count, rules.min_items)
+
+
+def _replies(design: ScoreDesign, rules: Rules, power: float, loss: float) -> int | None:
+    n, room, (discordance, noise) = design.num_items, design.margin - loss, design.assumed
+    if n < max(rules.min_items, items_needed(room, 0.0, power, level=rules.level)):
+        return None
+    quantiles = _quantiles(rules, power)
+    if design.cluster_sizes:
+        degrees = satterthwaite_degrees(design.cluster_sizes)
+        quantiles = float(stats.t.ppf(0.5 + rules.level / 2, degrees) + stats.t.ppf(power, degrees))
+    left = n * (room / quantiles) ** 2 - discordance * (1 - noise)  # of the variance of a difference, for noise
+    if discordance * noise == 0:
+        return 1 if left >= 0 else None
+    count = math.ceil(discordance * noise / left) if left > 0 else MOST_REPLIES + 1
+    return count if count <= MOST_REPLIES else None
+
+
+def _variance(assumed: Assumed, share: float) -> float:
+    """Of an item's difference. share: of the noise that is left, 1 for one reply of either side."""
+    discordance, noise = assumed
+    return discordance * (1 - noise) + discordance * noise * share
+
+
+def _quantiles(rules: Rules, power: float) -> float:
+    return normal_quantile(rules.level) + normal_quantile(2 * power - 1)

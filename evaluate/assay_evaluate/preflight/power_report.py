@@ -11,6 +11,7 @@ from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe, SweTask
 from assay.records.preflight.power import CheckpointCost, GatePower, NeededFor, PowerReport, TogetherPower
+from assay_evaluate.diagnosis.probes.planned import Load
 from assay_evaluate.preflight.cost import cost_of, span, tokens
 from assay_evaluate.preflight.known_tasks import LENGTH_RANGE
 from assay_evaluate.preflight.power import (
@@ -23,9 +24,8 @@ from assay_evaluate.preflight.power import (
     lossless_passes,
     spread,
 )
-from assay_evaluate.preflight.power_designs import FROM_TABLE, Assumptions, rules_of
-from assay_evaluate.preflight.power_needed import needed
-from assay_evaluate.preflight.workload import Load, Workload, workload_of
+from assay_evaluate.preflight.power_designs import FROM_TABLE, Assumptions, needed, rules_of
+from assay_evaluate.preflight.workload import Workload, workload_of
 from assay_evaluate.roofline.weights import ServedWeights
 from assay_evaluate.statistics.joint.chances import NUM_DRAWS, SEED, expected_value
 from assay_evaluate.statistics.power import POWER
@@ -39,32 +39,35 @@ HEADERS_NEEDED = "they need --model: the headers of its weights say what a serve
 
 
 # ------------------------------------------------------------------------------------------------ the record
-def gate_powers(found: SuitePower, assumptions: Assumptions) -> Iterator[GatePower]:
+def gate_powers(power: SuitePower, assumptions: Assumptions) -> Iterator[GatePower]:
     """One for each score gate, in their order."""
-    seen = found.all_gates.lossless
-    for at, (gate, _, design) in enumerate(found.gated):
-        last, margin, twice = design.looks[-1], found.alone_at_margin[at], found.alone_at_twice[at]
+    chances = power.all_gates.lossless
+    for at, (gate, _, design) in enumerate(power.gated):
+        replies = [look.num_items * look.candidate_samples for look in design.looks]
+        last, margin, twice = design.looks[-1], power.alone_at_margin[at], power.alone_at_twice[at]
         yield GatePower(
             task=gate.task, required=gate.required, max_drop=gate.max_drop, claim=gate.claim, num_items=last.num_items,
             num_replies=(last.reference_samples, last.candidate_samples), num_looks=len(design.looks),
             num_clusters=len(design.cluster_sizes) or None, discordance=design.assumed.discordance,
-            reply_noise=design.assumed.noise, assumed_from=assumptions.source(gate.task), lossless_passes=seen.passes_alone[at],
-            at_margin_passes=margin.passes, at_margin_fails=margin.fails,
+            reply_noise=design.assumed.noise, assumed_from=assumptions.source(gate.task),
+            lossless_passes=chances.passes_alone[at], at_margin_passes=margin.passes, at_margin_fails=margin.fails,
             at_margin_candidate_passes=margin.candidate_passes, at_twice_passes=twice.passes,
             at_twice_fails=twice.fails, at_twice_candidate_passes=twice.candidate_passes,
-            mean_candidate_replies=expected_value(
-                seen.stops[at], [one.num_items * one.candidate_samples for one in design.looks]
-            ),
+            mean_candidate_replies=expected_value(chances.stops[at], replies),
         )  # fmt: skip
 
 
-def needed_for(found: SuitePower, gates: GateRecipe, assumptions: Assumptions) -> Iterator[NeededFor]:
+def needed_for(suite_power: SuitePower, gates: GateRecipe, assumptions: Assumptions) -> Iterator[NeededFor]:
     """Of every gate without any loss, then of those whose loss an earlier run has seen."""
-    rules, together = rules_of(gates), WANTED ** (1 / len(found.gated))
-    seen = {one.gate.task: assumptions.losses.get(one.gate.task, 0.0) for one in found.gated}
+    rules, together = rules_of(gates), WANTED ** (1 / len(suite_power.gated))
+    seen_losses = {gated_task.gate.task: assumptions.losses.get(gated_task.gate.task, 0.0) for gated_task in suite_power.gated}
     losses = [
-        *((one, 0.0) for one in found.gated),
-        *((one, seen[one.gate.task]) for one in found.gated if seen[one.gate.task] > 0),
+        *((gated_task, 0.0) for gated_task in suite_power.gated),
+        *(
+            (gated_task, seen_losses[gated_task.gate.task])
+            for gated_task in suite_power.gated
+            if seen_losses[gated_task.gate.task] > 0
+        ),
     ]
     for (gate, task, design), loss in losses:
         can_repeat = isinstance(task, SweTask) or task.temperature > 0
@@ -76,21 +79,21 @@ def needed_for(found: SuitePower, gates: GateRecipe, assumptions: Assumptions) -
 
 
 def together_power(
-    seen: Together, *, whole: bool, lasting: dict[str, float] | None = None, cut: float | None = None
+    gates: Together, *, whole: bool, lasting: dict[str, float] | None = None, cut: float | None = None
 ) -> TogetherPower:  # fmt: skip
     return TogetherPower(
-        num_gates=len(seen.lossless.passes_alone), whole=whole, lossless_passes=seen.lossless.passes,
-        lossless_fails=seen.lossless.fails, lossless_passes_range=(seen.noisier.passes, seen.steadier.passes),
-        at_margin_passes=seen.at_margin.passes, at_margin_fails=seen.at_margin.fails, at_twice_passes=seen.at_twice.passes,
-        at_twice_fails=seen.at_twice.fails, lasting_passes=lasting or {}, cut_passes=cut,
+        num_gates=len(gates.lossless.passes_alone), whole=whole, lossless_passes=gates.lossless.passes,
+        lossless_fails=gates.lossless.fails, lossless_passes_range=(gates.noisier.passes, gates.steadier.passes),
+        at_margin_passes=gates.at_margin.passes, at_margin_fails=gates.at_margin.fails, at_twice_passes=gates.at_twice.passes,
+        at_twice_fails=gates.at_twice.fails, lasting_passes=lasting or {}, cut_passes=cut,
     )  # fmt: skip
 
 
 def workload_foretold(
-    suite: SuiteRecipe, gates: GateRecipe, found: SuitePower, serving: Serving, *, own_texts: bool = False
+    suite: SuiteRecipe, gates: GateRecipe, power: SuitePower, serving: Serving, *, own_texts: bool = False
 ) -> Workload:
     """With as many rounds as a candidate takes that loses nothing, on average."""
-    stops = {one.gate.task: stop for one, stop in zip(found.gated, found.all_gates.lossless.stops, strict=True)}
+    stops = {gated_task.gate.task: stop for gated_task, stop in zip(power.gated, power.all_gates.lossless.stops, strict=True)}
     return workload_of(suite, serving, own_texts=own_texts, stopping=gates.stopping, stops=stops)
 
 
@@ -109,7 +112,7 @@ def costs(
 
 
 def report_of(
-    found: SuitePower,
+    power: SuitePower,
     suite: SuiteRecipe,
     gates: GateRecipe,
     assumptions: Assumptions,
@@ -124,16 +127,16 @@ def report_of(
 ) -> PowerReport:
     """Everything that the command prints."""
     whole = gates.whole is not None
-    is_noise = all(one.design.assumed.noise == 1 for one in found.gated)
-    lasting, cut = lasting_passes(found, gates) if is_noise else {}, cut_passes(found, gates)
+    is_noise = all(gated_task.design.assumed.noise == 1 for gated_task in power.gated)
+    lasting, cut = lasting_passes(power, gates) if is_noise else {}, cut_passes(power, gates)
     kinds = dict.fromkeys(gate.kind for gate in gates.gates if not isinstance(gate, ScoreGate))
     return PowerReport(
         suite=suite.name, gate_recipe=gates.name, model=model, profile=profile, level=gates.level, num_draws=NUM_DRAWS,
-        seed=SEED, gates=tuple(gate_powers(found, assumptions)),
-        together=together_power(found.all_gates, whole=whole, lasting=lasting, cut=cut),
-        required_only=None if found.required is None else together_power(found.required, whole=whole),
-        needed=tuple(needed_for(found, gates, assumptions)),
-        unknown=found.unknown, taken_to_pass=tuple(kinds), costs=tuple(cost), no_gpu_hours=no_gpu_hours,
+        seed=SEED, gates=tuple(gate_powers(power, assumptions)),
+        together=together_power(power.all_gates, whole=whole, lasting=lasting, cut=cut),
+        required_only=None if power.required is None else together_power(power.required, whole=whole),
+        needed=tuple(needed_for(power, gates, assumptions)),
+        unknown=power.unknown, taken_to_pass=tuple(kinds), costs=tuple(cost), no_gpu_hours=no_gpu_hours,
         would_raise=would_raise, notes=tuple(notes), seconds=seconds,
     )  # fmt: skip
 
@@ -143,40 +146,40 @@ def rows(report: PowerReport) -> list[list[str]]:
     """Of the table under `COLUMNS`: one for each gate, then all together, then the required ones alone."""
     each = [
         [
-            f"{one.task}{'' if one.required else ' (optional)'}, margin {points_short(one.max_drop)}", f"{one.num_items:,}",
-            _replies(one), f"{percent_short(one.discordance)}", percent_short(one.lossless_passes),
-            percent_short(one.at_margin_passes), percent_short(one.at_margin_fails), _passes(one.at_margin_candidate_passes),
-            percent_short(one.at_twice_fails), percent_short(one.at_twice_candidate_passes),
-            f"{one.mean_candidate_replies:,.0f}",
+            f"{gate.task}{'' if gate.required else ' (optional)'}, margin {points_short(gate.max_drop)}", f"{gate.num_items:,}",
+            _replies(gate), f"{percent_short(gate.discordance)}", percent_short(gate.lossless_passes),
+            percent_short(gate.at_margin_passes), percent_short(gate.at_margin_fails), _passes(gate.at_margin_candidate_passes),
+            percent_short(gate.at_twice_fails), percent_short(gate.at_twice_candidate_passes),
+            f"{gate.mean_candidate_replies:,.0f}",
         ]
-        for one in report.gates
+        for gate in report.gates
     ]  # fmt: skip
     named = (("together", report.together), ("required alone", report.required_only))
-    return [*each, *(_row(name, one) for name, one in named if one is not None)]
+    return [*each, *(_row(name, gate) for name, gate in named if gate is not None)]
 
 
 def needed_rows(report: PowerReport) -> list[list[str]]:
     """Of the table under `NEEDED_COLUMNS`."""
     return [
-        [one.task, f"{points_short(one.loss)} points" if one.loss else "none",
+        [row.task, f"{points_short(row.loss)} points" if row.loss else "none",
          *("no number" if number is None else f"{number:,}" for number in
-           (one.items, one.replies, one.items_together, one.replies_together))]
-        for one in report.needed
+           (row.items, row.replies, row.items_together, row.replies_together))]
+        for row in report.needed
     ]  # fmt: skip
 
 
-def _replies(one: GatePower) -> str:
-    ours, theirs = one.num_replies
-    most = f"{ours}" if ours == theirs else f"{ours} + {theirs}"
-    return most if one.num_looks == 1 else f"up to {most}"
+def _replies(gate: GatePower) -> str:
+    reference, candidate = gate.num_replies
+    most = f"{reference}" if reference == candidate else f"{reference} + {candidate}"
+    return most if gate.num_looks == 1 else f"up to {most}"
 
 
-def _row(name: str, one: TogetherPower) -> list[str]:
-    with_whole = ", with the whole" if one.whole else ""
+def _row(name: str, gates: TogetherPower) -> list[str]:
+    with_whole = ", with the whole" if gates.whole else ""
     return [
-        f"{name}: {one.num_gates} gate{'s' if one.num_gates > 1 else ''}{with_whole}", "", "", "",
-        percent_short(one.lossless_passes), percent_short(one.at_margin_passes), percent_short(one.at_margin_fails),
-        percent_short(one.at_margin_passes), percent_short(one.at_twice_fails), percent_short(one.at_twice_passes), "",
+        f"{name}: {gates.num_gates} gate{'s' if gates.num_gates > 1 else ''}{with_whole}", "", "", "",
+        percent_short(gates.lossless_passes), percent_short(gates.at_margin_passes), percent_short(gates.at_margin_fails),
+        percent_short(gates.at_margin_passes), percent_short(gates.at_twice_fails), percent_short(gates.at_twice_passes), "",
     ]  # fmt: skip
 
 
@@ -184,10 +187,10 @@ def _passes(chance: float | None) -> str:
     return "–" if chance is None else percent_short(chance)
 
 
-def sentences(report: PowerReport, found: SuitePower) -> Iterator[str]:
+def sentences(report: PowerReport, power: SuitePower) -> Iterator[str]:
     """Below the table: the headline, what the columns mean, the assumptions, the cost, and what would raise the power."""
-    required = None if found.required is None else found.required.lossless
-    headline = f"{lossless_passes(found.all_gates.lossless, required)}, {spread(found.all_gates)}"
+    required = None if power.required is None else power.required.lossless
+    headline = f"{lossless_passes(power.all_gates.lossless, required)}, {spread(power.all_gates)}"
     yield f"{headline[0].upper()}{headline[1:]}."
     yield from _no_copies(report.together)
     yield (
@@ -204,7 +207,7 @@ def sentences(report: PowerReport, found: SuitePower) -> Iterator[str]:
     if report.unknown:
         yield f"In no chance, for how many items they have is not known here: {', '.join(report.unknown)}."
     yield from _costs(report)
-    weakest = min(report.gates, key=lambda one: one.lossless_passes)
+    weakest = min(report.gates, key=lambda gate: gate.lossless_passes)
     if report.would_raise is not None:
         yield f"Weakest: {weakest.task}, {percent_short(weakest.lossless_passes)}. What would raise it: {report.would_raise}."
     elif report.together.lossless_passes < 0.995:
@@ -215,10 +218,10 @@ def sentences(report: PowerReport, found: SuitePower) -> Iterator[str]:
 def _no_copies(together: TogetherPower) -> Iterator[str]:
     """What the headline's candidate is not: a checkpoint that changes items for good, replies that are cut off."""
     if together.lasting_passes:
-        told = [f"{percent_short(passes)} if {LASTING_WORDS[share]}" for share, passes in together.lasting_passes.items()]
+        chances = [f"{percent_short(passes)} if {LASTING_WORDS[share]}" for share, passes in together.lasting_passes.items()]
         yield (
             "A checkpoint that loses nothing on balance, and changes for good which items are right, passes with "
-            f"{' and '.join(told)} of what differs is such change."
+            f"{' and '.join(chances)} of what differs is such change."
         )
     if together.cut_passes is not None:
         yield f"With 1 % of the replies cut off on both sides the copy passes with {percent_short(together.cut_passes)}."
@@ -229,8 +232,8 @@ LASTING_WORDS = {"0.5": "half", "0.75": "three quarters"}
 
 def _assumptions(report: PowerReport) -> Iterator[str]:
     """Where the numbers of two runs of one model come from."""
-    by_source = groupby(sorted(report.gates, key=lambda one: one.assumed_from), key=lambda one: one.assumed_from)
-    sources = {source: [one.task for one in some] for source, some in by_source}
+    by_source = groupby(sorted(report.gates, key=lambda gate: gate.assumed_from), key=lambda gate: gate.assumed_from)
+    sources = {source: [gate.task for gate in gates] for source, gates in by_source}
     for source, tasks in sources.items():
         if source == FROM_TABLE:
             which = "" if len(sources) == 1 else f" of {', '.join(tasks)}"
@@ -240,7 +243,7 @@ def _assumptions(report: PowerReport) -> Iterator[str]:
             )
         else:
             yield f"{source[0].upper()}{source[1:]}: how often replies to {', '.join(tasks)} differ."
-    noise = {one.reply_noise for one in report.gates}
+    noise = {gate.reply_noise for gate in report.gates}
     if noise == {1.0}:
         yield "All of it is taken for noise of replies, which more replies average out; --reply-noise SHARE says how much is."
     else:
@@ -251,14 +254,14 @@ def _assumptions(report: PowerReport) -> Iterator[str]:
 
 
 def _costs(report: PowerReport) -> Iterator[str]:
-    for one in report.costs:
-        load = Load(one.num_requests, one.prompt_tokens, round(one.output_tokens[0] / LENGTH_RANGE[0]))
-        hours = "" if one.hours is None else f", {span(one.hours)} h"
-        gpu_hours = "" if one.gpu_hours is None else f", {span(one.gpu_hours)} GPU-hours"
-        yield f"Cost of {one.label}: {tokens(load)}{hours}{gpu_hours}."
-    gpu_hours_each = [one.gpu_hours for one in report.costs if one.gpu_hours is not None]
+    for cost in report.costs:
+        load = Load(cost.num_requests, cost.prompt_tokens, round(cost.output_tokens[0] / LENGTH_RANGE[0]))
+        hours = "" if cost.hours is None else f", {span(cost.hours)} h"
+        gpu_hours = "" if cost.gpu_hours is None else f", {span(cost.gpu_hours)} GPU-hours"
+        yield f"Cost of {cost.label}: {tokens(load)}{hours}{gpu_hours}."
+    gpu_hours_each = [cost.gpu_hours for cost in report.costs if cost.gpu_hours is not None]
     if len(gpu_hours_each) == len(report.costs) > 1:
-        least, most = (sum(one[at] for one in gpu_hours_each) for at in (0, 1))
+        least, most = (sum(hours[at] for hours in gpu_hours_each) for at in (0, 1))
         yield f"Together {span((least, most))} GPU-hours on {report.profile}, from assumed lengths of replies and a roofline."
     if report.no_gpu_hours is not None:
         yield f"No GPU-hours: {report.no_gpu_hours}."

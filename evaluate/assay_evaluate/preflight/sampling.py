@@ -44,7 +44,11 @@ def check_sampling(suite: SuiteRecipe, recipe: ModelRecipe, generation_config: M
 def _judge(way: Asked, tasks: list[TaskBase], recipe: ModelRecipe, advised: Mapping[str, Asked]) -> Check:
     named = ", ".join(task.name for task in tasks)
     others = "".join(f"; {who}: {what}" for who, what in advised.items() if what != way)
-    if way.temperature == 0 and recipe.serving.reasoning_parser is not None and (long := _long(tasks)):
+    if (
+        way.temperature == 0
+        and recipe.serving.reasoning_parser is not None
+        and (long := [task for task in tasks if task.max_tokens >= LONG_REPLY_TOKENS])
+    ):
         most = max(task.max_tokens for task in long)
         named = ", ".join(task.name for task in long)
         detail = f"{named}: greedy, up to {most:,} tokens of a model that thinks, which ends in repetitions{others}"
@@ -55,31 +59,27 @@ def _judge(way: Asked, tasks: list[TaskBase], recipe: ModelRecipe, advised: Mapp
     return Check(check="sampling", subject=None, outcome="PASS", detail=detail + others + budgets)
 
 
-def _long(tasks: list[TaskBase]) -> list[TaskBase]:
-    return [task for task in tasks if task.max_tokens >= LONG_REPLY_TOKENS]
-
-
 def _remedy(recipe: ModelRecipe, advised: Mapping[str, Asked]) -> str:
     if recipe.sampling is not None:
         return "write `sampling: model` into these tasks of the suite"
     if advised:
         way = next(iter(advised.values()))
-        said = f"{{temperature: {way.temperature:g}, top_p: {way.top_p:g}, top_k: {way.top_k}}}"
-        return f"write `sampling: {said}` into the model's recipe, and `sampling: model` into these tasks of the suite"
+        values = f"{{temperature: {way.temperature:g}, top_p: {way.top_p:g}, top_k: {way.top_k}}}"
+        return f"write `sampling: {values}` into the model's recipe, and `sampling: model` into these tasks of the suite"
     return "write `sampling:` as its card says into the model's recipe, and `sampling: model` into these tasks of the suite"
 
 
 def _advice(card: Sampling | None, generation_config: Mapping[str, Any] | None) -> dict[str, Asked]:
     """Who says how the model is to be asked. A generation_config.json without sampling says nothing."""
-    found = {}
+    advice = {}
     if card is not None:
-        found["the model's recipe"] = Asked(card.temperature, card.top_p, card.top_k)
-    told = generation_config or {}
-    numbers = {key: value for key in ("temperature", "top_p", "top_k") if isinstance(value := told.get(key), int | float)}
-    if told.get("do_sample", True) is not False and numbers:
+        advice["the model's recipe"] = Asked(card.temperature, card.top_p, card.top_k)
+    config = generation_config or {}
+    numbers = {key: value for key in ("temperature", "top_p", "top_k") if isinstance(value := config.get(key), int | float)}
+    if config.get("do_sample", True) is not False and numbers:
         top_k = int(numbers.get("top_k", -1))
-        found["generation_config.json"] = Asked(numbers.get("temperature", 1.0), numbers.get("top_p", 1.0), top_k or -1)
-    return found
+        advice["generation_config.json"] = Asked(numbers.get("temperature", 1.0), numbers.get("top_p", 1.0), top_k or -1)
+    return advice
 
 
 def _budgets(tasks: list[TaskBase], card: Sampling | None) -> str:

@@ -19,7 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from assay.foreign_text import shown
 from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe
-from assay.recipes.suite import RulerTask, SuiteRecipe, TaskBase, ToolsTask
+from assay.recipes.suite import RulerTask, SuiteRecipe, ToolsTask
 from assay.records.preflight.replay import Outcome
 from assay.records.preflight.report import Check
 from assay_evaluate.serving.vllm_command import asked_flags
@@ -58,67 +58,71 @@ class _Generation(Extension):
 
 
 def check_tokenizer(
-    one: SmallFiles, suite: SuiteRecipe, profile: ProfileRecipe, serving: Serving, required: Collection[str]
+    files: SmallFiles, suite: SuiteRecipe, profile: ProfileRecipe, serving: Serving, required: Collection[str]
 ) -> Iterator[Check]:
     """What of `one` the suite needs. serving: of the model's recipe; the profile's flags are looked at too.
 
     required: tasks that a required gate judges.
     """
-    yield _tokenizer(one)
-    yield from _remote_code(one)
-    yield from _template(one, suite, asked_flags(profile, serving), required)
+    yield _tokenizer(files)
+    yield from _remote_code(files)
+    yield from _template(files, suite, asked_flags(profile, serving), required)
 
 
-def _check(one: SmallFiles, detail: str, remedy: str | None = None, *, is_required: bool = True) -> Check:
+def _check(files: SmallFiles, detail: str, remedy: str | None = None, *, is_required: bool = True) -> Check:
     outcome: Outcome = "PASS" if remedy is None or not is_required else "FAIL"
-    return Check(check="tokenizer", subject=one.label, outcome=outcome, detail=detail, remedy=remedy)
+    return Check(check="tokenizer", subject=files.label, outcome=outcome, detail=detail, remedy=remedy)
 
 
-def _tokenizer(one: SmallFiles) -> Check:
-    if one.damage is not None:
-        return _check(one, one.damage, "copy the tokenizer's files from the model's release into it")
-    found = next((wanted for wanted in TOKENIZERS if wanted <= set(one.names)), None)
-    if found is not None:
-        return _check(one, ", ".join(sorted(found)))
-    wanted = ", or ".join(" and ".join(sorted(names, reverse=True)) for names in TOKENIZERS)
-    return _check(one, f"no tokenizer: there is no {wanted}", "copy the tokenizer's files from the model's release into it")
+def _tokenizer(files: SmallFiles) -> Check:
+    if files.damage is not None:
+        return _check(files, files.damage, "copy the tokenizer's files from the model's release into it")
+    complete = next((file_set for file_set in TOKENIZERS if file_set <= set(files.names)), None)
+    if complete is not None:
+        return _check(files, ", ".join(sorted(complete)))
+    file_set = ", or ".join(" and ".join(sorted(names, reverse=True)) for names in TOKENIZERS)
+    return _check(files, f"no tokenizer: there is no {file_set}", "copy the tokenizer's files from the model's release into it")
 
 
-def _remote_code(one: SmallFiles) -> Iterator[Check]:
+def _remote_code(files: SmallFiles) -> Iterator[Check]:
     """vLLM has classes of its own for the models that assay knows; `auto_map` in config.json does no harm."""
-    program = (one.tokenizer_config.get("auto_map") or {}).get("AutoTokenizer")
+    program = (files.tokenizer_config.get("auto_map") or {}).get("AutoTokenizer")
     if program is None:
         return
     named = program[0] if isinstance(program, list) and program and program[0] else program
     detail = f"its tokenizer is a program that comes with the checkpoint ({shown(named, 80)}), and assay runs none"
-    if "tokenizer.json" in one.names:
+    if "tokenizer.json" in files.names:
         detail += "; vLLM asks for --trust-remote-code though tokenizer.json is there"
     remedy = "take a release whose tokenizer is data (tokenizer.json, and no auto_map in tokenizer_config.json)"
-    yield _check(one, detail, remedy)
+    yield _check(files, detail, remedy)
 
 
 # ------------------------------------------------------------------------------------------------ what the suite asks for
 def _template(
-    one: SmallFiles, suite: SuiteRecipe, flags: Mapping[str, Any], required: Collection[str]
+    files: SmallFiles, suite: SuiteRecipe, flags: Mapping[str, Any], required: Collection[str]
 ) -> Iterator[Check]:  # fmt: skip
     given = flags.get("chat-template")
-    if given is None and one.template is not None and (wrong := _syntax_error(one.template)) is not None:
+    if given is None and files.template is not None and (wrong := _syntax_error(files.template)) is not None:
         remedy = "take chat_template.jinja from the model's release, or name one under `serving: {vllm: {chat-template: PATH}}`"
-        yield _check(one, f"the chat template cannot be read: {wrong}; the server would refuse every question", remedy)
+        yield _check(files, f"the chat template cannot be read: {wrong}; the server would refuse every question", remedy)
         return
-    if given is not None or one.template is not None:
-        yield _check(one, "chat template " + ("of the checkpoint" if given is None else shown(given, 200)))
+    if given is not None or files.template is not None:
+        yield _check(files, "chat template " + ("of the checkpoint" if given is None else shown(given, 200)))
         tools = [task.name for task in suite.tasks if isinstance(task, ToolsTask)]
         if tools:
-            yield _tools(one, tools, flags, required)
+            yield _tools(files, tools, flags, required)
         return
     detail = "no chat template: questions are asked as plain completions"
-    needing = [task.name for task in suite.tasks if _needs_template(task)]
+    needing = [
+        task.name
+        for task in suite.tasks
+        if isinstance(task, ToolsTask) or (isinstance(task, RulerTask) and task.style in {"chat", "prefill"})
+    ]
     if not needing:
-        yield _check(one, detail)
+        yield _check(files, detail)
         return
     remedy = "add chat_template.jinja, or name one under `serving: {vllm: {chat-template: PATH}}` in the model's recipe"
-    yield _not_measured(one, needing, detail, remedy, required)
+    yield _not_measured(files, needing, detail, remedy, required)
 
 
 def _syntax_error(template: str) -> str | None:
@@ -135,22 +139,18 @@ def _syntax_error(template: str) -> str | None:
     return None
 
 
-def _tools(one: SmallFiles, tasks: Sequence[str], flags: Mapping[str, Any], required: Collection[str]) -> Check:
+def _tools(files: SmallFiles, tasks: Sequence[str], flags: Mapping[str, Any], required: Collection[str]) -> Check:
     parser = flags.get("tool-call-parser")
-    if "chat-template" not in flags and "tools" not in (one.template or ""):
+    if "chat-template" not in flags and "tools" not in (files.template or ""):
         remedy = "name a chat template that shows tools under `serving: {vllm: {chat-template: PATH}}`, or drop the task"
-        return _not_measured(one, tasks, "the chat template shows the model no tools", remedy, required)
+        return _not_measured(files, tasks, "the chat template shows the model no tools", remedy, required)
     if parser is None or not flags.get("enable-auto-tool-choice"):
-        return _not_measured(one, tasks, "the server is told no parser of tool calls", NO_TOOLS, required)
+        return _not_measured(files, tasks, "the server is told no parser of tool calls", NO_TOOLS, required)
     detail = f"{', '.join(tasks)}: the chat template shows tools, calls are read by {shown(parser, 80)}"
-    return _check(one, detail)
+    return _check(files, detail)
 
 
-def _not_measured(one: SmallFiles, tasks: Sequence[str], why: str, remedy: str, required: Collection[str]) -> Check:
+def _not_measured(files: SmallFiles, tasks: Sequence[str], reason: str, remedy: str, required: Collection[str]) -> Check:
     judged = [task for task in tasks if task in required]
-    told = f"{why}, so {', '.join(tasks)} would be NOT MEASURED" + ("" if judged else "; no required gate judges that")
-    return _check(one, told, remedy, is_required=bool(judged))
-
-
-def _needs_template(task: TaskBase) -> bool:
-    return isinstance(task, ToolsTask) or (isinstance(task, RulerTask) and task.style in {"chat", "prefill"})
+    detail = f"{reason}, so {', '.join(tasks)} would be NOT MEASURED" + ("" if judged else "; no required gate judges that")
+    return _check(files, detail, remedy, is_required=bool(judged))

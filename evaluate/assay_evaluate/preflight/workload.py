@@ -6,7 +6,7 @@ Counted where the suite says it, else from the assumptions of `known_tasks`. Not
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -25,11 +25,11 @@ from assay.recipes.suite import (
     ToolsTask,
 )
 from assay.records.probe import ProbeSettings
+from assay_evaluate.diagnosis.probes.planned import Load
 from assay_evaluate.divergence.documents import own_suite
 from assay_evaluate.preflight.known_tasks import (
     ARITHMETIC_PROMPT_TOKENS,
     GENERATED_REPLY,
-    LM_EVAL,
     LONGEST_TOKENS,
     PLAIN_SHARE,
     STEP_PLAIN_TOKENS,
@@ -39,30 +39,13 @@ from assay_evaluate.preflight.known_tasks import (
     TOOL_TOKENS,
     TRAJECTORY_STEPS,
     UNKNOWN_PROMPT_TOKENS,
+    mean_of_known,
+    num_items,
+    replies_each,
 )
-from assay_evaluate.preflight.suite_items import num_items, replies_each
-from assay_evaluate.tasks.looks import Look, asked_for, has_second_replies, planned_looks
+from assay_evaluate.tasks.looks import Look, has_second_replies, planned_looks, task_at_look
 
 T = TypeVar("T", bound=TaskBase)
-
-
-@dataclass(frozen=True)
-class Load:
-    """Requests, and the tokens of their prompts and replies together."""
-
-    num_requests: int = 0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-
-    def __add__(self, other: Load) -> Load:
-        return Load(
-            self.num_requests + other.num_requests,
-            self.prompt_tokens + other.prompt_tokens,
-            self.output_tokens + other.output_tokens,
-        )
-
-    def times(self, count: int) -> Load:
-        return Load(self.num_requests * count, self.prompt_tokens * count, self.output_tokens * count)
 
 
 @dataclass(frozen=True)
@@ -79,7 +62,7 @@ class Workload:
     scoring: Load
     probes: Load
     unknown: tuple[str, ...]
-    own: Load = Load()
+    own: Load = field(default_factory=Load)
     """Texts that a candidate writes itself and scores twice, for `assay deployment`."""
 
     @property
@@ -106,28 +89,37 @@ def workload_of(
     first, the second, ...; the mean over them takes the place of round one.
     """
     thinks = serving.reasoning_parser is not None
-    theirs, ours, most, again = list[Load | None](), list[Load | None](), list[Load | None](), list[Load | None]()
+    candidate_loads, reference_loads, most, again = (
+        list[Load | None](),
+        list[Load | None](),
+        list[Load | None](),
+        list[Load | None](),
+    )
     for task in suite.tasks:
         looks = planned_looks(task, stopping)
         chances = stops.get(task.name, (1.0,))
         candidate = [_of_task(_at(task, look, look.candidate_samples), thinks) for look in looks]
-        theirs.append(_mean(candidate, chances))
+        candidate_loads.append(_mean(candidate, chances))
         reference = [_of_task(_at(task, look, look.reference_samples), thinks) for look in looks]
         ahead = isinstance(task, GeneratedTask) and looks[-1].limit is not None  # `Rounds.ahead`
-        ours.append(reference[-1] if ahead else _mean(reference, chances))
+        reference_loads.append(reference[-1] if ahead else _mean(reference, chances))
         most.append(candidate[-1])
         again += [] if has_second_replies(task) else [candidate[0]]
-    once = _known(theirs)
+    once = _known(candidate_loads)
+    own = Load()
+    if own_texts and (texts := own_suite(suite)) is not None and texts.divergence is not None:
+        written, scored = _divergence(texts, texts.divergence, thinks)
+        own = written + scored.times(2)
     writing, scoring = (Load(), Load()) if suite.divergence is None else _divergence(suite, suite.divergence, thinks)
     return Workload(
         tasks=once,
-        again=_known(ours) + _known(again) + once.times(-1),
+        again=_known(reference_loads) + _known(again) + once.times(-1),
         most=_known(most),
         writing=writing,
         scoring=scoring,
         probes=Load() if suite.probes is None else _probes(suite.probes),
-        unknown=tuple(task.name for task, load in zip(suite.tasks, theirs, strict=True) if load is None),
-        own=_own(suite, thinks) if own_texts else Load(),
+        unknown=tuple(task.name for task, load in zip(suite.tasks, candidate_loads, strict=True) if load is None),
+        own=own,
     )
 
 
@@ -148,15 +140,7 @@ def _known(loads: Sequence[Load | None]) -> Load:
 
 def _at(task: T, look: Look, num_samples: int) -> T:
     """The task with the numbers of one look."""
-    return asked_for(task, num_samples, look.limit) if task.is_adaptive else task
-
-
-def _own(suite: SuiteRecipe, thinks: bool) -> Load:
-    own = own_suite(suite)
-    if own is None or own.divergence is None:
-        return Load()
-    writing, scoring = _divergence(own, own.divergence, thinks)
-    return writing + scoring.times(2)
+    return task_at_look(task, num_samples, look.limit) if task.is_adaptive else task
 
 
 def _of_task(task: TaskBase, thinks: bool) -> Load | None:
@@ -178,40 +162,34 @@ def prompt_tokens(task: TaskBase) -> float:
         case NeedleTask():
             return sum(task.lengths_tokens) / len(task.lengths_tokens)
         case RulerTask():
-            return _mean_length(task)
+            # `longest` counts as the longest stated one where nobody says how long the context is, and it is still a word
+            stated = task.stated_tokens
+            unsettled = (len(task.lengths_tokens) - len(stated)) * max(stated, default=LONGEST_TOKENS)
+            return (sum(stated) + unsettled) / len(task.lengths_tokens)
         case ToolsTask():
             shapes = [max(tokens, number * TOOL_TOKENS) for tokens in task.prompt_tokens for number in task.num_tools]
             return sum(shapes) / len(shapes)
         case LmEvalTask():
-            known = [LM_EVAL[name] for name in task.tasks if name in LM_EVAL]
-            total = sum(sum(one.sizes) for one in known)
-            return sum(sum(one.sizes) * one.prompt_tokens for one in known) / total if total else UNKNOWN_PROMPT_TOKENS
+            known = mean_of_known(task.tasks, "prompt_tokens")
+            return UNKNOWN_PROMPT_TOKENS if known is None else known
         case ArithmeticTask():
             return ARITHMETIC_PROMPT_TOKENS
         case _:
             return STEP_PROMPT_TOKENS
 
 
-def _mean_length(task: RulerTask) -> float:
-    """`longest` counts as the longest stated one where nobody says how long the context is, and it is still a word."""
-    stated = task.stated_tokens
-    unsettled = (len(task.lengths_tokens) - len(stated)) * max(stated, default=LONGEST_TOKENS)
-    return (sum(stated) + unsettled) / len(task.lengths_tokens)
-
-
 def reply_tokens(task: TaskBase, thinks: bool) -> float:
     """Mean over the items; never more than the budget."""
     if isinstance(task, SweTask):
-        found: float = STEP_THINKING_TOKENS if thinks else STEP_PLAIN_TOKENS
+        count: float = STEP_THINKING_TOKENS if thinks else STEP_PLAIN_TOKENS
     elif not isinstance(task, LmEvalTask):
         thinking, plain = GENERATED_REPLY[str(getattr(task, "kind"))]  # noqa: B009  each kind of task has one
-        found = thinking if thinks else plain
-    elif known := [LM_EVAL[name] for name in task.tasks if name in LM_EVAL]:
-        total = sum(sum(one.sizes) for one in known)
-        found = sum(sum(one.sizes) * (one.thinking_tokens if thinks else one.plain_tokens) for one in known) / total
+        count = thinking if thinks else plain
+    elif (known := mean_of_known(task.tasks, "thinking_tokens" if thinks else "plain_tokens")) is not None:
+        count = known
     else:
-        found = task.max_tokens * (THINKING_SHARE if thinks else PLAIN_SHARE)
-    return min(found, task.max_tokens)
+        count = task.max_tokens * (THINKING_SHARE if thinks else PLAIN_SHARE)
+    return min(count, task.max_tokens)
 
 
 def _divergence(suite: SuiteRecipe, spec: DivergenceSpec, thinks: bool) -> tuple[Load, Load]:
@@ -220,8 +198,8 @@ def _divergence(suite: SuiteRecipe, spec: DivergenceSpec, thinks: bool) -> tuple
     writing = Load(own, own * ARITHMETIC_PROMPT_TOKENS, own * spec.max_tokens // 2)
     for task in suite.tasks:
         if not isinstance(task, SweTask) and spec.suite_documents:
-            some = spec.suite_documents
-            writing += Load(some, round(some * prompt_tokens(task)), round(some * reply_tokens(task, thinks)))
+            count = spec.suite_documents
+            writing += Load(count, round(count * prompt_tokens(task)), round(count * reply_tokens(task, thinks)))
     held_out = spec.held_out_documents * (1 if spec.held_out is not None else len(spec.languages))
     texts = writing.prompt_tokens + writing.output_tokens + held_out * spec.held_out_tokens
     return writing, Load(writing.num_requests + held_out, texts, writing.num_requests + held_out)

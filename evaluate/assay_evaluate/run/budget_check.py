@@ -28,7 +28,7 @@ from assay_evaluate.serving.given import join
 from assay_evaluate.serving.server import Server, ServerSpec, serve
 from assay_evaluate.statistics.proportions import clopper_pearson
 from assay_evaluate.tasks.cells import num_cells
-from assay_evaluate.tasks.lm_eval.load import count_tasks
+from assay_evaluate.tasks.lm_eval.load import configs_of
 from assay_evaluate.tasks.published.choice import settle_sources
 from assay_evaluate.verdicts.truncation import truncation_limit
 
@@ -181,7 +181,7 @@ def first_items(suite: SuiteRecipe, num_items: int) -> SuiteRecipe:
 
 def _first_items(task: Task, num_items: int) -> Task:
     if isinstance(task, LmEvalTask):
-        each = math.ceil(num_items / max(1, count_tasks(task)))
+        each = math.ceil(num_items / max(1, len(configs_of(task))))
         return task.model_copy(update={"limit": min(each, task.most_items or each)})
     each = math.ceil(num_items / num_cells(task))
     return task.model_copy(update={"num_items": min(each, task.num_made)})

@@ -8,7 +8,7 @@ from assay.recipes.profile import ProfileRecipe, context_tokens
 from assay.recipes.suite import SuiteRecipe
 from assay_evaluate.run.candidate import Candidate
 from assay_evaluate.serving.vllm_command import read_config
-from assay_evaluate.tasks.room import fills_context
+from assay_evaluate.tasks.cells import tasks_filling_context
 
 
 def check_context(suite: SuiteRecipe, reference: Candidate, profile: ProfileRecipe, serving: Serving) -> None:
@@ -21,7 +21,7 @@ def check_context(suite: SuiteRecipe, reference: Candidate, profile: ProfileReci
     if reference.endpoint is not None or folder is None or not (folder / "config.json").is_file():
         return
     context = context_tokens(read_config(folder), profile, serving)
-    for task in fills_context(suite, context):
+    for task in tasks_filling_context(suite, context):
         raise MeasureError(
             f"suite {suite.name}: task {task.name} lets a reply have {task.max_tokens:,} tokens, and {folder} is "
             f"served with a context of {context:,} for prompt and reply together (profile {profile.name}); lower "

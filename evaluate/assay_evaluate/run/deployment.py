@@ -25,7 +25,7 @@ from assay.records.serving import MODEL_FLAGS
 from assay.records.verdict import GateReport
 from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.client.journal import Journal
-from assay_evaluate.diagnosis.probes.served import probe_served
+from assay_evaluate.diagnosis.probes.run_probes import probe_served
 from assay_evaluate.divergence.documents import own_suite
 from assay_evaluate.run.identity import checkpoint_sha256, identity, identity_of
 from assay_evaluate.run.own_texts import Asked, OwnTexts, find_own_texts

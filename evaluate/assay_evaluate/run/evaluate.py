@@ -29,7 +29,7 @@ from assay.records.serving import Fingerprint, Signature
 from assay_evaluate.asking.signature import take_signature
 from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.client.journal import Identity, Journal
-from assay_evaluate.diagnosis.probes.served import probe_served
+from assay_evaluate.diagnosis.probes.run_probes import probe_served
 from assay_evaluate.divergence.documents import own_suite
 from assay_evaluate.divergence.exact import ExactSide, measure_exact
 from assay_evaluate.divergence.phase import ReferenceText, reference_text

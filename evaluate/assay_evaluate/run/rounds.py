@@ -18,7 +18,7 @@ from assay.records.verdict import Verdict
 from assay_evaluate.alike.measurements import look_at_serving
 from assay_evaluate.run.suite import task_notes
 from assay_evaluate.statistics.item_pairs import find_task
-from assay_evaluate.tasks.looks import Look, asked_for, has_second_replies, planned_looks
+from assay_evaluate.tasks.looks import Look, has_second_replies, planned_looks, task_at_look
 from assay_evaluate.verdicts.scores import judge_scores
 from assay_evaluate.verdicts.whole import tasks_to_ask_further
 
@@ -49,10 +49,10 @@ class Rounds:
             if not task.is_adaptive:
                 asked.append(task)
             elif is_noise_floor:
-                asked.append(asked_for(task, 1 if has_second_replies(task) else look.reference_samples, look.limit))
+                asked.append(task_at_look(task, 1 if has_second_replies(task) else look.reference_samples, look.limit))
             else:
                 num_samples = look.reference_samples if of_reference else look.candidate_samples
-                asked.append(asked_for(task, num_samples, look.limit))
+                asked.append(task_at_look(task, num_samples, look.limit))
         return asked
 
     def ahead(self, reference: Measurement, repeat: Measurement) -> dict[str, tuple[Look, str]]:
@@ -118,7 +118,7 @@ class Rounds:
 
     def task_at(self, name: str, look: Look, *, of_reference: bool) -> TaskBase:
         task = next(task for task in self.suite.tasks if task.name == name)
-        return asked_for(task, look.reference_samples if of_reference else look.candidate_samples, look.limit)
+        return task_at_look(task, look.reference_samples if of_reference else look.candidate_samples, look.limit)
 
     # ------------------------------------------------------------------------------------------------ what is recorded
     def noted(

@@ -21,10 +21,9 @@ from assay_evaluate.divergence.phase import DivergencePhase, ReferenceText
 from assay_evaluate.run.answering.served import ask_twice, hold_beside, with_evidence
 from assay_evaluate.run.asked_with import describe
 from assay_evaluate.serving.server import Server
-from assay_evaluate.tasks.generated import arithmetic_items, run_generated
-from assay_evaluate.tasks.lm_eval.cot import run_lm_eval
+from assay_evaluate.tasks.generated import arithmetic_items, haystacks, run_generated, run_needle
+from assay_evaluate.tasks.lm_eval.task import run_lm_eval
 from assay_evaluate.tasks.looks import has_second_replies
-from assay_evaluate.tasks.needle import haystacks, run_needle
 from assay_evaluate.tasks.ruler_task import run_ruler
 from assay_evaluate.tasks.swebench.task import run_swe_task
 from assay_evaluate.tasks.tools.task import grammar_notes, run_tools

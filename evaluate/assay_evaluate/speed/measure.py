@@ -29,7 +29,7 @@ from assay_evaluate.speed.ladder import Ladder, Point, deal_repeats, shuffled, s
 from assay_evaluate.speed.prompts import LONG, Prompts, has_chat_template, token_counter
 from assay_evaluate.speed.rows import WHERE, count, repeat_of, tokens_each
 from assay_evaluate.speed.watch import Watch
-from assay_evaluate.tasks.ruler import RulerError
+from assay_evaluate.tasks.ruler.draft import RulerError
 
 StartServer = Callable[[ServerSpec, Say], AbstractContextManager[Server]]
 NOT_PREDICTED = "not predicted:"

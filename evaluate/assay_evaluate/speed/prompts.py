@@ -15,7 +15,7 @@ from assay.errors import AssayError
 from assay.recipes.suite import ArithmeticTask, LmEvalTask, NeedleTask, SuiteRecipe
 from assay_evaluate.client.journal import Identity, Journal
 from assay_evaluate.tasks.items import arithmetic_item, needle_item, writing_item
-from assay_evaluate.tasks.ruler import TokenCounter
+from assay_evaluate.tasks.ruler.tokens import TokenCounter
 
 Language = Literal["en", "zh"]
 CHAT, LONG, CODE = "chat", "long", "code"

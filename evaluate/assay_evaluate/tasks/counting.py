@@ -9,27 +9,22 @@ from typing import Any
 from assay_evaluate.asking.dialect import count_tokens
 from assay_evaluate.asking.session import Session
 from assay_evaluate.client.client import NotMeasured
-from assay_evaluate.tasks.ruler import CountTokens, Prompt, RulerError, Style, TokenCounter
+from assay_evaluate.tasks.ruler.draft import RulerError
+from assay_evaluate.tasks.ruler.items import Style, prompt_of
+from assay_evaluate.tasks.ruler.tokens import CountTokens, Prompt, TokenCounter
 
 
 def prompt_counter(session: Session, checkpoint: Path | None, style: Style) -> CountTokens:
     """The checkpoint's own tokenizer where it counts as the server does, else the server: sizing asks hundreds of times."""
+    on_server = functools.partial(_count_on_server, session)
     if checkpoint is None:
-        return functools.partial(_count_on_server, session)
-    here = TokenCounter(checkpoint, session.dialect.chat_template_kwargs)
-    there = functools.partial(_count_on_server, session)
-    probe = _probe(style)
+        return on_server
+    local = TokenCounter(checkpoint, session.dialect.chat_template_kwargs)
+    question = prompt_of(style, "How many?", "Answer:")
     try:
-        return here if here(probe) == there(probe) else there
+        return local if local(question) == on_server(question) else on_server
     except RulerError:
-        return there
-
-
-def _probe(style: Style) -> Prompt:
-    if style == "base":
-        return "How many? Answer:"
-    question = [{"role": "user", "content": "How many?"}]
-    return question if style == "chat" else [*question, {"role": "assistant", "content": "Answer:"}]
+        return on_server
 
 
 def _count_on_server(session: Session, prompt: Prompt) -> int:

@@ -26,11 +26,11 @@ _LOCAL = frozenset({"json", "csv", "parquet", "text", "arrow", "pandas", "webdat
 
 
 class ItemTexts(NamedTuple):
-    """texts: of each item of a task; None: they are not known, and `why` says why."""
+    """texts: of each item of a task; None: they are not known, and `reason` says why."""
 
     task: str
     texts: list[str] | None
-    why: str | None = None
+    reason: str | None = None
 
 
 def item_texts(suite: SuiteRecipe, *, may_download: bool) -> Iterator[ItemTexts]:
@@ -70,14 +70,14 @@ def _of_lm_eval(task: LmEvalTask, may_download: bool) -> Iterator[str]:
     if not may_download:
         if not _has_data_sets() and task.include_path is None:
             raise NotMeasured("its data set is not on this machine")
-        paths = {str(one.get("dataset_path")) for one in configs_of(task).values()} - _LOCAL
+        paths = {str(config.get("dataset_path")) for config in configs_of(task).values()} - _LOCAL
         if missing := sorted(path for path in paths if not Path(path).exists() and not is_cached(path)):
             raise NotMeasured(f"{missing[0]} is not on this machine")
     with quiet_lm_eval():
-        for one in load_tasks(task)["tasks"].values():
-            for document in one.eval_docs:
-                shown = one.doc_to_text(document)
-                yield shown if isinstance(shown, str) else str(document)
+        for lm_task in load_tasks(task)["tasks"].values():
+            for document in lm_task.eval_docs:
+                text = lm_task.doc_to_text(document)
+                yield text if isinstance(text, str) else str(document)
 
 
 def _has_data_sets() -> bool:
@@ -85,7 +85,7 @@ def _has_data_sets() -> bool:
     from datasets import config  # type: ignore[import-untyped]
 
     caches = (Path(constants.HF_HUB_CACHE).glob("datasets--*"), Path(config.HF_DATASETS_CACHE).glob("*"))
-    return any(any(True for _ in found) for found in caches)
+    return any(any(True for _ in folders) for folders in caches)
 
 
 def is_cached(name: str) -> Path | None:

@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from assay_evaluate.tasks.ruler.items import largest_fitting
 from assay_evaluate.tasks.ruler.niah import hiding_blueprint
-from assay_evaluate.tasks.ruler.sizing import largest_fitting
 
 Language = Literal["en", "zh"]
 LANGUAGES: tuple[Language, ...] = ("en", "zh")
@@ -97,18 +97,10 @@ VERBS = {
     "zh": ("睡觉", "等待", "玩耍", "坐着", "散步", "吃饭", "跑步", "唱歌"),
 }
 PLACES = {
-    "en": (
-        "in the garden",
-        "near the river",
-        "behind the house",
-        "under the tree",
-        "on the hill",
-        "by the road",
-        "in the park",
-        "at the gate",
-    ),
+    "en": ("in the garden", "near the river", "behind the house", "under the tree", "on the hill", "by the road", "in the park",
+           "at the gate"),
     "zh": ("花园里", "河边", "房子后面", "大树下", "山上", "路边", "公园里", "大门旁"),
-}
+}  # fmt: skip
 COUNTS = {"en": ("ten", "fifteen", "twenty"), "zh": ("十", "十五", "二十")}
 
 
@@ -138,14 +130,8 @@ def arithmetic_item(seed: str, index: int, language: Language, num_steps: int) -
         prompt = " ".join([*sentences, question])
     else:
         prompt = "".join([*sentences, f"{name}现在有多少个{thing}？请一步一步地想，最后在 #### 后面写出答案。"])
-    return Item(
-        f"arithmetic/{language}/{num_steps}/{index}",
-        "arithmetic",
-        language,
-        prompt,
-        str(value),
-        {"steps": tuple(steps), "name": name, "thing": thing},
-    )
+    facts = {"steps": tuple(steps), "name": name, "thing": thing}
+    return Item(f"arithmetic/{language}/{num_steps}/{index}", "arithmetic", language, prompt, str(value), facts)
 
 
 def filler_sentence(draw: random.Random, language: Language) -> str:
@@ -234,11 +220,11 @@ def needle_item(
 
 def _filler(seed: float, language: Language) -> Callable[[int], list[str]]:
     draw = random.Random(seed)
-    made: list[str] = []
+    sentences: list[str] = []
 
     def first(num_sentences: int) -> list[str]:
-        made.extend(filler_sentence(draw, language) for _ in range(num_sentences - len(made)))
-        return made[:num_sentences]
+        sentences.extend(filler_sentence(draw, language) for _ in range(num_sentences - len(sentences)))
+        return sentences[:num_sentences]
 
     return first
 
@@ -252,9 +238,8 @@ def writing_item(seed: str, index: int, language: Language) -> Item:
         prompt = f"Write {COUNTS['en'][which]} short notes about a {animal} and other animals, one sentence each."
     else:
         prompt = f"请写{COUNTS['zh'][which]}条关于{animal}和其他动物的短笔记，每条一句话。"
-    return Item(
-        f"writing/{language}/{index}", "writing", language, prompt, None, {"count": (10, 15, 20)[which], "animal": animal}
-    )
+    facts = {"count": (10, 15, 20)[which], "animal": animal}
+    return Item(f"writing/{language}/{index}", "writing", language, prompt, None, facts)
 
 
 _NUMBER = re.compile(r"-?\d+")
@@ -267,8 +252,8 @@ def extract_answer(text: str) -> str | None:
     _, mark, tail = text.rpartition("####")
     if not mark:
         return None
-    found = _NUMBER.search(tail.replace(",", ""))
-    return found.group() if found else None
+    number = _NUMBER.search(tail.replace(",", ""))
+    return number.group() if number else None
 
 
 def score(item: Item, text: str) -> bool | None:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 from assay.recipes.gate import Stopping
-from assay.recipes.suite import GeneratedTask, LmEvalTask, Range, SuiteRecipe, TaskBase
+from assay.recipes.suite import GeneratedTask, LmEvalTask, Range, TaskBase
 from assay.records.measurement import ItemResult
 
 T = TypeVar("T", bound=TaskBase)
@@ -33,8 +33,8 @@ class Look(NamedTuple):
     @property
     def planned_information(self) -> float:
         """In the unit of one pair of replies: 1 / variance of the difference, if replies of both sides vary alike."""
-        both = self.reference_samples + self.candidate_samples
-        return self.reference_samples * self.candidate_samples / both * (self.limit or 1)
+        total = self.reference_samples + self.candidate_samples
+        return self.reference_samples * self.candidate_samples / total * (self.limit or 1)
 
 
 def planned_looks(task: TaskBase, stopping: Stopping) -> tuple[Look, ...]:
@@ -43,24 +43,20 @@ def planned_looks(task: TaskBase, stopping: Stopping) -> tuple[Look, ...]:
     Greedy replies to one question are alike: whatever the range, a task without temperature is asked once about each item.
     """
     if isinstance(task.items, Range):
-        return _at_new_items(task, task.items)
+        candidate = task.fewest_samples if task.temperature > 0 else 1
+        reference = max(candidate, FEWEST_OF_REFERENCE) if task.temperature > 0 else 1
+        return tuple(Look(reference, candidate, limit) for limit in growing_limits(task.items))
     if not isinstance(task.num_samples, Range):
         return (Look(task.num_samples, task.num_samples),)
     if task.temperature == 0:
         return (Look(1, 1),)
     fewest, most = task.num_samples.min, task.num_samples.max
     most_of_reference = max(most, FEWEST_OF_REFERENCE)
-    found = [
-        Look(min(max(ours, fewest, FEWEST_OF_REFERENCE), most_of_reference), min(max(theirs, fewest), most))
-        for ours, theirs in stopping.looks
+    looks = [
+        Look(min(max(reference, fewest, FEWEST_OF_REFERENCE), most_of_reference), min(max(candidate, fewest), most))
+        for reference, candidate in stopping.looks
     ]
-    return tuple(dict.fromkeys([*found, Look(most_of_reference, most)]))
-
-
-def _at_new_items(task: TaskBase, items: Range) -> tuple[Look, ...]:
-    theirs = task.fewest_samples if task.temperature > 0 else 1
-    ours = max(theirs, FEWEST_OF_REFERENCE) if task.temperature > 0 else 1
-    return tuple(Look(ours, theirs, limit) for limit in growing_limits(items))
+    return tuple(dict.fromkeys([*looks, Look(most_of_reference, most)]))
 
 
 def growing_limits(items: Range) -> list[int]:
@@ -81,12 +77,11 @@ def added_by_looks(task: GeneratedTask) -> list[range]:
     return [range(before, limit) for before, limit in pairwise([0, *growing_limits(task.num_items)])]
 
 
-def made_from(task: GeneratedTask, added: range) -> dict[str, Any]:
+def look_key(task: GeneratedTask, added: range) -> dict[str, Any]:
     """What the text of the items that one look adds depends on, as a key of the journal: the task, of a range which items."""
     if not isinstance(task.num_items, Range):
         return task.model_dump(mode="json", exclude={"num_samples"})
-    alike = task.model_dump(mode="json", exclude={"num_samples", "num_items"})
-    return alike | {"items": [added.start, added.stop]}
+    return task.model_dump(mode="json", exclude={"num_samples", "num_items"}) | {"items": [added.start, added.stop]}
 
 
 def planned_shares(looks: tuple[Look, ...]) -> tuple[float, ...]:
@@ -100,14 +95,8 @@ def has_second_replies(task: TaskBase) -> bool:
     return task.is_adaptive and task.temperature > 0
 
 
-def looks_of(suite: SuiteRecipe, stopping: Stopping) -> dict[str, tuple[Look, ...]]:
-    """Task -> its looks, for every task that is looked at more than once."""
-    found = {task.name: planned_looks(task, stopping) for task in suite.tasks}
-    return {name: looks for name, looks in found.items() if len(looks) > 1}
-
-
 # ------------------------------------------------------------------------------------------------ what a look asks, and holds
-def asked_for(task: T, num_samples: int, limit: int | None) -> T:
+def task_at_look(task: T, num_samples: int, limit: int | None) -> T:
     """The task as it is asked at one look: so many replies to each item, and a range of items that ends at `limit`."""
     changes: dict[str, int | Range] = {"num_samples": num_samples}
     if isinstance(task.items, Range) and task.items_field is not None and limit is not None:
@@ -135,6 +124,6 @@ def items_at(
         name, _, document = item.item.rpartition("/")
         documents.setdefault(name, set()).add(int(document))
     drawn = {
-        f"{name}/{document}" for name, found in documents.items() for document in in_drawn_order(seed, name, found)[:limit]
+        f"{name}/{document}" for name, numbers in documents.items() for document in in_drawn_order(seed, name, numbers)[:limit]
     }
     return tuple(item for item in first if item.item in drawn)

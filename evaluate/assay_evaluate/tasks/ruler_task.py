@@ -21,28 +21,25 @@ from assay_evaluate.asking.dialect import COMPLETIONS
 from assay_evaluate.asking.session import Session, task_result
 from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.client.journal import Identity, Reply, Request
-from assay_evaluate.tasks.cells import RulerCell, needed_tokens, planned_style, reply_within, ruler_cells, ruler_max_tokens
-from assay_evaluate.tasks.counting import prompt_counter
-from assay_evaluate.tasks.longest import settled
-from assay_evaluate.tasks.looks import added_by_looks
-from assay_evaluate.tasks.published.choice import Choice, choose, described, hashes, read_published
-from assay_evaluate.tasks.published.pins import SourceName
-from assay_evaluate.tasks.ruler import (
-    GENERATOR_VERSION,
-    CountTokens,
-    RulerError,
-    RulerItem,
-    Sources,
-    Style,
-    grid_item,
-    read_hotpotqa,
-    read_squad,
-    read_text_folder,
-    ruler_item,
-    score,
+from assay_evaluate.tasks.cells import (
+    RulerCell,
+    needed_tokens,
+    planned_style,
+    ruler_cells,
+    ruler_max_tokens,
+    settle_longest,
+    tokens_kept_for_reply,
 )
-from assay_evaluate.tasks.ruler.grid import GRID_TASK
-from assay_evaluate.tasks.ruler.items import from_saved_fields, saved_fields
+from assay_evaluate.tasks.counting import prompt_counter
+from assay_evaluate.tasks.looks import added_by_looks
+from assay_evaluate.tasks.published.choice import Choice, choose, describe, hashes, read_published
+from assay_evaluate.tasks.published.pins import SourceName
+from assay_evaluate.tasks.ruler.draft import RulerError
+from assay_evaluate.tasks.ruler.haystacks import read_text_folder
+from assay_evaluate.tasks.ruler.items import GENERATOR_VERSION, RulerItem, Style, from_saved_fields, score
+from assay_evaluate.tasks.ruler.qa import read_hotpotqa, read_squad
+from assay_evaluate.tasks.ruler.tasks import GRID_TASK, Sources, grid_item, ruler_item
+from assay_evaluate.tasks.ruler.tokens import CountTokens
 
 ASKED_CHARACTERS = 2000
 """The end of a prompt, where the question is: enough to see in which scripts it is written."""
@@ -55,20 +52,20 @@ def run_ruler(session: Session, task: RulerTask, checkpoint: Path | None, refere
     what `longest` is.
     """
     budget = session.thinking_budget_tokens(task)
-    try:
-        style = _style(session, task)
-    except NotMeasured as error:
-        return task_result(task.name, "ruler", [], task.max_tokens, str(error), budget)
-    task, longest = _settled(session, task, style, reference)
+    style = planned_style(task, is_chat=session.dialect.is_chat)
+    if style != "base" and not session.dialect.is_chat:
+        note = f"style {style} needs a chat template, and the checkpoint has none; say `style: auto`"
+        return task_result(task.name, "ruler", [], task.max_tokens, note, budget)
+    task, longest = _settle_longest(session, task, style, reference)
     chosen = choose(task, session.client.journal)
     own, own_sha256 = _own_sources(task.essays, task.squad, task.hotpotqa)
-    sources, said = described(task, chosen)
+    sources, texts = describe(task, chosen)
     made_from = {
         "seed": session.seed, "style": style, "reference": reference.checkpoint_sha256, "sources": own_sha256 | hashes(chosen),
         "chat_template_kwargs": session.dialect.chat_template_kwargs, "generator": GENERATOR_VERSION,
     }  # fmt: skip
     maker = _Maker(session, task, style, own, chosen, made_from, checkpoint)
-    notes: dict[str, None] = {one: None for one in (longest, said) if one is not None}
+    notes: dict[str, None] = {note: None for note in (longest, texts) if note is not None}
 
     def made_items() -> Iterator[RulerItem]:
         for cell, added in itertools.product(ruler_cells(task), added_by_looks(task)):
@@ -83,20 +80,13 @@ def run_ruler(session: Session, task: RulerTask, checkpoint: Path | None, refere
                 yield item
 
     answered = session.ask_items(task, made_items(), functools.partial(_request, session, task))
-    results = [_result(session, task, *one) for one in answered]
+    results = [_result(session, task, *answer) for answer in answered]
     result = task_result(task.name, "ruler", results, task.max_tokens, "; ".join(notes) or None, budget)
     return result.model_copy(update={"sources": sources})
 
 
-def _style(session: Session, task: RulerTask) -> Style:
-    style = planned_style(task, is_chat=session.dialect.is_chat)
-    if style != "base" and not session.dialect.is_chat:
-        raise NotMeasured(f"style {style} needs a chat template, and the checkpoint has none; say `style: auto`")
-    return style
-
-
-def _settled(session: Session, task: RulerTask, style: Style, reference: Identity) -> tuple[RulerTask, str | None]:
-    """`longest.settled` by the context of the reference, which is asked first; from the journal ever after."""
+def _settle_longest(session: Session, task: RulerTask, style: Style, reference: Identity) -> tuple[RulerTask, str | None]:
+    """`settle_longest` by the context of the reference, which is asked first; from the journal ever after."""
     if LONGEST not in task.lengths_tokens:
         return task, None
     journal = session.client.journal
@@ -106,8 +96,8 @@ def _settled(session: Session, task: RulerTask, style: Style, reference: Identit
     }  # fmt: skip
     kept = journal.find_items(LONGEST, made_from)
     if kept is None:
-        settled_task, said = settled(task, style, session.max_model_len)
-        kept = [{"lengths_tokens": settled_task.lengths_tokens, "said": said}]
+        settled_task, note = settle_longest(task, style, session.max_model_len)
+        kept = [{"lengths_tokens": settled_task.lengths_tokens, "said": note}]
         journal.keep_items(LONGEST, made_from, kept)
     return task.model_copy(update={"lengths_tokens": tuple(kept[0]["lengths_tokens"])}), kept[0]["said"]
 
@@ -115,13 +105,13 @@ def _settled(session: Session, task: RulerTask, style: Style, reference: Identit
 @functools.lru_cache(maxsize=4)
 def _own_sources(essays: str | None, squad: str | None, hotpotqa: str | None) -> tuple[Sources, dict[str, str]]:
     """Texts of one's own and the hash of each. RulerError if one cannot be read."""
-    found = Sources(
+    sources = Sources(
         essays=None if essays is None else read_text_folder(essays),
         squad=None if squad is None else read_squad(squad),
         hotpotqa=None if hotpotqa is None else read_hotpotqa(hotpotqa),
     )
     hashes = {path: sha256_of_file(Path(path)) for path in (squad, hotpotqa) if path is not None}
-    return found, hashes if found.essays is None else {**hashes, "essays": sha256_of(found.essays.sentences)}
+    return sources, hashes if sources.essays is None else {**hashes, "essays": sha256_of(sources.essays.sentences)}
 
 
 # ------------------------------------------------------------------------------------------------ making items
@@ -139,32 +129,27 @@ class _Maker:
 
     def item(self, cell: RulerCell, index: int) -> RulerItem:
         """RulerError if it cannot be made; NotMeasured if it does not fit, or tokens cannot be counted."""
-        reply_tokens = reply_within(self.task, cell)
-        self._require_room(cell)
+        reply_tokens = tokens_kept_for_reply(self.task, cell)
+        context, needed = self.session.max_model_len, needed_tokens(self.task, self.style, cell)
+        if context is not None and needed > context:
+            raise NotMeasured(
+                f"{cell.task} at {cell.length_tokens} tokens: prompt and reply need up to {needed}, max_model_len is {context}"
+            )
         key = {**self.made_from, "cell": dataclasses.asdict(cell), "index": index, "reply_tokens": reply_tokens}
         journal = self.session.client.journal
         kept = journal.find_items("ruler", key)
         if kept is not None:
             return from_saved_fields(kept[0])
-        made = self._make(cell, index, reply_tokens)
-        journal.keep_items("ruler", key, [saved_fields(made)])
-        return made
-
-    def _require_room(self, cell: RulerCell) -> None:
-        room, wanted = self.session.max_model_len, needed_tokens(self.task, self.style, cell)
-        if room is not None and wanted > room:
-            raise NotMeasured(
-                f"{cell.task} at {cell.length_tokens} tokens: prompt and reply need up to {wanted}, max_model_len is {room}"
-            )
-
-    def _make(self, cell: RulerCell, index: int, reply_tokens: int) -> RulerItem:
         common: dict[str, Any] = {
             "seed": self.session.seed, "style": self.style, "count_tokens": self._count, "sources": self.sources,
             "reply_tokens": reply_tokens,
         }  # fmt: skip
         if cell.depth is None:
-            return ruler_item(cell.task, cell.length_tokens, index, **common)
-        return grid_item(cell.length_tokens, cell.depth, index, language=cell.language, **common)  # type: ignore[arg-type]
+            item = ruler_item(cell.task, cell.length_tokens, index, **common)
+        else:
+            item = grid_item(cell.length_tokens, cell.depth, index, language=cell.language, **common)  # type: ignore[arg-type]
+        journal.keep_items("ruler", key, [dataclasses.asdict(item)])
+        return item
 
     @functools.cached_property
     def sources(self) -> Sources:
@@ -202,7 +187,7 @@ def _request(session: Session, task: RulerTask, item: RulerItem, sample: int) ->
 
 def _result(session: Session, task: RulerTask, item: RulerItem, sample: int, reply: Reply) -> ItemResult:
     value = score(item, reply.text)
-    found = session.result(
+    result = session.result(
         reply,
         item=item.id,
         sample=sample,
@@ -216,17 +201,11 @@ def _result(session: Session, task: RulerTask, item: RulerItem, sample: int, rep
         score=value,
     )
     subtask = GRID_TASK if "depth" in item.facts else item.task
-    found = dataclasses.replace(found, subtask=subtask, length_tokens=item.length_tokens, depth=_depth(item))
+    # of the only place that holds the answer; in the grid the depth asked for
+    depth = item.facts.get("depth", item.depths[0] if len(item.depths) == 1 else None)
+    result = dataclasses.replace(result, subtask=subtask, length_tokens=item.length_tokens, depth=depth)
     if "about" in item.facts:  # of qa_1 and qa_2: questions about one document, of which the same are asked at every length
-        found = dataclasses.replace(found, cluster=f"{item.task}: {item.facts['about']}")
-    if item.style == "base" and found.truncated_by in {"length", "budget"}:  # by design, as published
-        return dataclasses.replace(found, truncated=False, truncated_by=None, loops=False)
-    return found
-
-
-def _depth(item: RulerItem) -> float | None:
-    """Of the one place that holds the answer; in the grid the depth asked for."""
-    asked: float | None = item.facts.get("depth")
-    if asked is None and len(item.depths) == 1:
-        return item.depths[0]
-    return asked
+        result = dataclasses.replace(result, cluster=f"{item.task}: {item.facts['about']}")
+    if item.style == "base" and result.truncated_by in {"length", "budget"}:  # by design, as published
+        return dataclasses.replace(result, truncated=False, truncated_by=None, loops=False)
+    return result

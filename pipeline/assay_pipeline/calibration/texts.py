@@ -106,7 +106,7 @@ def _add_suite(withheld: Withheld, name: str, *, may_download: bool) -> None:
     suite = load_recipe(SuiteRecipe, name)
     for task in item_texts(suite, may_download=may_download):
         if task.texts is None:
-            withheld.leave_out(suite.name, task.task, task.why or "not known")
+            withheld.leave_out(suite.name, task.task, task.reason or "not known")
         else:
             withheld.add(suite.name, task.task, task.texts)
 

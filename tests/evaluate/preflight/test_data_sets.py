@@ -100,9 +100,9 @@ def test_a_token_that_is_let_in_and_one_that_is_not(
     gpqa = "data sets Idavidrein/gpqa: needed by ours_gpqa"
     assert lines(suite)[1] == f"PASS {gpqa}; gated, and open to the token that is set"
     monkeypatch.setenv("HF_TOKEN", "hf_another")
-    told = lines(suite)[1]
-    assert told.startswith(f"FAIL {gpqa}, which could not be asked: gated, and the token that is set has not been let in")
-    assert "hf_another" not in told
+    reported = lines(suite)[1]
+    assert reported.startswith(f"FAIL {gpqa}, which could not be asked: gated, and the token that is set has not been let in")
+    assert "hf_another" not in reported
 
 
 def test_offline_only_the_cache_can_tell(hub: str, suite: SuiteRecipe, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

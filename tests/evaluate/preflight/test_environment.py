@@ -164,7 +164,7 @@ def test_the_interpreter_tells_what_it_has_and_imports_nothing(venv: Path, tmp_p
     (empty := tmp_path / "empty").mkdir()
     asked = ask(venv, {"PATH": str(empty), "CUDA_HOME": str(tmp_path / "cuda")})
     packages = next((tmp_path / "lib").iterdir()) / "site-packages"
-    found = ServingEnvironment(
+    result = ServingEnvironment(
         interpreter=venv,
         versions={"vllm": "0.32.0", "nvidia-cuda-runtime": "13.0.96"},
         modules=frozenset({"flashinfer", "vllm.third_party.deep_gemm"}),
@@ -173,10 +173,10 @@ def test_the_interpreter_tells_what_it_has_and_imports_nothing(venv: Path, tmp_p
         cuda_home=str(tmp_path / "cuda"),
         wheel_nvcc=str(packages / "nvidia" / "cu13" / "bin" / "nvcc"),
     )
-    assert asked == found
+    assert asked == result
     ninja, nvcc = program(tmp_path / "bin" / "ninja"), program(tmp_path / "cuda" / "bin" / "nvcc")
     asked = ask(venv, {"PATH": str(empty), "CUDA_HOME": str(tmp_path / "cuda")})
-    assert asked == replace(found, ninja=str(ninja), nvcc=str(nvcc))
+    assert asked == replace(result, ninja=str(ninja), nvcc=str(nvcc))
 
 
 def test_an_interpreter_that_cannot_be_asked(tmp_path: Path) -> None:
@@ -212,8 +212,8 @@ def test_doctor_says_it_too(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(hardware, "find_gpus", lambda: (Gpu("NVIDIA H200", 1, "535.1"),))
     monkeypatch.setattr(server, "find_interpreter", lambda profile: venv)
     monkeypatch.setenv("PATH", "")
-    found = {finding.what: finding for finding in _for_gpus()}
-    assert found["ninja"].state == "missing"
-    assert found["ninja"].remedy == f"{venv} -m pip install ninja"
-    assert found["driver"].detail == "driver 535.1, and CUDA 13.0.96 of the server needs 580 or later"
-    assert found["open files"].state == "ok"
+    result = {finding.what: finding for finding in _for_gpus()}
+    assert result["ninja"].state == "missing"
+    assert result["ninja"].remedy == f"{venv} -m pip install ninja"
+    assert result["driver"].detail == "driver 535.1, and CUDA 13.0.96 of the server needs 580 or later"
+    assert result["open files"].state == "ok"

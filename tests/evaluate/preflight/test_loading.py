@@ -100,8 +100,8 @@ def test_where_nobody_can_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
             detail="no serving environment here, whose vLLM would be asked", remedy="make setup",
         )
     ]  # fmt: skip
-    (found,) = check_loading([], load_recipe(ProfileRecipe, "cpu-emulated"), print)
-    assert (found.outcome, found.remedy) == ("PASS", None)
+    (result,) = check_loading([], load_recipe(ProfileRecipe, "cpu-emulated"), print)
+    assert (result.outcome, result.remedy) == ("PASS", None)
 
 
 # ------------------------------------------------------------------------------------------------ vLLM itself
@@ -122,11 +122,11 @@ def test_broken_checkpoints_in_vllms_words(tmp_path: Path) -> None:
         Candidate("half fused", replace(w4a16, config=config), on, glm5),
         Candidate("groups", quantized(hollow.hollow_model(tmp_path / "glm-4.7", "glm-4.7")), on, glm47),
     ]
-    found = list(check_loading(cases, on, lambda line: None))
-    assert [(check.subject, check.outcome) for check in found] == [
+    result = list(check_loading(cases, on, lambda line: None))
+    assert [(check.subject, check.outcome) for check in result] == [
         ("whole", "PASS"), ("MTP expert", "FAIL"), ("half fused", "FAIL"), ("groups", "FAIL"),
     ]  # fmt: skip
-    assert [(check.detail, check.remedy) for check in found] == [
+    assert [(check.detail, check.remedy) for check in result] == [
         (
             "vLLM 0.32.0 loads target and draft on 8 ranks; a GPU holds 0.9 GiB of weights, and one sequence of 4,096 tokens "
             "0.0 GiB of KV cache; modules: attention FLASHMLA_SPARSE (5), experts TRITON (TritonExperts) (1), experts w4a16 "

@@ -24,8 +24,7 @@ from assay_evaluate.preflight.power import (
     lossless_chances,
     suite_power,
 )
-from assay_evaluate.preflight.power_designs import Assumptions, gated_tasks
-from assay_evaluate.preflight.power_needed import needed
+from assay_evaluate.preflight.power_designs import Assumptions, gated_tasks, needed
 from assay_evaluate.preflight.power_report import little_power
 from assay_evaluate.statistics.joint.chances import Rules, chances_of
 from assay_evaluate.statistics.joint.drawn import Assumption, LookDesign, ScoreDesign
@@ -66,13 +65,13 @@ def test_looks_items_and_discordances() -> None:
         asked | {"name": "mgsm", "tasks": languages, "translations": True},
         gates=[{"kind": "score", "task": task, "max_drop": 0.05} for task in ("sums", "gpqa", "pro", "mgsm")],
     )  # fmt: skip
-    found, unknown = gated_tasks(suite, gates, Assumptions({"gpqa": 0.2, "pro": 0.1}, noise_of_others=0.5))
+    result, unknown = gated_tasks(suite, gates, Assumptions({"gpqa": 0.2, "pro": 0.1}, noise_of_others=0.5))
     assert unknown == []
-    assert [one.design for one in found] == [
+    assert [one.design for one in result] == [
         ScoreDesign("sums", 0.05, Assumption(0.005, 0.5), (LookDesign(1, 1, 100),)),
         ScoreDesign(
             "gpqa", 0.05, Assumption(0.2, 0.5),
-            tuple(LookDesign(ours, theirs, 198, share) for ours, theirs, share in ((2, 1, 4 / 9), (2, 2, 2 / 3), (3, 3, 1.0))),
+            (LookDesign(2, 1, 198, 4 / 9), LookDesign(2, 2, 198, 2 / 3), LookDesign(3, 3, 198, 1.0)),
         ),
         ScoreDesign(
             "pro", 0.05, Assumption(0.1, 0.5),
@@ -93,10 +92,10 @@ def test_a_suite_that_seldom_passes_a_lossless_candidate_says_so_and_what_would_
     assert (check.check, check.subject, check.outcome) == ("power", "full", "UNKNOWN")
     assert check.remedy is not None
     assert "replies to each item of gpqa-diamond (num_samples)" in check.remedy
-    found = suite_power(suite, gates)
-    assert found is not None
-    assert 0.05 < found.all_gates.lossless.passes < 0.15  # by an audit with other draws 8 %
-    assert {one.gate.task for _, one in found.weak[:2]} == {"gpqa-diamond", "gsm8k"}
+    result = suite_power(suite, gates)
+    assert result is not None
+    assert 0.05 < result.all_gates.lossless.passes < 0.15  # by an audit with other draws 8 %
+    assert {one.gate.task for _, one in result.weak[:2]} == {"gpqa-diamond", "gsm8k"}
 
 
 def test_a_suite_that_can_decide_passes() -> None:
@@ -111,9 +110,9 @@ def test_what_the_headline_leaves_out() -> None:
     task = {"kind": "arithmetic", "name": "sums", "languages": ["en"], "num_items": 400, "max_tokens": 9, "num_samples": 4,
             "temperature": 1.0}  # fmt: skip
     suite, gates = small(task, gates=[{"kind": "score", "task": "sums", "max_drop": 0.02}])
-    found = suite_power(suite, gates, Assumptions({"sums": 0.06}))
-    assert found is not None
-    copy, lasting, cut = found.all_gates.lossless.passes, lasting_passes(found, gates), cut_passes(found, gates)
+    result = suite_power(suite, gates, Assumptions({"sums": 0.06}))
+    assert result is not None
+    copy, lasting, cut = result.all_gates.lossless.passes, lasting_passes(result, gates), cut_passes(result, gates)
 
     def by_normal(noise: float, loss: float) -> float:
         spread = np.sqrt(0.06 * (1 - noise + noise / 4) / 400)
@@ -132,16 +131,16 @@ def test_gates_that_are_not_required_are_counted_apart() -> None:
         {"kind": "score", "task": "few", "max_drop": 0.1, "required": False},
     ]
     suite, limits = small(ARITHMETIC, needle, gates=gates)
-    found = suite_power(suite, limits)
-    assert isinstance(found, SuitePower)
-    assert found.required is not None
-    assert (found.all_gates.lossless.passes, found.required.lossless.passes) == (0.0, 1.0)  # 29 items never pass
+    result = suite_power(suite, limits)
+    assert isinstance(result, SuitePower)
+    assert result.required is not None
+    assert (result.all_gates.lossless.passes, result.required.lossless.passes) == (0.0, 1.0)  # 29 items never pass
     check = check_power(suite, limits)
     assert "0 % (100 % if the reference cannot do the tasks whose gates are not required)" in check.detail
     assert check.remedy == "2 times the items of few: it would pass with 99 %"
-    seen = lossless_chances(suite, limits)
-    assert seen is not None and seen[1] is not None
-    assert little_power(suite.name, seen[0].passes, seen[1].passes) == (
+    observed = lossless_chances(suite, limits)
+    assert observed is not None and observed[1] is not None
+    assert little_power(suite.name, observed[0].passes, observed[1].passes) == (
         "suite small passes a candidate that lost nothing with 0 % only (100 % if the reference cannot do the optional tasks), "
         "else it is UNDERPOWERED: `assay power` says what would raise it"
     )
@@ -166,8 +165,8 @@ def test_repositories_of_swe_bench_are_clusters(name: str, num_items: int, num_c
     suite = load_recipe(SuiteRecipe, name)
     gates = load_gates(gates_of_suite(suite), suite)
     such = gates.model_copy(update={"estimand": "such_items"})
-    ((found,), _) = gated_tasks(suite, such, Assumptions())
-    design = found.design
+    ((result,), _) = gated_tasks(suite, such, Assumptions())
+    design = result.design
     assert (design.num_items, sum(design.cluster_sizes), len(design.cluster_sizes)) == (num_items, num_items, num_clusters)
     ((these,), _) = gated_tasks(suite, such.model_copy(update={"estimand": "these_clusters"}), Assumptions())
     assert (these.design.num_items, these.design.cluster_sizes) == (num_items, ())
@@ -199,11 +198,11 @@ def test_what_is_advised_is_enough(whole: WholeGate | None) -> None:
     """The suite with the items that are advised passes a lossless candidate with 80 % or more, and with fewer it does not."""
     suite, gates = small(ARITHMETIC, gates=BOTH[:1])
     gates = gates.model_copy(update={"whole": whole})
-    found = suite_power(suite, gates, UNSTEADY)
-    assert found is not None and found.all_gates.lossless.passes < 0.8
-    said = advice(found, gates, UNSTEADY)
-    assert said is not None
-    times = int(said.split(" times the items of sums", 1)[0])
+    result = suite_power(suite, gates, UNSTEADY)
+    assert result is not None and result.all_gates.lossless.passes < 0.8
+    text = advice(result, gates, UNSTEADY)
+    assert text is not None
+    times = int(text.split(" times the items of sums", 1)[0])
     for factor, is_enough in ((times, True), (times // 2, False)):
         task = ARITHMETIC | {"num_items": 100 * factor}
         then = suite_power(small(task, gates=BOTH[:1])[0], gates, UNSTEADY)
@@ -220,10 +219,10 @@ def asked(num_items: int, replies: int = 1, noise: float = 1.0) -> ScoreDesign:
 def test_items_needed_are_those_of_the_exact_power_and_of_the_normal_test(loss: float) -> None:
     rules = Rules()
     assert needed(asked(198), rules, 0.8, loss=loss).items == items_needed(0.05, 0.12, 0.8, loss=loss)
-    found = needed(asked(198, 4, 0.5), rules, 0.8, loss=loss).items
+    result = needed(asked(198, 4, 0.5), rules, 0.8, loss=loss).items
     effect = (0.05 - loss) / (0.12 * (0.5 + 0.5 / 4)) ** 0.5
     exact = NormalIndPower(ddof=0).solve_power(effect, None, 0.025, 0.8, ratio=0, alternative="larger")
-    assert found == math.ceil(exact)
+    assert result == math.ceil(exact)
 
 
 def test_replies_needed_are_enough_and_not_one_too_many() -> None:

@@ -181,14 +181,14 @@ def test_a_task_whose_gate_is_not_required_fails_nothing(tmp_path: Path, start: 
 def test_every_suite_has_twenty_items_of_a_task_and_not_many_more(name: str) -> None:
     """`limit` counts for each of lm-eval's tasks, `num_items` for each cell."""
     from assay_evaluate.tasks.cells import num_cells
-    from assay_evaluate.tasks.lm_eval.load import count_tasks
+    from assay_evaluate.tasks.lm_eval.load import configs_of
 
     suite = load_recipe(SuiteRecipe, name)
     replies = [task for task in suite.tasks if task.kind != "swe"]  # a trajectory is no reply: its steps have a budget each
     for task, few in zip(replies, first_items(suite, 20).tasks, strict=True):
         if few.kind == "lm_eval":
-            num_items = (few.limit or 0) * count_tasks(few)
-            assert 20 <= num_items < 20 + count_tasks(few)
+            num_items = (few.limit or 0) * len(configs_of(few))
+            assert 20 <= num_items < 20 + len(configs_of(few))
         else:
             num_items = few.num_items * num_cells(few)
             assert 20 <= num_items < max(20 + num_cells(few), 2 * num_cells(few))

@@ -16,7 +16,8 @@ from assay_evaluate.divergence.structural import structural_ids
 from assay_evaluate.run.asked_with import template_sha256
 from assay_evaluate.serving.external import sum_metrics
 from assay_evaluate.serving.vllm_command import read_config
-from assay_evaluate.tasks.ruler import RulerError, TokenCounter
+from assay_evaluate.tasks.ruler.draft import RulerError
+from assay_evaluate.tasks.ruler.tokens import TokenCounter
 from assay_evaluate.tasks.swebench import dataset
 
 DEEP = "[" * 100_000

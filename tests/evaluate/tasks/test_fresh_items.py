@@ -20,7 +20,7 @@ from assay_evaluate.asking.session import Session
 from assay_evaluate.client.client import Client
 from assay_evaluate.client.journal import Identity, Journal
 from assay_evaluate.run.suite import _run_task
-from assay_evaluate.tasks.looks import asked_for, items_at, planned_looks
+from assay_evaluate.tasks.looks import items_at, planned_looks, task_at_look
 
 SEED, REFERENCE = "eval-fresh", Identity("reference", "f")
 KINDS: dict[str, dict[str, Any]] = {
@@ -64,22 +64,22 @@ def test_a_look_asks_new_items_and_the_others_stay(tmp_path: Path, kind: str) ->
     (task,) = suite.tasks
     looks = planned_looks(task, Stopping())
     assert [look.limit for look in looks] == [4, 9]
-    found, new = [], []
+    result, new = [], []
     with asked_by(tmp_path / "rounds") as (session, server):
         for look in looks:
             before = len(bodies(server))
-            found.append(ask(session, suite, asked_for(task, 1, look.limit)))
+            result.append(ask(session, suite, task_at_look(task, 1, look.limit)))
             new.append(len(bodies(server)) - before)
         in_rounds = bodies(server)
-    num_parts = found[0].num_items // 4
-    assert [one.num_items for one in found] == [4 * num_parts, 9 * num_parts]
+    num_parts = result[0].num_items // 4
+    assert [one.num_items for one in result] == [4 * num_parts, 9 * num_parts]
     assert new == [4 * num_parts, 5 * num_parts]  # what was answered is not asked again
-    assert items_at(task, found[1].items, 1, 4, SEED) == tuple(
-        one for one in found[1].items if one.item in {other.item for other in found[0].items}
+    assert items_at(task, result[1].items, 1, 4, SEED) == tuple(
+        one for one in result[1].items if one.item in {other.item for other in result[0].items}
     )
     with asked_by(tmp_path / "at once") as (session, server):
         at_once = ask(session, suite, task)
-        assert (bodies(server), at_once.items) == (in_rounds, found[1].items)
+        assert (bodies(server), at_once.items) == (in_rounds, result[1].items)
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
@@ -89,7 +89,7 @@ def test_the_first_look_is_the_task_with_as_many_items(tmp_path: Path, kind: str
     for name, num_items in (("range", {"min": 4, "max": 9}), ("number", 4)):
         suite = suite_of(kind, num_items)
         with asked_by(tmp_path / name) as (session, server):
-            ask(session, suite, asked_for(suite.tasks[0], 1, 4))
+            ask(session, suite, task_at_look(suite.tasks[0], 1, 4))
             asked.append(bodies(server))
     assert asked[0] == asked[1]
 
@@ -98,5 +98,5 @@ def test_depths_of_new_items_cover_the_text_again(tmp_path: Path) -> None:
     suite = suite_of("needle", {"min": 3, "max": 7})
     with asked_by(tmp_path) as (session, _):
         result = ask(session, suite, suite.tasks[0])
-    depths = [one.depth for one in result.items if one.language == "zh" and one.length_tokens == 400]
+    depths = [item.depth for item in result.items if item.language == "zh" and item.length_tokens == 400]
     assert depths == pytest.approx([0, 0.5, 1, 0, 1 / 3, 2 / 3, 1])

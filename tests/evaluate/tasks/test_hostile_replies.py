@@ -18,9 +18,8 @@ from assay_evaluate.client.journal import Reply
 from assay_evaluate.client.truncation import repeats_to_the_end
 from assay_evaluate.tasks.generated import run_generated
 from assay_evaluate.tasks.items import arithmetic_item, extract_answer, score
-from assay_evaluate.tasks.ruler.scoring import match_all, match_any
-from assay_evaluate.tasks.swebench.predictions import exit_of, read_trajectory, settle
-from assay_evaluate.tasks.swebench.trajectories import measure
+from assay_evaluate.tasks.ruler.items import match_all, match_any
+from assay_evaluate.tasks.swebench.trajectories import exit_of, measure, read_trajectory, settle
 from assay_evaluate.tasks.tools.calls import answer_of, is_correct, judge
 from assay_evaluate.tasks.tools.questions import tool_question
 
@@ -106,9 +105,9 @@ TRAJECTORIES: list[Any] = [
 @pytest.mark.parametrize("trajectory", TRAJECTORIES, ids=lambda trajectory: repr(trajectory)[:60])
 def test_trajectories(trajectory: Any) -> None:
     for native in (True, False):
-        found = measure(trajectory, native_tool_calls=native)
-        assert found["num_valid_tool_calls"] in (0, None)
-        canonical_json(found).encode()
+        result = measure(trajectory, native_tool_calls=native)
+        assert result["num_valid_tool_calls"] in (0, None)
+        canonical_json(result).encode()
     exit_of(trajectory)
 
 
@@ -121,7 +120,7 @@ def test_files_of_trajectories(text: str, tmp_path: Path) -> None:
     path.parent.mkdir()
     path.write_text(text)
     read_trajectory(path)
-    kept, _ = settle(tmp_path, "model")
+    kept = settle(tmp_path, "model")
     assert kept == {} or kept["i"]["model_patch"] == ""
 
 

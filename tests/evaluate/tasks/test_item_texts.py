@@ -28,14 +28,14 @@ metric_list: [{{metric: exact_match}}]
 
 def test_generated_items_are_those_that_the_quick_suite_asks() -> None:
     suite = load_recipe(SuiteRecipe, "quick")
-    found = {task.task: task for task in item_texts(suite, may_download=False)}
+    result = {task.task: task for task in item_texts(suite, may_download=False)}
     arithmetic = suite.tasks[0]
     assert isinstance(arithmetic, ArithmeticTask)
-    assert found["arithmetic"].texts == [item.prompt for item in arithmetic_items(arithmetic, suite.seed)]
-    assert found["tools"].texts is not None and len(found["tools"].texts) == 4 * 2 * 15
-    assert found["tools"].texts[0] == tool_question(suite.seed, 0, 1, None, 0.25, "en").question
+    assert result["arithmetic"].texts == [item.prompt for item in arithmetic_items(arithmetic, suite.seed)]
+    assert result["tools"].texts is not None and len(result["tools"].texts) == 4 * 2 * 15
+    assert result["tools"].texts[0] == tool_question(suite.seed, 0, 1, None, 0.25, "en").question
     for sized in ("needle", "codes-en", "ruler", "needle-grid"):
-        assert found[sized].texts is None and found[sized].why == (
+        assert result[sized].texts is None and result[sized].reason == (
             "made for the tokenizer that is asked; a run knows those that it asked"
         )
 
@@ -53,11 +53,11 @@ def test_items_of_lm_eval_are_read_from_the_data_sets_that_are_here(tmp_path: Pa
         "include_path": str(tmp_path / "tasks"),
         "max_tokens": 8,
     }
-    (found,) = item_texts(SuiteRecipe.model_validate({**base, "tasks": [task]}), may_download=False)
-    assert found.texts == ["Q: What is 0 + 0?", "Q: What is 1 + 1?", "Q: What is 2 + 2?"]
+    (result,) = item_texts(SuiteRecipe.model_validate({**base, "tasks": [task]}), may_download=False)
+    assert result.texts == ["Q: What is 0 + 0?", "Q: What is 1 + 1?", "Q: What is 2 + 2?"]
     monkeypatch.setattr("assay_evaluate.tasks.item_texts._has_data_sets", lambda: False)
     monkeypatch.setattr(
         "assay_evaluate.tasks.item_texts.load_tasks", lambda task: pytest.fail("a data set that is not here was loaded")
     )
     full = {one.task: one for one in item_texts(load_recipe(SuiteRecipe, "full"), may_download=False)}
-    assert full["gpqa-diamond"].texts is None and full["gpqa-diamond"].why == "its data set is not on this machine"
+    assert full["gpqa-diamond"].texts is None and full["gpqa-diamond"].reason == "its data set is not on this machine"

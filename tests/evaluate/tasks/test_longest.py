@@ -23,7 +23,7 @@ from assay_evaluate.client.client import Client
 from assay_evaluate.client.journal import Identity, Journal
 from assay_evaluate.run.candidate import Candidate
 from assay_evaluate.run.evaluate import evaluate
-from assay_evaluate.tasks.longest import settled, settled_suite
+from assay_evaluate.tasks.cells import settle_longest, settle_suite
 from assay_evaluate.tasks.ruler_task import run_ruler
 
 REFERENCE = Identity("reference", "f")
@@ -80,14 +80,14 @@ FULL = (16384, 32768, 65536, 131072, LONGEST)
 )  # fmt: skip
 def test_what_longest_stands_for(context: int | None, more: dict[str, Any], lengths: tuple[int, ...], said: str) -> None:
     task = task_of(lengths_tokens=FULL, max_tokens=16384, **more)
-    found, why = settled(task, task.style if task.style != "auto" else "chat", context)
-    assert (found.lengths_tokens, why) == (lengths, said)
-    assert found == task.model_copy(update={"lengths_tokens": lengths})
+    result, reason = settle_longest(task, task.style if task.style != "auto" else "chat", context)
+    assert (result.lengths_tokens, reason) == (lengths, said)
+    assert result == task.model_copy(update={"lengths_tokens": lengths})
 
 
 def test_a_task_without_it_is_as_it_was() -> None:
     task = task_of(lengths_tokens=(1500,))
-    assert settled(task, "chat", 4096) == (task, None)
+    assert settle_longest(task, "chat", 4096) == (task, None)
 
 
 def test_the_longest_of_a_model_is_that_of_its_config_unless_the_profile_serves_less() -> None:
@@ -102,10 +102,10 @@ def test_the_longest_of_a_model_is_that_of_its_config_unless_the_profile_serves_
     less = profile.model_copy(update={"vllm": {"max-model-len": 262144}})
     for one, longest in ((profile, 1032192), (less, 245760)):
         context = context_tokens({"max_position_embeddings": 1048576}, one, Serving())
-        ruler, sums = settled_suite(suite, context, is_chat=True).tasks
+        ruler, sums = settle_suite(suite, context, is_chat=True).tasks
         assert isinstance(ruler, RulerTask)
         assert (ruler.lengths_tokens, sums) == ((*FULL[:-1], longest), suite.tasks[1])
-    assert settled_suite(suite, None, is_chat=True) == suite
+    assert settle_suite(suite, None, is_chat=True) == suite
 
 
 def test_a_length_is_a_number_or_longest_and_named_once(tmp_path: Path) -> None:

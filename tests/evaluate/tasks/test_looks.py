@@ -11,11 +11,11 @@ from assay.recipes.suite import ArithmeticTask, LmEvalTask, Range
 from assay_evaluate.tasks.looks import (
     Look,
     added_by_looks,
-    asked_for,
     growing_limits,
     has_second_replies,
     planned_looks,
     planned_shares,
+    task_at_look,
 )
 
 STOPPING = Stopping()
@@ -43,9 +43,9 @@ def task(**options: Any) -> LmEvalTask:
     ],
 )
 def test_planned_looks(written: dict[str, Any], looks: list[tuple[int, ...]], shares: list[float]) -> None:
-    found = planned_looks(task(**written), STOPPING)
-    assert found == tuple(Look(*one) for one in looks)
-    assert planned_shares(found) == pytest.approx(shares)
+    result = planned_looks(task(**written), STOPPING)
+    assert result == tuple(Look(*look) for look in looks)
+    assert planned_shares(result) == pytest.approx(shares)
 
 
 def test_a_range_that_ends_at_a_look_has_the_looks_before() -> None:
@@ -58,17 +58,17 @@ def test_a_range_that_ends_at_a_look_has_the_looks_before() -> None:
 
 
 def test_what_a_look_asks() -> None:
-    asked = asked_for(task(limit=Range(min=100, max=400)), 2, 200)
+    asked = task_at_look(task(limit=Range(min=100, max=400)), 2, 200)
     assert (asked.num_samples, asked.limit) == (2, Range(min=100, max=200))
-    assert asked_for(task(num_samples=Range(min=1, max=5)), 3, None) == task(num_samples=3)
+    assert task_at_look(task(num_samples=Range(min=1, max=5)), 3, None) == task(num_samples=3)
 
 
 def test_generated_items_grow_as_drawn_ones_do() -> None:
     made = ArithmeticTask(kind="arithmetic", name="t", max_tokens=8, num_items=Range(min=100, max=450))
     assert planned_looks(made, STOPPING) == (Look(1, 1, 100), Look(1, 1, 200), Look(1, 1, 450))
     assert planned_looks(made.model_copy(update={"num_items": 100}), STOPPING) == (Look(1, 1),)
-    assert asked_for(made, 1, 200).num_items == Range(min=100, max=200)
-    assert [added_by_looks(asked_for(made, 1, limit)) for limit in (100, 450)] == [
+    assert task_at_look(made, 1, 200).num_items == Range(min=100, max=200)
+    assert [added_by_looks(task_at_look(made, 1, limit)) for limit in (100, 450)] == [
         [range(100)], [range(100), range(100, 200), range(200, 450)],
     ]  # fmt: skip
 

@@ -18,7 +18,7 @@ from typing import Any
 from assay.records.probe import ProbeReport, ProbeSettings
 from assay_evaluate.diagnosis.endpoint import find_endpoint
 from assay_evaluate.diagnosis.locate.locate import Side, judge_servers, locate_ranks, prompts
-from assay_evaluate.diagnosis.locate.reading import Watched, read_activations
+from assay_evaluate.diagnosis.locate.reading import WatchedServer, read_activations
 from assay_evaluate.diagnosis.probes.run_probes import run_probes
 from assay_evaluate.serving.server import serve
 from faults.planting import faulty_spec, foreign_ids, planted
@@ -118,7 +118,7 @@ def locate_one(keep: Path) -> dict[str, Any]:
     path = keep / "located.json"
     if not path.is_file():
         with serve(faulty_spec(keep / "ranks.log", speculate=False, tensor_parallel_size=2), print) as server:
-            watched = Watched(server.base_url, server.model)
+            watched = WatchedServer(server.base_url, server.model)
             before, ids = read_activations(watched, prompts())
             again, _ = read_activations(watched, ids)
             side = Side("tiny-glm", url=server.base_url)

@@ -14,7 +14,7 @@ import httpx
 from assay.recipes.load import load_recipe
 from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe
-from assay_evaluate.diagnosis.locate.reading import watching
+from assay_evaluate.diagnosis.locate.reading import with_watching
 from assay_evaluate.serving.server import Server, ServerSpec
 from assay_evaluate.serving.vllm_command import with_cores
 
@@ -26,7 +26,7 @@ WORKER = "faults.worker.FaultyWorker"
 def faulty_spec(log_path: Path, *, speculate: bool = True, checkpoint: Path = TINY_GLM, **flags: Any) -> ServerSpec:
     """tiny-glm on this machine, with workers that can be told to fail. flags: vLLM's, `_` for `-`."""
     own = {name.replace("_", "-"): value for name, value in flags.items()}
-    profile = watching(load_recipe(ProfileRecipe, "cpu-emulated"), **{"worker-extension-cls": WORKER, **own})
+    profile = with_watching(load_recipe(ProfileRecipe, "cpu-emulated"), **{"worker-extension-cls": WORKER, **own})
     environment = {**profile.environment, "PYTHONPATH": str(SUPPORT), "VLLM_COMPUTE_NANS_IN_LOGITS": "1"}
     return ServerSpec(
         checkpoint=checkpoint,

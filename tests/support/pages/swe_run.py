@@ -15,8 +15,7 @@ from synthetic_run import make_run, task_of
 from assay.records.measurement import ItemResult, Measurement
 from assay.records.swe import SweFigures, Trajectory
 from assay_evaluate.statistics.proportions import wilson
-from assay_evaluate.tasks.swebench.predictions import trajectory_path
-from assay_evaluate.tasks.swebench.trajectories import measure
+from assay_evaluate.tasks.swebench.trajectories import measure, trajectory_path
 
 TASK = "swe-tiny"
 Told = tuple[Sequence[tuple[str, str, str]], str]

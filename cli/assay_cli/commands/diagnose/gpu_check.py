@@ -91,8 +91,8 @@ def gpu_check(
 
 def _checked(names: Sequence[str], minutes: float, logs: Path, *, self_test: bool) -> GpuCheck:
     """Make, serve, compare. The checkpoints (2 GB) lie in a temporary folder that goes again."""
-    from assay_evaluate.diagnosis.gpu_check.asked import Length
     from assay_evaluate.diagnosis.gpu_check.check import check_formats, formats_at_once
+    from assay_evaluate.diagnosis.gpu_check.questions import Length
     from assay_evaluate.diagnosis.gpu_check.sides import self_test_sides, sides_on
     from assay_evaluate.serving.hardware import describe_hardware, find_gpus
 
@@ -145,13 +145,13 @@ def _say_what_would_be(names: Sequence[str], gpu: str, out: Console, *, as_json:
 
 
 def _kernels_of(foreseen: Mapping[str, Replay | str]) -> dict[str, str]:
-    from assay_evaluate.diagnosis.gpu_check.kernels import compare_kernels, refusal
+    from assay_evaluate.diagnosis.gpu_check.judgement import compare_kernels, foreseen_refusal
 
     kernels_by_format = {}
     for name, replay in foreseen.items():
         kernels = compare_kernels(replay, ())
         foreseen_kernels = [f"{each.what}: {each.kernel}" for each in kernels.foreseen or ()]
-        reason = refusal(replay)
+        reason = foreseen_refusal(replay)
         foreseen_kernels += (
             [f"not served: {reason}"] if reason else [f"not known: {kernels.unknown}"] if kernels.unknown else []
         )

@@ -110,7 +110,7 @@ def _levers_of_url(
     out: Path | None,
 ) -> tuple[LeverReport, Place]:
     from assay_evaluate.diagnosis.endpoint import find_endpoint
-    from assay_evaluate.diagnosis.levers.settings import LEVERS, running_already
+    from assay_evaluate.diagnosis.levers.settings import LEVERS, ask_running
     from assay_evaluate.serving.api_key import bearer
 
     if restarts := [name for name in settings.levers or () if LEVERS[name].needs_restart]:
@@ -125,7 +125,7 @@ def _levers_of_url(
     endpoint = find_endpoint(url, model, headers=bearer(api_key_env, "--api-key-env"))
     name = label or safe_name(endpoint.model)
     place = place_for("lever", f"levers/{name}", run=run, out=out, say=say)
-    return _search(running_already(endpoint), None, settings, name, place.records), place
+    return _search(ask_running(endpoint), None, settings, name, place.records), place
 
 
 def _levers_of_checkpoint(
@@ -138,7 +138,7 @@ def _levers_of_checkpoint(
     runs: Path,
     out: Path | None,
 ) -> tuple[LeverReport, Place]:
-    from assay_evaluate.diagnosis.levers.settings import served_here
+    from assay_evaluate.diagnosis.levers.settings import serve_here
     from assay_evaluate.serving.server import ServerSpec
     from assay_pipeline.profiles import profile_for
     from assay_pipeline.targets import local_checkpoint, resolve_target
@@ -154,7 +154,7 @@ def _levers_of_checkpoint(
         log_path=place.logs / f"vllm-lever-{name}.log",
     )  # fmt: skip
     settings = replace(settings, concurrency=concurrency or chosen.concurrency)
-    return _search(served_here(spec, say), spec, settings, name, place.records), place
+    return _search(serve_here(spec, say), spec, settings, name, place.records), place
 
 
 def _search(start: Start, spec: ServerSpec | None, settings: LeverSettings, label: str, folder: Path) -> LeverReport:

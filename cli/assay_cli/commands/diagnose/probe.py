@@ -242,7 +242,7 @@ def _probe_checkpoint(
     runs: Path,
     out: Path | None,
 ) -> tuple[ProbeReport, Path]:
-    from assay_evaluate.diagnosis.probes.served import probe_checkpoint
+    from assay_evaluate.diagnosis.probes.run_probes import probe_checkpoint
     from assay_evaluate.serving.server import ServerSpec
     from assay_pipeline.profiles import profile_for
     from assay_pipeline.targets import local_checkpoint, resolve_target

@@ -89,8 +89,8 @@ def power(
     would raise it.
     """
     from assay_evaluate.preflight import power_report
+    from assay_evaluate.preflight.known_tasks import UNKNOWN_COUNT
     from assay_evaluate.preflight.power import NO_SCORE_GATE, advice, suite_power
-    from assay_evaluate.preflight.suite_items import UNKNOWN_COUNT
 
     started = time.monotonic()
     asked = _of_suite(suite, gates, profile) if model is None else _of_model(model, suite, gates, profile)

@@ -21,8 +21,17 @@ from assay.foreign_text import one_line
 from assay.records.preflight.gpu_check import FormatCheck
 from assay.records.preflight.replay import Replay
 from assay_evaluate.client.client import Client
-from assay_evaluate.diagnosis.gpu_check.asked import (
-    Greedily,
+from assay_evaluate.diagnosis.gpu_check.judgement import (
+    BOUNDS,
+    compare_drafts,
+    compare_kernels,
+    compare_replies,
+    compare_scores,
+    foreseen_refusal,
+    judge,
+)
+from assay_evaluate.diagnosis.gpu_check.questions import (
+    GreedyReplies,
     Length,
     Text,
     answer_greedily,
@@ -32,14 +41,12 @@ from assay_evaluate.diagnosis.gpu_check.asked import (
     score,
     take_speed,
 )
-from assay_evaluate.diagnosis.gpu_check.judged import BOUNDS, compare_drafts, compare_replies, compare_scores, judged
-from assay_evaluate.diagnosis.gpu_check.kernels import compare_kernels, refusal
 from assay_evaluate.diagnosis.gpu_check.sides import (
     Sides,
     activation_bits,
     activations_of,
-    are_quantized,
-    no_kernel,
+    quantizes_activations,
+    reason_without_kernel,
     with_plain_activations,
 )
 from assay_evaluate.serving.server import Server, ServerSpec, serve
@@ -98,7 +105,7 @@ def check_formats(
             break
         began = time.monotonic()
         on_progress(f"{', '.join(name for name, _ in wave)}: native servers, then emulated ones")
-        checks += _wave(wave, sides, folder, foresee, length or Length(), on_progress, start_server)
+        checks += _check_wave(wave, sides, folder, foresee, length or Length(), on_progress, start_server)
         expected_s = time.monotonic() - began
     return tuple(checks)
 
@@ -107,7 +114,7 @@ def _check(precision: str, outcome: str, *reasons: str) -> FormatCheck:
     return FormatCheck.model_validate({"precision": precision, "outcome": outcome, "reasons": reasons})
 
 
-def _wave(
+def _check_wave(
     wave: Sequence[tuple[str, Path]],
     sides: Sides,
     folder: Path,
@@ -120,67 +127,61 @@ def _wave(
     with ExitStack() as stack:
 
         def start(pairs: Sequence[_Pair], *, emulated: bool) -> list[Server | ServeError]:
-            kind = "emulated" if emulated else "native"
-            specs = [
-                sides.spec(_twin(pair, folder) if emulated else pair.checkpoint, folder / f"{pair.precision}-{kind}.log",
-                           emulated=emulated)
-                for pair in pairs
-            ]  # fmt: skip
+            kind, specs = "emulated" if emulated else "native", []
+            for pair in pairs:
+                checkpoint = pair.checkpoint
+                # where the native kernel keeps activations in 16 bits, so must emulation
+                if emulated and pair.quantizes is False and activations_of(checkpoint):
+                    checkpoint = with_plain_activations(checkpoint, folder / f"{pair.precision}-16-bit-activations")
+                specs.append(sides.spec(checkpoint, folder / f"{pair.precision}-{kind}.log", emulated=emulated))
             return stack.enter_context(_started(specs, report, start_server))
 
-        for pair, found in zip(pairs, start(pairs, emulated=False), strict=True):
-            if isinstance(found, ServeError):
-                pair.refused = _first_line(found)
+        for pair, server in zip(pairs, start(pairs, emulated=False), strict=True):
+            if isinstance(server, ServeError):
+                pair.refused = _first_line(server)
             else:
-                pair.native = found
-                pair.quantizes = are_quantized(pair.checkpoint, found.fingerprint.kernels)
+                pair.native = server
+                pair.quantizes = quantizes_activations(pair.checkpoint, server.fingerprint.kernels)
         alive = [pair for pair in pairs if pair.native is not None]
-        for pair, found in zip(alive, start(alive, emulated=True), strict=True):
-            if isinstance(found, ServeError):
-                pair.problem = f"emulation could not be served: {_first_line(found)}"
+        for pair, server in zip(alive, start(alive, emulated=True), strict=True):
+            if isinstance(server, ServeError):
+                pair.problem = f"emulation could not be served: {_first_line(server)}"
             else:
-                pair.emulated = found
+                pair.emulated = server
         foreseen = foresee()
-        return [_checked(pair, sides, foreseen.get(pair.precision, "not foreseen"), length, report) for pair in pairs]
-
-
-def _twin(pair: _Pair, folder: Path) -> Path:
-    """What is emulated: where the native kernel keeps activations in 16 bits, so must emulation."""
-    if pair.quantizes is not False or not activations_of(pair.checkpoint):
-        return pair.checkpoint
-    return with_plain_activations(pair.checkpoint, folder / f"{pair.precision}-16-bit-activations")
+        return [_check_pair(pair, sides, foreseen.get(pair.precision, "not foreseen"), length, report) for pair in pairs]
 
 
 @contextmanager
 def _started(specs: Sequence[ServerSpec], report: Say, start_server: StartServer) -> Iterator[list[Server | ServeError]]:
     """All servers at once, each entered and left; one that does not start is its error."""
-    opened = [start_server(spec, report) for spec in specs]
+    contexts = [start_server(spec, report) for spec in specs]
 
-    def enter(one: AbstractContextManager[Server]) -> Server | ServeError:
+    def enter(context: AbstractContextManager[Server]) -> Server | ServeError:
         try:
-            return one.__enter__()
+            return context.__enter__()
         except ServeError as error:
             return error
 
-    found: list[Server | ServeError] = []
-    with ThreadPoolExecutor(max(1, len(opened))) as pool, ExitStack() as stack:
-        for one, entered in zip(opened, pool.map(enter, opened), strict=True):
-            if not isinstance(entered, ServeError):
-                stack.push(one.__exit__)
-            found.append(entered)
-        yield found
+    servers: list[Server | ServeError] = []
+    with ThreadPoolExecutor(max(1, len(contexts))) as pool, ExitStack() as stack:
+        for context, server in zip(contexts, pool.map(enter, contexts), strict=True):
+            if not isinstance(server, ServeError):
+                stack.push(context.__exit__)
+            servers.append(server)
+        yield servers
 
 
-def _checked(pair: _Pair, sides: Sides, foreseen: Replay | str, length: Length, report: Say) -> FormatCheck:
+def _check_pair(pair: _Pair, sides: Sides, foreseen: Replay | str, length: Length, report: Say) -> FormatCheck:
     """The check of one pair whose servers run, or did not start."""
     if pair.native is None:
-        why = refusal(foreseen) or no_kernel(pair.checkpoint, sides.gpu)
-        if why is not None:
-            return _check(pair.precision, "NOT SERVED", f"as foreseen: {one_line(why)}", pair.refused or "")
+        refusal = foreseen_refusal(foreseen) or reason_without_kernel(pair.checkpoint, sides.gpu)
+        if refusal is not None:
+            return _check(pair.precision, "NOT SERVED", f"as foreseen: {one_line(refusal)}", pair.refused or "")
         return _check(pair.precision, "FAIL", f"not served: {pair.refused}")
     report(f"{pair.precision}: asked")
     reasons = [] if pair.problem is None else [pair.problem]
-    found = FormatCheck(
+    result = FormatCheck(
         precision=pair.precision,
         outcome="PASS",
         reasons=(),
@@ -188,14 +189,14 @@ def _checked(pair: _Pair, sides: Sides, foreseen: Replay | str, length: Length, 
         fingerprint=pair.native.fingerprint,
     )
     try:
-        found, more = _asked(pair, found, length)
-        reasons += more
+        result, more_reasons = _ask_pair(pair, result, length)
+        reasons += more_reasons
     except (MeasureError, ServeError) as error:
         reasons.append(_first_line(error))
-    return judged(found.model_copy(update={"reasons": tuple(map(one_line, reasons))}))
+    return judge(result.model_copy(update={"reasons": tuple(map(one_line, reasons))}))
 
 
-def _asked(pair: _Pair, check: FormatCheck, length: Length) -> tuple[FormatCheck, list[str]]:
+def _ask_pair(pair: _Pair, check: FormatCheck, length: Length) -> tuple[FormatCheck, list[str]]:
     """(the check with everything that was measured, what was not and why). MeasureError: the native server does not answer."""
     assert pair.native is not None
     reasons = []
@@ -207,7 +208,7 @@ def _asked(pair: _Pair, check: FormatCheck, length: Length) -> tuple[FormatCheck
         elif pair.quantizes is None:
             reasons.append("some of the kernels quantize activations and some do not; emulation does both or neither")
         else:
-            check = check.model_copy(update=_compared(pair, native, greedy, prompts, length))
+            check = check.model_copy(update=_compare_pair(pair, native, greedy, prompts, length))
         try:
             check = check.model_copy(update={"exact_ids": exact_ids(native, greedy.texts(prompts)[0])})
         except MeasureError as error:
@@ -216,17 +217,19 @@ def _asked(pair: _Pair, check: FormatCheck, length: Length) -> tuple[FormatCheck
     return check, reasons
 
 
-def _compared(pair: _Pair, native: Client, greedy: Greedily, prompts: Sequence[Text], length: Length) -> dict[str, object]:
+def _compare_pair(
+    pair: _Pair, native: Client, greedy: GreedyReplies, prompts: Sequence[Text], length: Length
+) -> dict[str, object]:
     """What the two servers of a pair have in common: replies, scores of the emulated replies, drafts."""
     assert pair.emulated is not None
     bounds = BOUNDS[activation_bits(pair.checkpoint) if pair.quantizes else 16]
     with client_of(pair.emulated) as emulated:
-        theirs = answer_greedily(emulated, prompts, length)
-        texts = theirs.texts(prompts)
+        emulated_greedy = answer_greedily(emulated, prompts, length)
+        texts = emulated_greedy.texts(prompts)
         return {
-            "greedy": compare_replies(greedy.replies, theirs.replies, bounds.largest),
+            "greedy": compare_replies(greedy.replies, emulated_greedy.replies, bounds.largest),
             "logprobs": compare_scores(score(native, texts, length), score(emulated, texts, length), bounds),
-            "drafts": compare_drafts(greedy, theirs),
+            "drafts": compare_drafts(greedy, emulated_greedy),
         }
 
 

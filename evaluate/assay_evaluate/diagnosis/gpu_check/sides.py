@@ -16,7 +16,7 @@ from typing import Any
 from assay.recipes.load import load_recipe, recipe_names
 from assay.recipes.model import Serving
 from assay.recipes.profile import Hardware, ProfileRecipe
-from assay_evaluate.diagnosis.gpu_check.kernels import keeps_activations
+from assay_evaluate.diagnosis.gpu_check.judgement import keeps_activations
 from assay_evaluate.serving.gpus import GPUS, GpuFacts
 from assay_evaluate.serving.hardware import Gpu
 from assay_evaluate.serving.server import ServerSpec
@@ -46,18 +46,19 @@ class Sides:
         return ServerSpec(checkpoint, profile, SERVING, speculate=True, log_path=log)
 
 
-def sides_on(gpu: Gpu, interpreter: str | None = None) -> Sides:
+def sides_on(gpu: Gpu) -> Sides:
     """On one GPU of this machine. Environment variables are those of a shipped profile for such a GPU, if there is one."""
     shipped = [load_recipe(ProfileRecipe, name) for name in recipe_names("profiles")]
-    alike = next((one for one in shipped if one.hardware.gpu and one.hardware.gpu.casefold() in gpu.name.casefold()), None)
+    same_gpu = (p for p in shipped if p.hardware.gpu and p.hardware.gpu.casefold() in gpu.name.casefold())
+    profile = next(same_gpu, None)
     hardware = Hardware(
         device="cuda", gpu=_known_name(gpu.name) or gpu.name, num_gpus=1, memory_bytes_each=gpu.memory_bytes or None
     )
     native = ProfileRecipe.model_validate(
         {
             "schema": 1, "name": "gpu-check", "description": "One GPU, a small model.", "hardware": hardware,
-            "vllm": {**FLAGS, **GRAPHS}, "environment": {} if alike is None else alike.environment,
-            "startup_timeout_s": START_TIMEOUT_S, "interpreter": interpreter,
+            "vllm": {**FLAGS, **GRAPHS}, "environment": {} if profile is None else profile.environment,
+            "startup_timeout_s": START_TIMEOUT_S,
         }
     )  # fmt: skip
     emulated = native.model_copy(
@@ -66,9 +67,9 @@ def sides_on(gpu: Gpu, interpreter: str | None = None) -> Sides:
     return Sides(native, emulated, gpu.name)
 
 
-def self_test_sides(interpreter: str | None = None) -> Sides:
+def self_test_sides() -> Sides:
     """Both sides emulated on this machine's CPU: every line of the program runs, and nothing is shown about a GPU."""
-    profile = load_recipe(ProfileRecipe, "cpu-emulated").model_copy(update={"interpreter": interpreter})
+    profile = load_recipe(ProfileRecipe, "cpu-emulated")
     profile = profile.model_copy(update={"vllm": {**profile.vllm, "max-model-len": 1024}})
     return Sides(profile, profile, None)
 
@@ -95,7 +96,7 @@ def activation_bits(checkpoint: Path) -> int:
     return min((int(args["num_bits"]) for args in activations_of(checkpoint)), default=16)
 
 
-def are_quantized(checkpoint: Path, lines: Sequence[str]) -> bool | None:
+def quantizes_activations(checkpoint: Path, lines: Sequence[str]) -> bool | None:
     """Whether the server whose log has these lines quantizes activations; None: some of them.
 
     Marlin multiplies 16-bit activations with any weights: on GPUs without the format, vLLM takes it whatever config.json says.
@@ -104,8 +105,8 @@ def are_quantized(checkpoint: Path, lines: Sequence[str]) -> bool | None:
         return False
     if any(line.startswith(EMULATE) for line in lines):
         return True
-    kept = keeps_activations(lines)
-    return None if kept is None else not kept
+    keeps = keeps_activations(lines)
+    return None if keeps is None else not keeps
 
 
 def with_plain_activations(checkpoint: Path, folder: Path) -> Path:
@@ -121,14 +122,11 @@ def with_plain_activations(checkpoint: Path, folder: Path) -> Path:
     return folder
 
 
-def no_kernel(checkpoint: Path, gpu: str | None) -> str | None:
+def reason_without_kernel(checkpoint: Path, gpu: str | None) -> str | None:
     """What is known to be missing in vLLM and shows only when a kernel runs; None: nothing. The replay says so as well, where
     vLLM's loaders could be asked (`refused_when_run`)."""
     facts = None if gpu is None else facts_of_gpu(gpu)
-    if (
-        facts is not None
-        and facts.capability >= (10, 0)
-        and any(args.get("type") == "int" for args in activations_of(checkpoint))
-    ):
+    is_blackwell = facts is not None and facts.capability >= (10, 0)
+    if is_blackwell and any(args.get("type") == "int" for args in activations_of(checkpoint)):
         return "vLLM has no INT8 kernel for Blackwell"
     return None

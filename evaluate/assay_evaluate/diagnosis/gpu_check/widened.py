@@ -120,18 +120,19 @@ class _Axes:
             return (self._hidden,)
         if name.endswith(_KEPT_ROWS):
             # a row of the embedding is looked up, not summed over
-            looked_up = _Axis(self._hidden.places) if name.endswith("embed_tokens.weight") else self._hidden
-            return _STAYS, looked_up
+            return _STAYS, _Axis(self._hidden.places) if name.endswith("embed_tokens.weight") else self._hidden
         if name.endswith("eh_proj.weight"):  # reads the embedding's channels, then the hidden ones
             old = len(self._hidden.places or ()) // self._hidden.repeats
-            both = (*(self._hidden.places or ()), *(old + place for place in self._hidden.places or ()))
-            return self._hidden, _Axis(both, self._hidden.repeats)
-        if (found := _MLP.fullmatch(name)) is not None:
-            inner = self._inner_of(found["mlp"])
-            return (self._hidden, inner) if found["part"] == "down" else (inner, self._hidden)
-        return self._of_attention(name)
-
-    def _of_attention(self, name: str) -> tuple[_Axis, ...]:
+            places = (*(self._hidden.places or ()), *(old + place for place in self._hidden.places or ()))
+            return self._hidden, _Axis(places, self._hidden.repeats)
+        if (match := _MLP.fullmatch(name)) is not None:
+            mlp, repeats, size = match["mlp"], self._widths.expert, self._inner["expert"]
+            if mlp.endswith("shared_experts"):
+                size = self._shared
+            elif ".experts." not in mlp:
+                repeats, size = self._widths.dense, self._inner["dense"]
+            inner = _shuffled(size, repeats, mlp)  # channels inside one MLP, shuffled by themselves
+            return (self._hidden, inner) if match["part"] == "down" else (inner, self._hidden)
         module, _, part = name.rpartition(".")
         outside = {"q_proj": self._q, "k_proj": self._kv, "v_proj": self._kv}.get(module.rpartition(".")[2])
         if outside is not None:
@@ -139,14 +140,6 @@ class _Axes:
         if module.endswith("self_attn.o_proj"):
             return self._hidden, self._q
         raise AssayError(f"{name}: a tensor whose axes are not known here, so the checkpoint cannot be widened")
-
-    def _inner_of(self, mlp: str) -> _Axis:
-        """Channels inside one MLP, shuffled by themselves."""
-        if ".experts." in mlp:
-            return _shuffled(self._inner["expert"], self._widths.expert, mlp)
-        if mlp.endswith("shared_experts"):
-            return _shuffled(self._shared, self._widths.expert, mlp)
-        return _shuffled(self._inner["dense"], self._widths.dense, mlp)
 
 
 def _shuffled(size: int, repeats: int, what: str) -> _Axis:

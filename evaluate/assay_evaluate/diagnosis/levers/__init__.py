@@ -1,5 +1,5 @@
 """Which serving parameter causes a failure: settings are changed one at a time, then the smallest failing set is sought.
 
 In: an endpoint, or how to start a server with other settings. Out: a `LeverReport`, and a folder that reproduces the failure
-without assay. May import `diagnosis.probes` and the rooms below diagnosis.
+without assay. May import `diagnosis.probes`, `diagnosis.locate` and the rooms below diagnosis.
 """

@@ -21,9 +21,9 @@ from assay.records.diagnosis.lever import LeverReport
 from assay_evaluate.client.exchanges import Ask, Exchange
 from assay_evaluate.diagnosis.endpoint import ProbedEndpoint
 from assay_evaluate.diagnosis.levers import reproduction_script
-from assay_evaluate.diagnosis.levers.search import Search, said_of
+from assay_evaluate.diagnosis.levers.search import Search, parameters_of
 from assay_evaluate.diagnosis.levers.settings import Setting, with_setting
-from assay_evaluate.diagnosis.probes.divergences import tokens_of
+from assay_evaluate.diagnosis.probes.determinism import tokens_of
 from assay_evaluate.serving.server import ServerSpec, interpreter_for
 from assay_evaluate.serving.vllm_command import vllm_command
 
@@ -40,7 +40,7 @@ def shrink(items: Sequence[Item], fails: Callable[[Sequence[Item]], bool], most_
     while len(kept) >= 2 and trials < most_trials:
         size = -(-len(kept) // parts)
         pieces = [kept[first : first + size] for first in range(0, len(kept), size)]
-        rests = [[one for other in pieces if other is not piece for one in other] for piece in pieces]
+        rests = [[item for other in pieces if other is not piece for item in other] for piece in pieces]
         tried = [(piece, 2) for piece in pieces] + [(rest, max(parts - 1, 2)) for rest in rests if len(pieces) > 2]
         for smaller, next_parts in tried:
             if trials >= most_trials:
@@ -86,20 +86,19 @@ def reproduce(
     if spec is not None:  # the one that was asked is gone; what server.sh starts listens here
         endpoint = replace(endpoint, base_url=f"http://127.0.0.1:{port_of(spec)}")
     write_bundle(
-        folder, done, asks, search.exchanges[search.base], clean_replies(search, report), endpoint, search.base,
+        folder, done, asks, search.exchanges[search.base], replies_without_failure(search, report), endpoint, search.base,
         command, environment,
     )  # fmt: skip
     return done
 
 
-def clean_replies(search: Search, report: LeverReport) -> dict[str, Exchange]:
+def replies_without_failure(search: Search, report: LeverReport) -> dict[str, Exchange]:
     """Replies under the first lever that made the failure go away: what the others ought to have been. Empty: none did."""
     gone = next((effect for effect in report.effects if effect.effect == "gone"), None)
     if gone is None or gone.observation is None:
         return {}
-    wanted = gone.observation.setting
     for setting, exchanges in search.exchanges.items():
-        if said_of(setting) == wanted:
+        if parameters_of(setting) == gone.observation.setting:
             return {exchange.id: exchange for exchange in exchanges}
     return {}
 
@@ -125,7 +124,7 @@ def write_bundle(
     folder: Path,
     report: LeverReport,
     asks: Sequence[Ask],
-    seen: Sequence[Exchange],
+    replies: Sequence[Exchange],
     expected: Mapping[str, Exchange],
     endpoint: ProbedEndpoint,
     setting: Setting,
@@ -136,16 +135,16 @@ def write_bundle(
 
     command: of the server that failed; None: somebody else's.
     """
-    what = {failure.request: f"{failure.kind}: {failure.detail}" for failure in report.baseline.failures}
-    said = {exchange.id: list(tokens_of(exchange)) for exchange in seen}
-    wanted = {name: list(tokens_of(exchange)) for name, exchange in expected.items() if exchange.is_answered}
+    failures = {failure.request: f"{failure.kind}: {failure.detail}" for failure in report.baseline.failures}
+    actual_tokens = {exchange.id: list(tokens_of(exchange)) for exchange in replies}
+    expected_tokens = {name: list(tokens_of(exchange)) for name, exchange in expected.items() if exchange.is_answered}
     requests: list[dict[str, Any]] = []
     for ask in asks:
         length = int(ask.body["max_tokens"])
         requests.append({
             "id": ask.id, "path": ask.path, "body": ask.body,
-            "expected": wanted[ask.id][:length] if ask.id in wanted else None,
-            "got": said.get(ask.id), "seen": what.get(ask.id, "did not fail by itself"),
+            "expected": expected_tokens[ask.id][:length] if ask.id in expected_tokens else None,
+            "got": actual_tokens.get(ask.id), "seen": failures.get(ask.id, "did not fail by itself"),
         })  # fmt: skip
     bundle = {
         "assay": assay.__version__, "label": report.label, "lever": report.lever, "sentence": report.sentence,
@@ -162,9 +161,9 @@ def write_bundle(
 
 def _server_script(command: Sequence[str] | None, environment: Mapping[str, str], endpoint: ProbedEndpoint) -> str:
     if command is None:
-        told = {"model": endpoint.model, "version": endpoint.offer.version, "fingerprint": endpoint.system_fingerprint}
-        said = ", ".join(f"{what} {shown(value)}" for what, value in told.items())
-        return f"#!/bin/sh\n# assay did not start this server; it says of itself: {said}\nexit 2\n"
+        facts = {"model": endpoint.model, "version": endpoint.offer.version, "fingerprint": endpoint.system_fingerprint}
+        line = ", ".join(f"{name} {shown(value)}" for name, value in facts.items())
+        return f"#!/bin/sh\n# assay did not start this server; it says of itself: {line}\nexit 2\n"
     variables = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in sorted(environment.items()))
     folder = Path(command[0]).parent
     return (

@@ -55,10 +55,10 @@ class Server:
                 answer = json.loads(response.read(MOST_REPLY_BYTES))
                 return answer if isinstance(answer, dict) else {"error": "the reply is no JSON object"}
         except urllib.error.HTTPError as error:
-            said = self.hide(error.read(300).decode(errors="replace"))
+            message = self.hide(error.read(300).decode(errors="replace"))
             if error.code in {401, 403}:
-                raise CannotBeAsked(f"HTTP {error.code}: {said}; its key belongs into VLLM_API_KEY") from None
-            return {"error": f"HTTP {error.code}: {said}"}
+                raise CannotBeAsked(f"HTTP {error.code}: {message}; its key belongs into VLLM_API_KEY") from None
+            return {"error": f"HTTP {error.code}: {message}"}
         except (ValueError, RecursionError, http.client.HTTPException) as error:
             return {"error": self.hide(f"{type(error).__name__}: {str(error)[:300]}")}
 
@@ -68,19 +68,18 @@ class Server:
 
 def rows_of(choice: dict[str, Any]) -> list[tuple[str, float, str, float]]:
     """Of every generated token: (token, log-probability, most likely token, its log-probability)."""
-    told = choice.get("logprobs") or {}
-    if told.get("content"):
-        found = []
-        for row in told["content"]:
-            best = max(row["top_logprobs"], key=lambda one: one["logprob"], default=row)
-            found.append((row["token"], number(row["logprob"]), best["token"], number(best["logprob"])))
-        return found
-    found = []
-    columns = (told.get(name) or [] for name in ("tokens", "token_logprobs", "top_logprobs"))
+    logprobs = choice.get("logprobs") or {}
+    rows = []
+    for row in logprobs.get("content") or []:
+        best = max(row["top_logprobs"], key=lambda candidate: candidate["logprob"], default=row)
+        rows.append((row["token"], number(row["logprob"]), best["token"], number(best["logprob"])))
+    if rows:
+        return rows
+    columns = (logprobs.get(name) or [] for name in ("tokens", "token_logprobs", "top_logprobs"))
     for token, logprob, top in zip(*columns, strict=False):
         best = max(top, key=top.get) if top else token
-        found.append((token, number(logprob), best, number(top[best] if top else logprob)))
-    return found
+        rows.append((token, number(logprob), best, number(top[best] if top else logprob)))
+    return rows
 
 
 def number(value: float | None) -> float:
@@ -146,14 +145,14 @@ def ask_all(server: Server, bundle: dict[str, Any], model: str) -> list[str | No
     answers: list[dict[str, Any]] = [{} for _ in requests]
     turn = threading.Semaphore(concurrency)
 
-    def one(index: int) -> None:
+    def ask(index: int) -> None:
         with turn:
             answers[index] = server.post(requests[index]["path"], {"model": model, **requests[index]["body"]})
 
     with ThreadPoolExecutor(concurrency) as pool:
         jobs = []
         for index in range(len(requests)):
-            jobs.append(pool.submit(one, index))
+            jobs.append(pool.submit(ask, index))
             time.sleep(STAGGER_S)
         for job in jobs:
             job.result()

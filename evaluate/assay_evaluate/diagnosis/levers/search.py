@@ -2,10 +2,15 @@
 
     report, search = find_levers(start, LeverSettings(), label="glm-5 w4a16", facts=facts_of)
 
-`start(setting)` is a context manager that yields a ProbedEndpoint served under a Setting; `served_here` makes one for a
-checkpoint folder, `running_already` for a URL, where only what a request can say is changed. The same greedy requests are asked
+`start(setting)` is a context manager that yields a ProbedEndpoint served under a Setting; `serve_here` makes one for a
+checkpoint folder, `ask_running` for a URL, where only what a request can say is changed. The same greedy requests are asked
 every time, and every reply is held against itself: chosen against most likely, generated against recomputed, not-a-number,
 signs of garbling.
+
+Does a changed parameter change how something fails, or only how often? The method is that of the people who found vLLM's stale
+Mamba slots (AI21, "One token to corrupt them all" and "Stride and Prejudice"): look for the variable that changes the
+structure of a failure, not its size. A failure that needs more than N cache slots vanishes with a smaller cache; one that is
+merely rarer there does not depend on it.
 """
 
 from __future__ import annotations
@@ -18,18 +23,21 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import numpy as np
+from scipy.stats import PermutationMethod, binom, fisher_exact, hypergeom, ks_2samp
+
 from assay.callbacks import Say
 from assay.errors import MeasureError, ServeError
-from assay.records.diagnosis.lever import Failure, LeverEffect, LeverReport, Observation
+from assay.records.diagnosis.lever import Effect, Failure, LeverEffect, LeverReport, Observation
 from assay.records.probe import ProbeSettings
 from assay_evaluate.client.client import Client
 from assay_evaluate.client.exchanges import Ask, Exchange
 from assay_evaluate.diagnosis.endpoint import TIMEOUT_S, ProbedEndpoint
 from assay_evaluate.diagnosis.levers.settings import LEVERS, Facts, Setting, Start
-from assay_evaluate.diagnosis.levers.structure import choose_changes, compare_observations, pick
-from assay_evaluate.diagnosis.probes.argmax import TIE
 from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, RescoredReply
-from assay_evaluate.diagnosis.probes.replies.detectors import signs_in
+from assay_evaluate.diagnosis.probes.ranking import TIE
+from assay_evaluate.diagnosis.probes.signs import signs_of
+from assay_evaluate.statistics.decisions import holm
 from assay_evaluate.statistics.proportions import clopper_pearson
 
 RECOMPUTED_NATS = 0.5
@@ -84,11 +92,11 @@ def find_levers(
         }
     for name, value in turned.items():
         if not isinstance(value, str) and LEVERS[name].needs_restart:
-            seen = search.restarted(name, value) if known.can_restart else NOT_OURS
-            if isinstance(seen, str):
-                turned[name] = seen
+            outcome = search.restarted(name, value) if known.can_restart else NOT_OURS
+            if isinstance(outcome, str):
+                turned[name] = outcome
             else:
-                observed[name] = seen
+                observed[name] = outcome
     effects = _effects(search.base, baseline, turned, observed)
     lever, also = pick([(effect.lever, effect.effect) for effect in effects])
     report = LeverReport(
@@ -108,18 +116,18 @@ def _effects(
         before = getattr(base, LEVERS[name].field)
         if name not in chosen:
             effects.append(LeverEffect(
-                lever=name, before=_said(before), after="", effect="not tried", p_value=None, sentence=f"not tried: {value}"
+                lever=name, before=_text_of(before), after="", effect="not tried", p_value=None, sentence=f"not tried: {value}"
             ))  # fmt: skip
             continue
         change = chosen[name]
         effects.append(LeverEffect(
-            lever=name, before=_said(before), after=_said(value), effect=change.effect, p_value=change.p_value,
+            lever=name, before=_text_of(before), after=_text_of(value), effect=change.effect, p_value=change.p_value,
             sentence=change.sentence, observation=observed[name],
         ))  # fmt: skip
     return effects
 
 
-def _said(value: Any) -> str:
+def _text_of(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return "as served" if value is None else str(value)
@@ -128,14 +136,13 @@ def _said(value: Any) -> str:
 def _sentence(baseline: Observation, effects: Sequence[LeverEffect], lever: str | None, also: Sequence[str]) -> str:
     if not baseline.failures:
         return f"nothing failed in {baseline.num_requests} requests, so there is nothing to search for; ask more"
-    kinds = ", ".join(f"{kind} {count}" for kind, count in Counter(f.kind for f in baseline.failures).most_common())
-    seen = f"{len(baseline.failures)} of {baseline.num_requests} requests failed ({kinds})"
+    failed = f"{len(baseline.failures)} of {baseline.num_requests} requests failed ({_kinds(baseline)})"
     tried = [effect.lever for effect in effects if effect.effect != "not tried"]
     if lever is None:
-        return f"{seen}; none of {', '.join(tried) or 'the levers'} changes how they fail"
-    effect = next(one for one in effects if one.lever == lever)
+        return f"{failed}; none of {', '.join(tried) or 'the levers'} changes how they fail"
+    effect = next(effect for effect in effects if effect.lever == lever)
     more = f"; {', '.join(also)} {'changes' if len(also) == 1 else 'change'} it too, because of {lever}" if also else ""
-    return f"{seen}; it depends on {lever} ({effect.before} -> {effect.after}: {effect.effect}){more}"
+    return f"{failed}; it depends on {lever} ({effect.before} -> {effect.after}: {effect.effect}){more}"
 
 
 # ------------------------------------------------------------------------------------------------ one observation
@@ -161,7 +168,7 @@ class Search:
             try:
                 endpoint = stack.enter_context(self.start(setting))
             except ServeError as error:
-                return f"vLLM does not start with {LEVERS[lever].field} {_said(value)}: {str(error).splitlines()[0]}"
+                return f"vLLM does not start with {LEVERS[lever].field} {_text_of(value)}: {str(error).splitlines()[0]}"
             return self.observe(endpoint, setting)
 
     def observe(self, endpoint: ProbedEndpoint, setting: Setting, asks: Sequence[Ask] | None = None) -> Observation:
@@ -169,32 +176,36 @@ class Search:
         started = time.monotonic()
         with Client(endpoint, timeout_s=TIMEOUT_S) as client:
             session = self.session(endpoint, client)
-            wanted = list(asks) if asks is not None else self.requests(session)
+            asks = list(asks) if asks is not None else self.requests(session)
             passes = []
             for _ in range(self.settings.num_passes):
-                exchanges = self._ask(client, wanted, setting)
+                # of n copies of a request the first is looked at: a server refuses n > 1 of a greedy request
+                copies = [replace(ask, id=f"{ask.id}#{copy}") if copy else ask for ask in asks for copy in range(setting.n)]
+                exchanges = client.ask_together(copies, setting.concurrency * setting.n, in_waves=True)[:: setting.n]
                 self.exchanges[setting] = exchanges
-                found = failures_in(session.score(exchanges, 1), exchanges)
-                passes.append(tuple(self._without_habits(client, found, exchanges)))
+                prefill = {scored.exchange.id: scored for scored in session.score(exchanges, 1)}
+                failures = [failure_of(exchange, prefill.get(exchange.id)) for exchange in exchanges]
+                passes.append(self._without_habits(client, [failure for failure in failures if failure], exchanges))
         sizes = ((e.reply.prompt_tokens or 0) + (e.reply.output_tokens or 0) for e in exchanges)
         self.longest_tokens = max(self.longest_tokens, *sizes)
-        failed, asked = sum(map(len, passes)), len(wanted) * self.settings.num_passes
-        changed = said_of(setting)
-        self.on_progress(
-            f"{', '.join(f'{name} {_said(value)}' for name, value in changed.items())}: {failed} of {asked} failed"
-        )
+        failed, asked = sum(map(len, passes)), len(asks) * self.settings.num_passes
+        parameters = parameters_of(setting)
+        described = ", ".join(f"{name} {_text_of(value)}" for name, value in parameters.items())
+        self.on_progress(f"{described}: {failed} of {asked} failed")
         return Observation(
-            setting=changed, num_requests=asked, rate=clopper_pearson(failed, asked), passes=tuple(passes),
+            setting=parameters, num_requests=asked, rate=clopper_pearson(failed, asked), passes=tuple(passes),
             seconds=round(time.monotonic() - started, 3),
         )  # fmt: skip
 
-    def _without_habits(self, client: Client, found: list[Failure], exchanges: Sequence[Exchange]) -> list[Failure]:
+    def _without_habits(
+        self, client: Client, failures: Sequence[Failure], exchanges: Sequence[Exchange]
+    ) -> tuple[Failure, ...]:
         """Signs of garbling in a text that comes word for word when the request is asked alone are the model's habit."""
-        said = {exchange.id: exchange for exchange in exchanges}
-        doubtful = [failure.request for failure in found if failure.kind in GARBLED]
-        alone = client.ask_together([said[name].ask for name in doubtful], 1)
-        habits = {one.id for one in alone if one.is_answered and one.text == said[one.id].text}
-        return [failure for failure in found if failure.kind not in GARBLED or failure.request not in habits]
+        by_id = {exchange.id: exchange for exchange in exchanges}
+        doubtful = [failure.request for failure in failures if failure.kind in GARBLED]
+        alone = client.ask_together([by_id[name].ask for name in doubtful], 1)
+        habits = {reply.id for reply in alone if reply.is_answered and reply.text == by_id[reply.id].text}
+        return tuple(failure for failure in failures if failure.kind not in GARBLED or failure.request not in habits)
 
     def requests(self, session: ProbeSession) -> list[Ask]:
         """The greedy requests of this search, always the same."""
@@ -210,21 +221,10 @@ class Search:
         settings = ProbeSettings(max_tokens=self.settings.max_tokens, seed=self.settings.seed, top_k=8)
         return ProbeSession(endpoint, settings, client)
 
-    def _ask(self, client: Client, asks: Sequence[Ask], setting: Setting) -> list[Exchange]:
-        """In full waves. Of n copies of a request the first is looked at: a server refuses n > 1 of a greedy request."""
-        every = [ask if copy == 0 else replace(ask, id=f"{ask.id}#{copy}") for ask in asks for copy in range(setting.n)]
-        return client.ask_together(every, setting.concurrency * setting.n, in_waves=True)[:: setting.n]
 
-
-def said_of(setting: Setting) -> dict[str, Any]:
+def parameters_of(setting: Setting) -> dict[str, Any]:
     """The parameters that a setting fixes."""
     return {name: value for name, value in asdict(setting).items() if value is not None}
-
-
-def failures_in(scored: Sequence[RescoredReply], exchanges: Sequence[Exchange]) -> list[Failure]:
-    """At most one failure of each exchange, the first that shows. scored: those that could be recomputed."""
-    prefill = {one.exchange.id: one for one in scored}
-    return [failure for exchange in exchanges if (failure := failure_of(exchange, prefill.get(exchange.id))) is not None]
 
 
 def failure_of(exchange: Exchange, scored: RescoredReply | None) -> Failure | None:
@@ -245,9 +245,116 @@ def failure_of(exchange: Exchange, scored: RescoredReply | None) -> Failure | No
             difference = abs(row.logprob - float(recomputed[position]))
             if difference > RECOMPUTED_NATS:
                 return failure("recomputed otherwise", f"log-probability {difference:.2f} nats off", position)
-    signs = signs_in(
-        exchange.ask.prompt, exchange.reply.text, reasoning=exchange.reply.reasoning,
-        finish_reason=exchange.reply.finish_reason, token_ids=exchange.reply.token_ids, rows=exchange.rows,
-    )  # fmt: skip
-    found = next((sign for sign in signs if sign.kind in GARBLED), None)
-    return None if found is None else failure(found.kind, found.detail, found.position)
+    sign = next((sign for sign in signs_of(exchange) if sign.kind in GARBLED), None)
+    return None if sign is None else failure(sign.kind, sign.detail, sign.position)
+
+
+# ------------------------------------------------------------------------------------------------ two observations
+ALPHA = 0.01
+"""Of all levers together (Holm): a lever named wrongly costs an engineer a day."""
+EXPLAINED_BY: dict[str, tuple[str, ...]] = {
+    "max_num_seqs": ("concurrency",),
+    "n": ("concurrency",),
+    "concurrency": ("kv_cache",),
+    "prefix_caching": ("kv_cache",),
+}
+"""Lever -> levers that, if they work as well, are the reason: fewer sequences at once need fewer slots, but a smaller cache
+that still holds all of them does not lower the number of sequences. Earlier in a chain of reasons is better."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What one comparison says, before adjustment for the others. `p_value` belongs to `effect`."""
+
+    effect: Effect
+    p_value: float
+    sentence: str
+
+
+def compare_observations(before: Observation, after: Observation) -> list[Change]:
+    """Every way in which the two differ, each with its p value; most telling first. Nothing is left out for being unlikely."""
+    k0, n0, k1, n1 = len(before.failures), before.num_requests, len(after.failures), after.num_requests
+    p_rate = float(fisher_exact([[k0, n0 - k0], [k1, n1 - k1]]).pvalue)
+    counts = f"{k0} of {n0} requests failed before, {k1} of {n1} after"
+    if k0 and not k1:
+        return [Change("gone", p_rate, f"the failure is gone: {counts}")]
+    if k1 and not k0:
+        return [Change("appears", p_rate, f"the failure appears: {counts}")]
+    if not k0:
+        return [Change("none", 1.0, counts)]
+    return [
+        Change("other kind", p_kinds(before, after), f"other symptoms: {_kinds(before)} before, {_kinds(after)} after"),
+        Change("moved", p_positions(before, after), f"elsewhere: {_positions(before)} before, {_positions(after)} after"),
+        Change("moved", p_requests(before, after), "other requests fail than did before, where the same ones had failed again"),
+        Change("size", p_rate, f"only the rate changes: {counts}"),
+    ]
+
+
+def p_kinds(before: Observation, after: Observation) -> float:
+    """That kinds of failures are drawn from one distribution: exact for two kinds, else by permutation (seeded)."""
+    sides = [Counter(failure.kind for failure in side.failures) for side in (before, after)]
+    kinds = sorted(sides[0] | sides[1])
+    if len(kinds) < 2:
+        return 1.0
+    table = [[side[kind] for kind in kinds] for side in sides]
+    method = None if len(kinds) == 2 else PermutationMethod(n_resamples=9999, rng=np.random.default_rng(0))
+    return float(fisher_exact(table, method=method).pvalue)
+
+
+def p_positions(before: Observation, after: Observation) -> float:
+    """That first wrong tokens stand at the same positions (Kolmogorov-Smirnov, two samples)."""
+    sides = [[f.position for f in side.failures if f.position is not None] for side in (before, after)]
+    if min(map(len, sides)) < 5:
+        return 1.0
+    return float(ks_2samp(*sides).pvalue)
+
+
+def p_requests(before: Observation, after: Observation) -> float:
+    """That the same requests fail as did before. 1 where not even two passes before had failing requests in common."""
+    if len(before.passes) < 2:
+        return 1.0
+    first, second, *_ = ({failure.request for failure in failures} for failures in before.passes)
+    other = {failure.request for failure in after.passes[0]}
+    each = before.num_requests // len(before.passes)
+    repeated, expected = len(first & second), min(len(first), len(second))
+    common = min(len(first), len(other))
+    # that so many are in both of two random subsets
+    if not expected or not common or hypergeom.sf(repeated - 1, each, len(first), len(second)) > ALPHA:
+        return 1.0
+    # Jeffreys' estimate: requests that failed again by chance alone must not count as certain to
+    share = (repeated + 0.5) / (expected + 1)
+    return float(binom.cdf(len(first & other), common, share))
+
+
+def _kinds(observation: Observation) -> str:
+    return ", ".join(f"{kind} {count}" for kind, count in Counter(f.kind for f in observation.failures).most_common())
+
+
+def _positions(observation: Observation) -> str:
+    known = sorted(f.position for f in observation.failures if f.position is not None)
+    return f"{known[0]} to {known[-1]}, median {known[len(known) // 2]}" if known else "none known"
+
+
+def choose_changes(changes: Sequence[Sequence[Change]]) -> list[Change]:
+    """Of every lever's changes the first that chance does not explain, p values Holm-adjusted over all levers and changes."""
+    adjusted = iter(holm([change.p_value for of_lever in changes for change in of_lever]))
+    chosen: list[Change] = []
+    for of_lever in changes:
+        own = [replace(change, p_value=next(adjusted)) for change in of_lever]
+        unexplained = (change for change in own if change.p_value < ALPHA and change.effect != "none")
+        none = Change("none", min(change.p_value for change in own), f"no difference ({own[-1].sentence})")
+        chosen.append(next(unexplained, none))
+    return chosen
+
+
+def pick(effects: Sequence[tuple[str, Effect]]) -> tuple[str | None, tuple[str, ...]]:
+    """(the lever, others that its working explains). A failure that goes away outranks one that changes."""
+    ranks: list[Effect] = ["gone", "appears", "other kind", "moved"]
+    working = [(lever, effect) for lever, effect in effects if effect in ranks]
+    if not working:
+        return None, ()
+    best = min(ranks.index(effect) for _, effect in working)
+    names = [lever for lever, effect in working if ranks.index(effect) == best]
+    reasons = [lever for lever in names if not any(reason in names for reason in EXPLAINED_BY.get(lever, ()))]
+    lever = (reasons or names)[0]
+    return lever, tuple(name for name, _ in working if name != lever)

@@ -14,6 +14,7 @@ from typing import Any
 from assay.callbacks import Say
 from assay.recipes.profile import ProfileRecipe
 from assay_evaluate.diagnosis.endpoint import ProbedEndpoint, find_endpoint
+from assay_evaluate.diagnosis.locate.reading import with_flags
 from assay_evaluate.serving.external import get
 from assay_evaluate.serving.hardware import find_gpus
 from assay_evaluate.serving.server import ServerSpec, serve
@@ -92,7 +93,7 @@ LEVERS: dict[str, Lever] = {
 
 
 # ------------------------------------------------------------------------------------------------ servers
-def running_already(endpoint: ProbedEndpoint) -> Start:
+def ask_running(endpoint: ProbedEndpoint) -> Start:
     """For a server that somebody else runs: every setting is asked of it as it is."""
 
     @contextmanager
@@ -102,7 +103,7 @@ def running_already(endpoint: ProbedEndpoint) -> Start:
     return start
 
 
-def served_here(spec: ServerSpec, on_progress: Say = lambda line: None) -> Start:
+def serve_here(spec: ServerSpec, on_progress: Say = lambda line: None) -> Start:
     """For a checkpoint folder: one server for every setting, with a log of its own beside the first."""
     number = itertools.count(1)
 
@@ -119,52 +120,34 @@ def served_here(spec: ServerSpec, on_progress: Say = lambda line: None) -> Start
 
 def with_setting(profile: ProfileRecipe, setting: Setting) -> ProfileRecipe:
     """The profile under which vLLM runs as `setting` says."""
-    flags: dict[str, Any] = {}
-    if setting.kv_cache_blocks is not None:
-        flags["num-gpu-blocks-override"] = setting.kv_cache_blocks
-    if setting.max_num_seqs is not None:
-        flags["max-num-seqs"] = setting.max_num_seqs
-    if setting.prefix_caching is not None:
-        flags["enable-prefix-caching"] = setting.prefix_caching
-    if setting.chunked_prefill is not None:
-        flags["enable-chunked-prefill"] = setting.chunked_prefill
-        if not setting.chunked_prefill and "max-model-len" in profile.vllm:  # a prompt must fit into one step then
-            flags["max-num-batched-tokens"] = profile.vllm["max-model-len"]
-    if setting.tensor_parallel_size is not None:
-        flags["tensor-parallel-size"] = setting.tensor_parallel_size
-    if setting.eager is not None:
-        flags["enforce-eager"] = setting.eager
+    flags: dict[str, Any] = {
+        "num-gpu-blocks-override": setting.kv_cache_blocks,
+        "max-num-seqs": setting.max_num_seqs,
+        "enable-prefix-caching": setting.prefix_caching,
+        "enable-chunked-prefill": setting.chunked_prefill,
+        "tensor-parallel-size": setting.tensor_parallel_size,
+        "enforce-eager": setting.eager,
+    }
+    flags = {name: value for name, value in flags.items() if value is not None}
+    if setting.chunked_prefill is False and "max-model-len" in profile.vllm:  # a prompt must fit into one step then
+        flags["max-num-batched-tokens"] = profile.vllm["max-model-len"]
     return with_cores(with_flags(profile, flags), setting.tensor_parallel_size or 1)
-
-
-def with_flags(profile: ProfileRecipe, flags: dict[str, Any]) -> ProfileRecipe:
-    """`profile` with some of vLLM's flags changed, whichever way it spells them."""
-
-    def plain(name: str) -> str:
-        return name.removeprefix("--").replace("_", "-").removeprefix("no-")
-
-    kept = {name: value for name, value in profile.vllm.items() if plain(name) not in flags}
-    return profile.model_copy(update={"vllm": {**kept, **flags}})
 
 
 def facts_of(endpoint: ProbedEndpoint, *, can_restart: bool) -> Facts:
     """What vLLM's metrics say of its cache; None where the server tells nothing."""
-    found = _cache_config(endpoint) if endpoint.offer.metrics else {}
-    blocks, size = found.get("num_gpu_blocks", ""), found.get("block_size", "")
-    gpus = len(find_gpus())
+    cache: dict[str, str] = {}
+    if endpoint.offer.metrics:  # labels of vLLM's gauge
+        text = get(endpoint.base_url, "/metrics", what="the server's metrics", headers=endpoint.headers).text
+        if line := re.search(r"^vllm:cache_config_info\{(.*)\} ", text, re.MULTILINE):
+            cache = dict(re.findall(r'(\w+)="([^"]*)"', line[1]))
+    blocks, size = cache.get("num_gpu_blocks", ""), cache.get("block_size", "")
     return Facts(
         kv_cache_blocks=int(blocks) if blocks.isdigit() else None,
         block_size=int(size) if size.isdigit() else None,
         max_model_len=endpoint.max_model_len,
         speculation=endpoint.offer.speculation,
-        prefix_caching={"True": True, "False": False}.get(found.get("enable_prefix_caching", "")),
+        prefix_caching={"True": True, "False": False}.get(cache.get("enable_prefix_caching", "")),
         can_restart=can_restart,
-        num_devices=gpus or os.cpu_count() or 1,
+        num_devices=len(find_gpus()) or os.cpu_count() or 1,
     )
-
-
-def _cache_config(endpoint: ProbedEndpoint) -> dict[str, str]:
-    """Labels of vLLM's gauge `vllm:cache_config_info`; empty: there is none."""
-    text = get(endpoint.base_url, "/metrics", what="the server's metrics", headers=endpoint.headers).text
-    line = re.search(r"^vllm:cache_config_info\{(.*)\} ", text, re.MULTILINE)
-    return dict(re.findall(r'(\w+)="([^"]*)"', line[1])) if line else {}

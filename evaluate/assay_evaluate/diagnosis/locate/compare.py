@@ -40,52 +40,55 @@ WRITING_ROLES = ("attention", "dense_mlp", "shared_expert", "routed_expert")
 def compare(a: Reading, b: Reading, again: Reading | None = None) -> tuple[list[PointDifference], list[str]]:
     """(differences in order of execution, ranks innermost; what could not be compared). again: side A, read once more."""
     missing: list[str] = []
-    found: list[PointDifference] = []
+    differences: list[PointDifference] = []
     if len(a) != len(b):
         missing.append(f"shares of single ranks: A has {len(a)}, B has {len(b)}; only rank 0's sums are compared")
     ranks = sorted(set(a) & set(b)) if len(a) == len(b) else [0]
     names = list(dict.fromkeys(name for rank in ranks for name in a[rank]))
     for name in names:
         for rank in ranks:
-            one, other = a[rank].get(name), b[rank].get(name)
-            if one is None:
+            point_a, point_b = a[rank].get(name), b[rank].get(name)
+            if point_a is None:
                 continue  # an expert that this rank was never asked for
-            if other is None:
+            if point_b is None:
                 missing.append(f"{name}: only on side A (rank {rank})")
-            elif len(a) == len(b) or not (one.partial or other.partial):
-                noise = again[rank].get(name) if again is not None else None
-                found.append(_difference(one, other, rank, 0.0 if noise is None else _distance(one, noise) or 0.0))
+            elif len(a) == len(b) or not (point_a.partial or point_b.partial):
+                repeat = again[rank].get(name) if again is not None else None
+                noise = 0.0 if repeat is None else _distance(point_a, repeat) or 0.0
+                differences.append(_difference(point_a, point_b, rank, noise))
     extra = {name for rank in ranks for name in b[rank]} - set(names)
     missing += [f"{name}: only on side B" for name in sorted(extra)]
-    return found, missing
+    return differences, missing
 
 
 def _difference(a: PointReading, b: PointReading, rank: int, noise: float) -> PointDifference:
     distance = _distance(a, b)
     before = _distance(a, b, of_inputs=True)
     added = None if distance is None or before is None else math.sqrt(max(distance**2 - before**2, 0.0))
-    layer, expert = _numbers(a.name, a.kind)
+    layer = re.search(r"\.layers\.(\d+)(\.|$)", f".{a.name}")
+    expert = re.search(r"\.experts\.(\d+)(\.|$)", a.name) if a.kind in ("expert", "weight") else None
     agreement = None
     if a.chosen_TK is not None and b.chosen_TK is not None and a.chosen_TK.shape == b.chosen_TK.shape:
         agreement = float((a.chosen_TK == b.chosen_TK).all(-1).mean())
     return PointDifference(
-        name=a.name, kind=a.kind, layer=layer, expert=expert, role=role_of(a.name), rank=rank, partial=a.partial,
-        distance=distance, added=added, noise=noise, max_abs=(a.max_abs, b.max_abs), mean=(a.mean, b.mean),
-        rms=(a.rms, b.rms), non_finite=(a.non_finite, b.non_finite), agreement=agreement,
+        name=a.name, kind=a.kind, layer=int(layer[1]) if layer else None, expert=int(expert[1]) if expert else None,
+        role=role_of(a.name), rank=rank, partial=a.partial, distance=distance, added=added, noise=noise,
+        max_abs=(a.max_abs, b.max_abs), mean=(a.mean, b.mean), rms=(a.rms, b.rms), non_finite=(a.non_finite, b.non_finite),
+        agreement=agreement,
     )  # fmt: skip
 
 
 def _distance(a: PointReading, b: PointReading, of_inputs: bool = False) -> float | None:
     """Relative distance over the tokens both have seen. None: no sketch, or no such token."""
-    one, other = (a.input_TS, b.input_TS) if of_inputs else (a.sketch_TS, b.sketch_TS)
-    if one is None or other is None:
+    a_TS, b_TS = (a.input_TS, b.input_TS) if of_inputs else (a.sketch_TS, b.sketch_TS)
+    if a_TS is None or b_TS is None:
         return None
     if a.row_T is not None and b.row_T is not None:
-        _, mine, theirs = np.intersect1d(a.row_T, b.row_T, return_indices=True)
-        one, other = one[mine], other[theirs]
-    if one.shape != other.shape or not one.size:
+        _, rows_a, rows_b = np.intersect1d(a.row_T, b.row_T, return_indices=True)
+        a_TS, b_TS = a_TS[rows_a], b_TS[rows_b]
+    if a_TS.shape != b_TS.shape or not a_TS.size:
         return None
-    return relative_distance(one, other)
+    return relative_distance(a_TS, b_TS)
 
 
 def relative_distance(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
@@ -94,27 +97,20 @@ def relative_distance(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
     return float(np.linalg.norm(a - b)) / largest if largest > 0 else 0.0
 
 
-def _numbers(name: str, kind: str) -> tuple[int | None, int | None]:
-    """(layer, expert) in a module's name."""
-    layer = re.search(r"\.layers\.(\d+)(\.|$)", f".{name}")
-    expert = re.search(r"\.experts\.(\d+)(\.|$)", name) if kind in ("expert", "weight") else None
-    return (int(layer[1]) if layer else None), (int(expert[1]) if expert else None)
-
-
 # ------------------------------------------------------------------------------------------------ servers
-def first_parting(points: Sequence[PointDifference]) -> Parting | None:
+def find_first_parting(points: Sequence[PointDifference]) -> Parting | None:
     """The first place where the sides differ by more than noise, with the ranks that do. None: nowhere."""
     for point in points:
-        if reason := _parts(point):
-            alike = [other for other in points if other.name == point.name]
-            parted = [other for other in alike if _parts(other)]
-            rank = parted[0].rank if len(parted) < len(alike) else None
-            where = "" if len(alike) == 1 else f" on rank {rank}" if rank is not None else " on every rank"
+        if reason := _describe_difference(point):
+            ranks = [other for other in points if other.name == point.name]
+            parted = [other for other in ranks if _describe_difference(other)]
+            rank = parted[0].rank if len(parted) < len(ranks) else None
+            where = "" if len(ranks) == 1 else f" on rank {rank}" if rank is not None else " on every rank"
             return _parting(point, rank, reason + where)
     return None
 
 
-def _parts(point: PointDifference) -> str | None:
+def _describe_difference(point: PointDifference) -> str | None:
     """How the sides differ at one point, in words. None: they do not."""
     if point.non_finite[0] != point.non_finite[1]:
         return f"{point.non_finite[0]} non-finite values on side A, {point.non_finite[1]} on side B"
@@ -125,17 +121,17 @@ def _parts(point: PointDifference) -> str | None:
     return None
 
 
-def outlier(points: Sequence[PointDifference]) -> Parting | None:
+def find_outlier(points: Sequence[PointDifference]) -> Parting | None:
     """The place that adds most, if that is OUTLIER_FACTOR times the median of its like in other layers. None: none does."""
     worst: tuple[float, PointDifference, float] | None = None
-    for like in _groups(points).values():
-        added = [point.added for point in like if point.added is not None]
+    for group in _groups(points).values():
+        added = [point.added for point in group if point.added is not None]
         if len(added) < LEAST_LIKE:
             continue
         typical = float(np.median(added))
         if typical <= LEAST_DISTANCE:
             continue  # most of its like do not differ at all: the first place says it all
-        for point in like:
+        for point in group:
             if point.added is None or point.added <= max(OUTLIER_FACTOR * typical, NOISE_FACTOR * point.noise):
                 continue
             times = point.added / typical
@@ -144,12 +140,12 @@ def outlier(points: Sequence[PointDifference]) -> Parting | None:
     if worst is None:
         return None
     times, point, typical = worst
-    several = {other.rank for other in points if other.name == point.name}
-    rank = point.rank if point.partial and len(several) > 1 else None
+    ranks = {other.rank for other in points if other.name == point.name}
+    rank = point.rank if point.partial and len(ranks) > 1 else None
     return _parting(point, rank, f"adds {point.added:.3g} of its output's size, such places typically {typical:.3g}")
 
 
-def entering(points: Sequence[PointDifference], roles: Collection[str]) -> dict[str, float]:
+def shares_of_error(points: Sequence[PointDifference], roles: Collection[str]) -> dict[str, float]:
     """Role -> its share of the squared error that enters the residual stream, largest first; empty where none is read.
 
     What the stream's error grows by from one norm to the next is laid on those of `roles` in between, by the error of what each
@@ -179,12 +175,16 @@ def _groups(points: Iterable[PointDifference]) -> dict[tuple[str, str], list[Poi
     """Places of one kind that stand in different layers, experts and ranks: (kind, name without numbers) -> places."""
     groups: dict[tuple[str, str], list[PointDifference]] = defaultdict(list)
     for point in points:
-        groups[point.kind, re.sub(r"\.\d+(?=\.|$)", ".*", point.name)].append(point)
+        groups[_group_of(point)].append(point)
     return groups
 
 
-def _parting(point: PointDifference, rank: int | None, why: str) -> Parting:
-    return Parting(name=point.name, layer=point.layer, expert=point.expert, role=point.role, rank=rank, why=why)
+def _group_of(point: PointDifference) -> tuple[str, str]:
+    return point.kind, re.sub(r"\.\d+(?=\.|$)", ".*", point.name)
+
+
+def _parting(point: PointDifference, rank: int | None, reason: str) -> Parting:
+    return Parting(name=point.name, layer=point.layer, expert=point.expert, role=point.role, rank=rank, why=reason)
 
 
 # ------------------------------------------------------------------------------------------------ ranks
@@ -193,68 +193,64 @@ def compare_ranks(reading: Reading) -> tuple[list[PointDifference], list[str]]:
 
     What all ranks must hold alike is compared token by token; of a rank's own share of the weights, the size is.
     """
-    found: list[PointDifference] = []
-    names = list(dict.fromkeys(name for rank in reading for name in reading[rank]))
-    absent: list[str] = []
-    for name in names:
-        having = [rank for rank in reading if name in reading[rank]]
-        if len(having) < len(reading):
-            absent.append(f"{name}: not on every rank")
+    differences: list[PointDifference] = []
+    missing: list[str] = []
+    for name in dict.fromkeys(name for points in reading.values() for name in points):
+        if any(name not in points for points in reading.values()):
+            missing.append(f"{name}: not on every rank")
             continue
-        for rank in having:
-            other = next(r for r in having if r != rank)
-            one, here = reading[other][name], reading[rank][name]
-            difference = _difference(one, here, rank, 0.0)
-            found.append(difference.model_copy(update={"distance": None, "added": None}) if here.partial else difference)
-    return found, absent
+        for rank, points in reading.items():
+            other = next(other for other in reading if other != rank)
+            difference = _difference(reading[other][name], points[name], rank, 0.0)
+            if points[name].partial:
+                difference = difference.model_copy(update={"distance": None, "added": None})
+            differences.append(difference)
+    return differences, missing
 
 
-def parting_of_ranks(points: Sequence[PointDifference]) -> Parting | None:
+def find_rank_parting(points: Sequence[PointDifference]) -> Parting | None:
     """The first place, in order of execution and then of weights, where one rank does not fit the others. None: nowhere."""
     odd = _odd_shares(points)
     for point in points:
-        alike = [other for other in points if other.name == point.name]
-        if found := [other for other in alike if (other.name, other.rank) in odd]:
-            strange = max(found, key=lambda one: _unlike_neighbours(one, points))
-            times = odd[strange.name, strange.rank]
-            return _parting(strange, strange.rank, f"its weights are {times:.3g} times as large as the other ranks' suggest")
-        if point.partial and (bad := [other for other in alike if other.non_finite[1]]):
-            rank = bad[0].rank if len(bad) < len(alike) else None
+        ranks = [other for other in points if other.name == point.name]
+        if candidates := [other for other in ranks if (other.name, other.rank) in odd]:
+            oddest = max(candidates, key=lambda candidate: _distance_to_neighbours(candidate, points))
+            times = odd[oddest.name, oddest.rank]
+            return _parting(oddest, oddest.rank, f"its weights are {times:.3g} times as large as the other ranks' suggest")
+        if point.partial and (bad := [other for other in ranks if other.non_finite[1]]):
+            rank = bad[0].rank if len(bad) < len(ranks) else None
             return _parting(point, rank, f"{bad[0].non_finite[1]} non-finite values")
-        if not point.partial and (reason := _parts(point) or _other_size(point)):
-            return _parting(point, _lonely(alike), f"ranks hold different values of what they must hold alike: {reason}")
+        if not point.partial and (reason := _describe_rank_difference(point)):
+            parted = [other.rank for other in ranks if other.rank and _describe_rank_difference(other)]
+            # the one rank that differs from rank 0 while others do not; two ranks cannot tell which of them is odd
+            lone = parted[0] if len(parted) == 1 else 0 if len(parted) == len(ranks) - 1 else None
+            reason = f"ranks hold different values of what they must hold alike: {reason}"
+            return _parting(point, lone if len(ranks) >= 3 else None, reason)
     return None
 
 
-def _other_size(point: PointDifference) -> str | None:
-    """Of a weight that every rank holds whole."""
+def _describe_rank_difference(point: PointDifference) -> str | None:
+    """As `_describe_difference`; of a weight that every rank holds whole, the size says it too."""
+    if reason := _describe_difference(point):
+        return reason
     if point.kind == "weight" and abs(point.rms[0] - point.rms[1]) > LEAST_DISTANCE * max(point.rms):
         return f"RMS {point.rms[0]:.6g} and {point.rms[1]:.6g}"
     return None
 
 
-def _lonely(alike: Sequence[PointDifference]) -> int | None:
-    """The one rank that differs from rank 0 while others do not; of three and more. None: two ranks cannot tell."""
-    parted = [other.rank for other in alike if other.rank and (_parts(other) or _other_size(other))]
-    if len(alike) < 3:
-        return None
-    return parted[0] if len(parted) == 1 else 0 if len(parted) == len(alike) - 1 else None
-
-
-def _unlike_neighbours(point: PointDifference, points: Sequence[PointDifference]) -> float:
+def _distance_to_neighbours(point: PointDifference, points: Sequence[PointDifference]) -> float:
     """How far the rank's RMS is from its like in the same layer, in logarithms: of two ranks, which is the odd one?"""
-    like = _groups(other for other in points if other.rank == point.rank)
-    pattern = re.sub(r"\.\d+(?=\.|$)", ".*", point.name)
-    group = [other for other in like[point.kind, pattern] if other.rms[1] > 0]
+    groups = _groups(other for other in points if other.rank == point.rank)
+    group = [other for other in groups[_group_of(point)] if other.rms[1] > 0]
     beside = [other for other in group if other.layer == point.layer and other.name != point.name] or group
     return abs(math.log(point.rms[1]) - float(np.median([math.log(other.rms[1]) for other in beside])))
 
 
 def _odd_shares(points: Sequence[PointDifference]) -> dict[tuple[str, int], float]:
     """(name, rank) -> how many times too large its weights are, where they stand out."""
-    found: dict[tuple[str, int], float] = {}
-    for like in _groups(point for point in points if point.partial and point.kind == "weight").values():
-        usable = [(point, math.log(point.rms[1] / point.rms[0])) for point in like if min(point.rms) > 0]
+    odd: dict[tuple[str, int], float] = {}
+    for group in _groups(point for point in points if point.partial and point.kind == "weight").values():
+        usable = [(point, math.log(point.rms[1] / point.rms[0])) for point in group if min(point.rms) > 0]
         if len(usable) < 2 * LEAST_LIKE:
             continue
         for rank in {point.rank for point, _ in usable}:
@@ -263,5 +259,5 @@ def _odd_shares(points: Sequence[PointDifference]) -> dict[tuple[str, int], floa
             spread = 1.4826 * float(np.median([abs(ratio - middle) for _, ratio in own]))
             for point, ratio in own:
                 if abs(ratio - middle) > max(RATIO_DEVIATIONS * spread, math.log(LEAST_RATIO)):
-                    found[point.name, rank] = math.exp(ratio - middle)
-    return found
+                    odd[point.name, rank] = math.exp(ratio - middle)
+    return odd

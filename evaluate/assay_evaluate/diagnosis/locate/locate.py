@@ -30,8 +30,15 @@ from assay.records.diagnosis.locate import LocateReport, Parting, PointDifferenc
 from assay.records.manifest import load_manifest
 from assay.records.plan import Plan
 from assay.records.run import plan_of
-from assay_evaluate.diagnosis.locate.compare import compare, compare_ranks, entering, first_parting, outlier, parting_of_ranks
-from assay_evaluate.diagnosis.locate.reading import Reading, Watched, read_activations, read_weights, watching
+from assay_evaluate.diagnosis.locate.compare import (
+    compare,
+    compare_ranks,
+    find_first_parting,
+    find_outlier,
+    find_rank_parting,
+    shares_of_error,
+)
+from assay_evaluate.diagnosis.locate.reading import Reading, WatchedServer, read_activations, read_weights, with_watching
 from assay_evaluate.serving.external import list_models
 from assay_evaluate.serving.server import ServerSpec, serve
 from assay_evaluate.serving.vllm_command import with_cores
@@ -66,33 +73,39 @@ def prompts(count: int = NUM_PROMPTS) -> list[str]:
 def locate_servers(a: Side, b: Side, num_prompts: int = NUM_PROMPTS, on_progress: Say = lambda line: None) -> LocateReport:
     """Both sides read the same tokens, A twice: what it differs from itself is noise. They are served one after the other."""
     started = time.monotonic()
-    with watched(a, on_progress) as server:
-        before, ids = read_activations(server, prompts(num_prompts), on_progress)
+    with watch_side(a, on_progress) as server:
+        reading_a, ids = read_activations(server, prompts(num_prompts), on_progress)
         again, _ = read_activations(server, ids)
-    with watched(b, on_progress) as server:
-        after, _ = read_activations(server, ids, on_progress)
-    return judge_servers(a, b, before, again, after, ids, time.monotonic() - started)
+    with watch_side(b, on_progress) as server:
+        reading_b, _ = read_activations(server, ids, on_progress)
+    return judge_servers(a, b, reading_a, again, reading_b, ids, time.monotonic() - started)
 
 
 def judge_servers(
-    a: Side, b: Side, before: Reading, again: Reading, after: Reading, ids: Sequence[Sequence[int]], seconds: float
+    a: Side, b: Side, reading_a: Reading, again: Reading, reading_b: Reading, ids: Sequence[Sequence[int]], seconds: float
 ) -> LocateReport:
     """What two readings say. again: side A once more."""
-    _same_tokens(before, after, a, b)
-    points, missing = compare(before, after, again)
-    first, odd = first_parting(points), outlier(points)
-    recipe = None if _same_weights(a, b) else precision_of(b.checkpoint)
-    shares = {} if recipe is None or first is None else entering(points, recipe.quantize)
+    _check_same_tokens(reading_a, reading_b, a, b)
+    points, missing = compare(reading_a, reading_b, again)
+    first, odd = find_first_parting(points), find_outlier(points)
+    is_same_folder = a.checkpoint is not None and b.checkpoint is not None and a.checkpoint.resolve() == b.checkpoint.resolve()
+    recipe = None if is_same_folder else precision_of(b.checkpoint)
+    shares = {} if recipe is None or first is None else shares_of_error(points, recipe.quantize)
     # every layer of another precision differs a little: the first says where quantization begins, not what costs most
     role = odd.role if odd is not None else next(iter(shares), None if first is None else first.role)
     remedy = None if recipe is None or role is None else remedy_for(recipe, role)
     if remedy is not None and b.checkpoint is not None:
         reason = None if odd is None else f"{odd.name} stands out"
-        remedy = remedy.model_copy(update={"sentence": f"{remedy.sentence}: {why_keep(role, reason, shares, b.checkpoint)}"})
+        explanation = explain_role(role, reason, shares, b.checkpoint)
+        remedy = remedy.model_copy(update={"sentence": f"{remedy.sentence}: {explanation}"})
+    sentence = f"nothing differs by more than noise ({len(points)} places compared)"
+    if first is not None:
+        stands_out = f"; stands out: {_describe(odd)}" if odd is not None and odd.name != first.name else ""
+        sentence = f"they first differ at {_describe(first)}{stands_out}"
     return LocateReport(
-        how="servers", a=a.label, b=b.label, tensor_parallel_size=len(before), num_prompts=len(ids),
+        how="servers", a=a.label, b=b.label, tensor_parallel_size=len(reading_a), num_prompts=len(ids),
         num_tokens=sum(map(len, ids)), first=first, outlier=odd, remedy=remedy, points=tuple(points),
-        sentence=_sentence(first, odd, len(points)) + _shares_in_words(shares, points),
+        sentence=sentence + _describe_shares(shares, points),
         not_compared=tuple(missing), seconds=round(seconds, 3),
     )  # fmt: skip
 
@@ -100,42 +113,42 @@ def judge_servers(
 def locate_ranks(a: Side, num_prompts: int = NUM_PROMPTS, on_progress: Say = lambda line: None) -> LocateReport:
     """The ranks of one server, by what all must hold alike and by the sizes of the weights that are each one's own."""
     started = time.monotonic()
-    with watched(a, on_progress) as server:
+    with watch_side(a, on_progress) as server:
         reading, ids = read_activations(server, prompts(num_prompts), on_progress)
         weights = read_weights(server)
     if len(reading) < 2:
         raise MeasureError(f"{a.label}: has one rank; serve it with --tensor-parallel 2 or more to compare ranks")
     points, missing = compare_ranks({rank: reading[rank] | weights[rank] for rank in reading})
-    first = parting_of_ranks(points)
-    said = "no rank stands out" if first is None else _named(first)
+    first = find_rank_parting(points)
+    finding = "no rank stands out" if first is None else _describe(first)
     return LocateReport(
         how="ranks", a=a.label, b=None, tensor_parallel_size=len(reading), num_prompts=len(ids),
         num_tokens=sum(map(len, ids)), first=first, outlier=None, remedy=None, points=tuple(points),
-        sentence=f"{said} ({len(points)} places compared)", not_compared=tuple(missing),
+        sentence=f"{finding} ({len(points)} places compared)", not_compared=tuple(missing),
         seconds=round(time.monotonic() - started, 3),
     )  # fmt: skip
 
 
 @contextmanager
-def watched(side: Side, on_progress: Say = lambda line: None) -> Iterator[Watched]:
+def watch_side(side: Side, on_progress: Say = lambda line: None) -> Iterator[WatchedServer]:
     """The side's server: the one that runs, or one that is started for it and stopped afterwards."""
     if side.url is not None:
         base_url = root_url(side.url)
         model = list_models(base_url, what="the server", headers=side.headers)[0].id
-        yield Watched(base_url, model, side.headers)
+        yield WatchedServer(base_url, model, side.headers)
         return
     assert side.checkpoint is not None and side.profile is not None
     flags = {"tensor-parallel-size": side.tensor_parallel_size} if side.tensor_parallel_size > 1 else {}
-    profile = with_cores(watching(side.profile, **flags), side.tensor_parallel_size)
+    profile = with_cores(with_watching(side.profile, **flags), side.tensor_parallel_size)
     spec = ServerSpec(side.checkpoint, profile, side.serving, speculate=False, log_path=side.log_path)
     with serve(spec, on_progress) as server:
-        yield Watched(server.base_url, server.model, server.headers)
+        yield WatchedServer(server.base_url, server.model, server.headers)
 
 
-def _same_tokens(before: Reading, after: Reading, a: Side, b: Side) -> None:
+def _check_same_tokens(reading_a: Reading, reading_b: Reading, a: Side, b: Side) -> None:
     """Of linear layers: an embedding is used by a draft head, too, where a server speculates."""
-    for name, point in before[0].items():
-        other = after[0].get(name)
+    for name, point in reading_a[0].items():
+        other = reading_b[0].get(name)
         if point.kind == "linear" and other is not None and point.num_tokens != other.num_tokens:
             raise MeasureError(
                 f"{b.label}: computed {other.num_tokens} tokens at {name}, {a.label} {point.num_tokens}: other requests were "
@@ -143,20 +156,8 @@ def _same_tokens(before: Reading, after: Reading, a: Side, b: Side) -> None:
             )
 
 
-def _same_weights(a: Side, b: Side) -> bool:
-    """Whether both sides serve the very same folder; of URLs nothing is known."""
-    return a.checkpoint is not None and b.checkpoint is not None and a.checkpoint.resolve() == b.checkpoint.resolve()
-
-
 # ------------------------------------------------------------------------------------------------ in words
-def _sentence(first: Parting | None, odd: Parting | None, num_points: int) -> str:
-    if first is None:
-        return f"nothing differs by more than noise ({num_points} places compared)"
-    stands_out = f"; stands out: {_named(odd)}" if odd is not None and odd.name != first.name else ""
-    return f"they first differ at {_named(first)}{stands_out}"
-
-
-def _shares_in_words(shares: Mapping[str, float], points: Sequence[PointDifference]) -> str:
+def _describe_shares(shares: Mapping[str, float], points: Sequence[PointDifference]) -> str:
     """How far the residual streams are apart at the end, and what brought that in."""
     if not shares:
         return ""
@@ -165,36 +166,36 @@ def _shares_in_words(shares: Mapping[str, float], points: Sequence[PointDifferen
     return f"; at {last.name} the sides differ by {last.distance:.3g}; the quantized roles brought in, of the error: {parts}"
 
 
-def why_keep(role: str | None, reason: str | None, shares: Mapping[str, float], checkpoint: Path) -> str:
+def explain_role(role: str | None, reason: str | None, shares: Mapping[str, float], checkpoint: Path) -> str:
     """Why this role: what it brings in, and of every role what a byte more would take away of the error at most."""
-    more = bytes_to_keep(checkpoint)
+    more_bytes = bytes_to_keep(checkpoint)
     gains = [
-        f"`{one}` {share:.0%} for {more[one] / 1e6:,.3g} MB ({share / more[one] * 1e6:.2%} per MB)"
-        for one, share in shares.items()
-        if more.get(one)
+        f"`{name}` {share:.0%} for {num_bytes / 1e6:,.3g} MB ({share / num_bytes * 1e6:.2%} per MB)"
+        for name, share in shares.items()
+        if (num_bytes := more_bytes.get(name))
     ]
-    why = reason or f"`{role}` brings most of the error in"
-    return why + (f"; error that keeping a role in BF16 would spare, for its bytes: {', '.join(gains)}" if gains else "")
+    reason = reason or f"`{role}` brings most of the error in"
+    return reason + (f"; error that keeping a role in BF16 would spare, for its bytes: {', '.join(gains)}" if gains else "")
 
 
 def bytes_to_keep(checkpoint: Path) -> dict[str, int]:
     """Role -> bytes by which a checkpoint would grow if the role's quantized weights were BF16. Empty: it has no plan."""
     path = plan_of(checkpoint)
-    more: dict[str, int] = defaultdict(int)
+    more_bytes: dict[str, int] = defaultdict(int)
     for tensor in Plan.load(path).tensors if path.is_file() else ():
         if tensor.action == "quantize":
-            more[tensor.role] += 2 * math.prod(tensor.shape) - sum(output.num_bytes for output in tensor.outputs)
-    return dict(more)
+            more_bytes[tensor.role] += 2 * math.prod(tensor.shape) - sum(output.num_bytes for output in tensor.outputs)
+    return dict(more_bytes)
 
 
-def _named(parting: Parting) -> str:
+def _describe(parting: Parting) -> str:
     rank = "" if parting.rank is None or "on rank" in parting.why else f" on rank {parting.rank}"
     return f"{parting.name}{rank}: {parting.why}"
 
 
-def worst_points(points: Sequence[PointDifference], count: int = WORST_SHOWN) -> list[PointDifference]:
+def worst_points(points: Sequence[PointDifference]) -> list[PointDifference]:
     """Those that add most, for a table."""
-    return sorted((p for p in points if p.added is not None), key=lambda p: -(p.added or 0.0))[:count]
+    return sorted((p for p in points if p.added is not None), key=lambda p: -(p.added or 0.0))[:WORST_SHOWN]
 
 
 # ------------------------------------------------------------------------------------------------ remedy
@@ -226,12 +227,11 @@ def remedy_for(recipe: PrecisionRecipe, role: str) -> Remedy | None:
     if recipe.layers:
         others = {text: {r: s for r, s in roles.items() if r != role} for text, roles in recipe.layers.items()}
         data["layers"] = {text: roles for text, roles in others.items() if roles}
-    keep: dict[str, list[str]] = {name: [one for one in roles if one != role] for name, roles in recipe.keep.items()}
+    keep: dict[str, list[str]] = {name: [r for r in roles if r != role] for name, roles in recipe.keep.items()}
     keep[dtype] = [*keep.get(dtype, []), role]
     data["keep"] = {name: roles for name, roles in keep.items() if roles}
-    ordered = {
-        key: data[key] for key in ("schema", "name", "description", *sorted(data.keys() - {"schema", "name", "description"}))
-    }
+    first_keys = ("schema", "name", "description")
+    ordered = {key: data[key] for key in (*first_keys, *sorted(data.keys() - set(first_keys)))}
     return Remedy(
         role=role,
         keep="bf16" if dtype == "bf16" else "fp32",

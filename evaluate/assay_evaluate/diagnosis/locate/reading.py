@@ -56,7 +56,7 @@ Reading = dict[int, dict[str, PointReading]]
 
 
 @dataclass(frozen=True)
-class Watched:
+class WatchedServer:
     """One server and the prompts it is asked. base_url without /v1."""
 
     base_url: str
@@ -114,10 +114,10 @@ class Watched:
 
     def readings(self, method: str) -> Reading:
         """What `method` tells of every rank, ranks ascending."""
-        told = self.call(method)
+        answers = self.call(method)
         with self._as_promised(method):
-            found = {answer["rank"]: {point["name"]: _point(point) for point in answer["points"]} for answer in told}
-            return dict(sorted(found.items()))
+            reading = {answer["rank"]: {point["name"]: _point(point) for point in answer["points"]} for answer in answers}
+            return dict(sorted(reading.items()))
 
     def _post(self, path: str, body: dict[str, Any], most_bytes: int = MOST_REPLY_BYTES) -> HttpReply:
         try:
@@ -127,7 +127,7 @@ class Watched:
 
 
 def read_activations(
-    server: Watched, prompts: Sequence[str | Sequence[int]], on_progress: Callable[[str], None] = lambda line: None
+    server: WatchedServer, prompts: Sequence[str | Sequence[int]], on_progress: Callable[[str], None] = lambda line: None
 ) -> tuple[Reading, list[tuple[int, ...]]]:
     """(what every rank's modules did with the prompts, the prompts as token ids). Hooks are gone afterwards."""
     server.call("watch_activations", f'{{"sketch_width": {SKETCH_WIDTH}}}')
@@ -140,40 +140,38 @@ def read_activations(
     return reading, ids
 
 
-def read_weights(server: Watched) -> Reading:
+def read_weights(server: WatchedServer) -> Reading:
     """Sizes of every rank's weights: points of kind `weight`, without sketches."""
     return server.readings("weigh_parameters")
 
 
-def _point(told: dict[str, Any]) -> PointReading:
-    top_k = told["top_k"]
+def _point(data: dict[str, Any]) -> PointReading:
+    def array(name: str, dtype: Any, *shape: int) -> Any:
+        return np.frombuffer(base64.b64decode(data[name]), dtype).reshape(-1, *shape) if data[name] else None
+
     return PointReading(
-        name=shown(told["name"]),
-        kind=shown(told["kind"]),
-        partial=told["partial"],
-        num_tokens=told["num_tokens"],
-        max_abs=told["max_abs"],
-        mean=told["mean"],
-        rms=told["rms"],
-        non_finite=told["non_finite"],
-        sketch_TS=_array(told["sketch"], np.float32, SKETCH_WIDTH),
-        input_TS=_array(told["input"], np.float32, SKETCH_WIDTH),
-        chosen_TK=_array(told["chosen"], np.int32, top_k),
-        row_T=None if not told["rows"] else np.frombuffer(base64.b64decode(told["rows"]), np.int32),
+        name=shown(data["name"]),
+        kind=shown(data["kind"]),
+        **{name: data[name] for name in ("partial", "num_tokens", "max_abs", "mean", "rms", "non_finite")},
+        sketch_TS=array("sketch", np.float32, SKETCH_WIDTH),
+        input_TS=array("input", np.float32, SKETCH_WIDTH),
+        chosen_TK=array("chosen", np.int32, data["top_k"]),
+        row_T=array("rows", np.int32),
     )
 
 
-def _array(text: str, dtype: Any, width: int) -> Any:
-    return np.frombuffer(base64.b64decode(text), dtype).reshape(-1, width) if text else None
-
-
-def watching(profile: ProfileRecipe, **flags: Any) -> ProfileRecipe:
+def with_watching(profile: ProfileRecipe, **flags: Any) -> ProfileRecipe:
     """`profile` with what reading activations needs: eager execution, the extension, no prefix cache; then `flags`."""
     own = {"worker-extension-cls": EXTENSION, "enforce-eager": True, "enable-prefix-caching": False, **flags}
-    kept = {
-        name: value
-        for name, value in profile.vllm.items()
-        if name.removeprefix("--").replace("_", "-").removeprefix("no-") not in own
-    }
     environment = {**profile.environment, "VLLM_SERVER_DEV_MODE": "1"}
-    return profile.model_copy(update={"vllm": {**kept, **own}, "environment": environment})
+    return with_flags(profile, own).model_copy(update={"environment": environment})
+
+
+def with_flags(profile: ProfileRecipe, flags: dict[str, Any]) -> ProfileRecipe:
+    """`profile` with some of vLLM's flags changed, whichever way it spells them."""
+
+    def plain(name: str) -> str:
+        return name.removeprefix("--").replace("_", "-").removeprefix("no-")
+
+    kept = {name: value for name, value in profile.vllm.items() if plain(name) not in flags}
+    return profile.model_copy(update={"vllm": {**kept, **flags}})

@@ -30,7 +30,7 @@ BELOW_EXPECTED = 0.95
 NOTHING_ACCEPTED = 1.1
 """Mean length of all requests below which the draft head is as good as not there, whatever is expected."""
 ENOUGH_DRAFTS = 200
-WHY_NOT_TOLD = "replies do not tell their acceptance; start vLLM with --per-request-spec-decode-metrics summary"
+NOT_TOLD = "replies do not tell their acceptance; start vLLM with --per-request-spec-decode-metrics summary"
 
 
 @dataclass(frozen=True)
@@ -56,50 +56,49 @@ def probe_acceptance(session: ProbeSession) -> ProbeResult:
     """Long replies sampled at T=1, at full concurrency. Alarm: a request, or all together."""
     if not session.endpoint.offer.speculation:
         return not_run("acceptance", "request", "the endpoint drafts nothing, or does not say so")
-    told = [one for exchange in [*session.long_replies, *session.sampled] if (one := drafts_of(exchange)) is not None]
-    if not told:
-        return _by_counters(session)
-    drafts, drafted, accepted = (
-        sum(getattr(one, n) for one in told) for n in ("num_drafts", "num_draft_tokens", "num_accepted")
-    )
-    length, rate = 1 + accepted / drafts, accepted / drafted
-    enough = [one for one in told if (one.exchange.reply.output_tokens or 0) >= ENOUGH_TOKENS]
-    low = _low_limit(session.settings.expected_acceptance_length or length)
-    odd = [(one, why) for one in enough if (why := _oddity(one, low, rate, len(enough))) is not None]
+    replies = [drafts for exchange in [*session.long_replies, *session.sampled] if (drafts := drafts_of(exchange)) is not None]
+    if not replies:
+        return _judge_counters(session)
+    num_drafts = sum(reply.num_drafts for reply in replies)
+    num_accepted = sum(reply.num_accepted for reply in replies)
+    length, rate = 1 + num_accepted / num_drafts, num_accepted / sum(reply.num_draft_tokens for reply in replies)
+    expected = session.settings.expected_acceptance_length
+    enough = [reply for reply in replies if (reply.exchange.reply.output_tokens or 0) >= ENOUGH_TOKENS]
+    # 1.4 where that is well below what is expected; a draft head that reaches little is held against half of that
+    low = min(SHORT_LENGTH, 1 + ((expected or length) - 1) / 2)
+    odd = [(reply, reason) for reply in enough if (reason := _oddity(reply, low, rate, len(enough))) is not None]
+    upper = 1 + _accepted_per_step(replies, session.settings.level).high
+    alarms_of_all = _alarms_of_all(length, upper, num_drafts, expected)
     alarms = [f"{len(odd)} of {len(enough)} replies of {ENOUGH_TOKENS} tokens or more: {odd[0][1]}"] if odd else []
-    upper = 1 + _accepted_per_step(told, session.settings.level).high
-    of_all = _alarms_of_all(length, upper, drafts, session.settings.expected_acceptance_length)
-    alarms += of_all
-    is_few = not enough
+    limits = f"{low:.3g} to rate {HIGH_RATE}"
     return session.result(
         "acceptance",
-        events=len(odd),
-        trials=len(told) if is_few else len(enough),
+        trials=len(enough or replies),
         unit="request",
-        alarm="; ".join(alarms) or None,
-        reason=f"no reply had {ENOUGH_TOKENS} tokens: only all replies together were judged" if is_few else None,
-        num_requests=len(told),
-        witnesses=[witness(one.exchange, why, None, f"{low:.3g} to rate {HIGH_RATE}", f"{one.length:.3f}") for one, why in odd],
-        stands_without_events=bool(of_all),
-        first_event_at=next((enough.index(one) + 1 for one, _ in odd), None),
+        alarms=[*alarms, *alarms_of_all],
+        reason=None if enough else f"no reply had {ENOUGH_TOKENS} tokens: only all replies together were judged",
+        num_requests=len(replies),
+        witnesses=[witness(reply.exchange, reason, None, limits, f"{reply.length:.3f}") for reply, reason in odd],
+        stands_without_events=bool(alarms_of_all),
+        first_event_at=enough.index(odd[0][0]) + 1 if odd else None,
         details={
             "mean_length": length,
             "mean_length_upper": upper,
             "rate": rate,
-            "expected_length": session.settings.expected_acceptance_length,
+            "expected_length": expected,
             "low_limit": low,
-            "num_drafts": drafts,
-            "length_by_tokens": _curve(told),
+            "num_drafts": num_drafts,
+            "length_by_tokens": _length_by_tokens(replies),
         },
     )
 
 
-def _by_counters(session: ProbeSession) -> ProbeResult:
+def _judge_counters(session: ProbeSession) -> ProbeResult:
     """What the server counted while this session ran: no single request can be judged."""
-    asked = sum(exchange.is_answered for exchange in [*session.long_replies, *session.sampled])
+    num_answered = sum(exchange.is_answered for exchange in [*session.long_replies, *session.sampled])
     drafts, drafted, accepted = (session.counted(name) for name in COUNTERS)
     if not drafts or not drafted or accepted is None:
-        return not_run("acceptance", "request", WHY_NOT_TOLD, asked)
+        return not_run("acceptance", "request", NOT_TOLD, num_answered)
     length, expected = 1 + accepted / drafts, session.settings.expected_acceptance_length
     # of tokens as if each were drawn by itself: replies differ more than that, but nothing is told of one
     test = stats.binomtest(int(accepted), int(drafted))
@@ -110,9 +109,9 @@ def _by_counters(session: ProbeSession) -> ProbeResult:
         events=len(alarms),
         trials=1,
         unit="server",
-        alarm="; ".join(alarms) or None,
-        reason=f"only all requests together were judged: {WHY_NOT_TOLD}",
-        num_requests=asked,
+        alarms=alarms,
+        reason=f"only all requests together were judged: {NOT_TOLD}",
+        num_requests=num_answered,
         stands_without_events=True,
         first_event_at=1 if alarms else None,
         details={"mean_length": length, "rate": accepted / drafted, "expected_length": expected, "num_drafts": int(drafts)},
@@ -121,35 +120,29 @@ def _by_counters(session: ProbeSession) -> ProbeResult:
 
 def drafts_of(exchange: Exchange) -> Drafts | None:
     """None: the reply does not say, or nothing was drafted."""
-    told = exchange.reply.speculation
-    if not exchange.is_answered or not told or not told["num_drafts"] or not told["num_draft_tokens"]:
+    drafts = exchange.reply.speculation
+    if not exchange.is_answered or not drafts or not drafts["num_drafts"] or not drafts["num_draft_tokens"]:
         return None
-    return Drafts(exchange, told["num_drafts"], told["num_draft_tokens"], told["num_accepted_tokens"])
+    return Drafts(exchange, drafts["num_drafts"], drafts["num_draft_tokens"], drafts["num_accepted_tokens"])
 
 
-def _accepted_per_step(told: Sequence[Drafts], level: float) -> Interval:
+def _accepted_per_step(replies: Sequence[Drafts], level: float) -> Interval:
     """Over all replies; the upper end holds with probability `level` by itself. One reply alone: from 0 to all."""
-    if len(told) < 2:
-        value = told[0].length - 1
-        return Interval(value=value, low=0.0, high=told[0].num_draft_tokens / told[0].num_drafts, n=1, level=level)
-    return cluster_bootstrap_ratio(
-        [one.num_accepted for one in told], [one.num_drafts for one in told], range(len(told)), level=2 * level - 1
-    )
+    if len(replies) < 2:
+        [reply] = replies
+        return Interval(value=reply.length - 1, low=0.0, high=reply.num_draft_tokens / reply.num_drafts, n=1, level=level)
+    accepted, drafts = [reply.num_accepted for reply in replies], [reply.num_drafts for reply in replies]
+    return cluster_bootstrap_ratio(accepted, drafts, range(len(replies)), level=2 * level - 1)
 
 
-def _low_limit(expected: float) -> float:
-    """1.4 where that is well below what is expected; a draft head that reaches little is held against half of that."""
-    return min(SHORT_LENGTH, 1 + (expected - 1) / 2)
-
-
-def _oddity(one: Drafts, low: float, rate: float, count: int) -> str | None:
+def _oddity(reply: Drafts, low: float, rate: float, count: int) -> str | None:
     def p_value(alternative: str) -> float:
-        return float(stats.binomtest(one.num_accepted, one.num_draft_tokens, rate, alternative).pvalue) * count
+        return float(stats.binomtest(reply.num_accepted, reply.num_draft_tokens, rate, alternative).pvalue) * count
 
-    if one.length < low and p_value("less") < STANDS_OUT:
-        return f"{one.length:.2f} tokens per step (limit {low:.2f})"
-    if one.rate > HIGH_RATE and p_value("greater") < STANDS_OUT:
-        return f"{one.rate:.1%} of the drafts accepted (limit {HIGH_RATE:.0%}), {rate:.1%} over all"
+    if reply.length < low and p_value("less") < STANDS_OUT:
+        return f"{reply.length:.2f} tokens per step (limit {low:.2f})"
+    if reply.rate > HIGH_RATE and p_value("greater") < STANDS_OUT:
+        return f"{reply.rate:.1%} of the drafts accepted (limit {HIGH_RATE:.0%}), {rate:.1%} over all"
     return None
 
 
@@ -163,11 +156,12 @@ def _alarms_of_all(length: float, upper: float, drafts: int, expected: float | N
     return []
 
 
-def _curve(told: Sequence[Drafts]) -> dict[str, Value]:
+def _length_by_tokens(replies: Sequence[Drafts]) -> dict[str, Value]:
     """Mean length of replies by their tokens: what a reply of that length is expected to reach on this server."""
-    found: dict[str, Value] = {}
+    lengths: dict[str, Value] = {}
     for low, high in ((0, 64), (64, 128), (128, 512), (512, 1 << 30)):
-        some = [one for one in told if low <= (one.exchange.reply.output_tokens or 0) < high]
+        group = [reply for reply in replies if low <= (reply.exchange.reply.output_tokens or 0) < high]
         name = f"{low}-{high}" if high < 1 << 30 else f"{low}-"
-        found[name] = 1 + sum(one.num_accepted for one in some) / sum(one.num_drafts for one in some) if some else None
-    return found
+        accepted, drafts = sum(reply.num_accepted for reply in group), sum(reply.num_drafts for reply in group)
+        lengths[name] = 1 + accepted / drafts if group else None
+    return lengths

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 
 from assay.errors import MeasureError
 from assay.quantities import percent_plain
 from assay.records.probe import Offer, ProbeSettings
 from assay_evaluate.diagnosis.endpoint import MOST_DISCOVERY_REQUESTS
-from assay_evaluate.diagnosis.probes.replies.habits import MOST_ASKED_AGAIN
+from assay_evaluate.diagnosis.probes.garble import MOST_ASKED_AGAIN
 
 EVERYTHING = Offer(
     is_vllm=True, version=None, chat=True, completions=True, logprobs=20, prompt_logprobs=20, token_ids=True,
@@ -22,32 +22,34 @@ TOOL_TOKENS = 120
 
 
 @dataclass(frozen=True)
-class Group:
-    """Requests of one kind. Tokens are of all of them together, about for prompts and at most for replies."""
+class Load:
+    """Requests, and the tokens of their prompts and replies together."""
 
     num_requests: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
 
-    def __add__(self, other: Group) -> Group:
-        return Group(
-            self.num_requests + other.num_requests,
-            self.prompt_tokens + other.prompt_tokens,
-            self.output_tokens + other.output_tokens,
-        )
+    def __add__(self, other: Load) -> Load:
+        return Load(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    def times(self, count: int) -> Load:
+        return Load(*(count * number for number in astuple(self)))
 
 
 @dataclass(frozen=True)
 class Planned:
-    """At most so many. generated: replies that are looked at. scored: read again. odd: for replies that will look odd."""
+    """At most so many requests, with about so many tokens of prompts and at most so many of replies.
 
-    generated: Group
-    scored: Group
-    aborted: Group
-    odd: Group
+    generated: replies that are looked at. scored: read again. odd: for replies that will look odd.
+    """
+
+    generated: Load
+    scored: Load
+    aborted: Load
+    odd: Load
 
     @property
-    def total(self) -> Group:
+    def total(self) -> Load:
         return self.generated + self.scored + self.aborted + self.odd
 
     def sentence(self, settings: ProbeSettings) -> str:
@@ -61,28 +63,6 @@ class Planned:
         )
 
 
-class _Counting:
-    """Sizes of the groups of requests under some settings."""
-
-    def __init__(self, settings: ProbeSettings, offer: Offer, max_model_len: int | None) -> None:
-        self.settings, self.offer = settings, offer
-        longest = settings.long_tokens
-        if max_model_len is not None:
-            longest = max(1, min(longest, max_model_len - settings.max_tokens - 8))
-        self.long, self.short = longest, settings.short_tokens
-        self.mixed = (self.short + self.long) / 2
-        self.half = max(1, settings.num_requests // 2)
-        self.alone = min(settings.num_alone, self.half)
-        self.can_score = bool(offer.logprobs and offer.token_ids and offer.prompt_logprobs)
-
-    def replies(self, count: int, prompt: float | None = None) -> Group:
-        return Group(count, round(count * (self.mixed if prompt is None else prompt)), count * self.settings.max_tokens)
-
-    def scores(self, count: int, prompt: float | None = None) -> Group:
-        each = (self.mixed if prompt is None else prompt) + self.settings.max_tokens
-        return Group(count, round(count * each), count)
-
-
 def plan_requests(
     settings: ProbeSettings,
     names: Sequence[str],
@@ -92,35 +72,73 @@ def plan_requests(
     has_pair: bool = False,
 ) -> Planned:
     """What the probes called `names` send. has_pair: a server without speculation is there as well."""
-    of = _Counting(settings, offer, max_model_len)
-    wanted = {group for name in names for group in _groups_of(name, of)}
-    generated, scored, aborted, odd = Group(), Group(), Group(), Group()
-    for group in sorted(wanted):
-        generated += _GENERATED[group](of) if group in _GENERATED else Group()
-        scored += _SCORED[group](of) if group in _SCORED else Group()
-    if wanted:
-        generated += Group(2, 800, 2)  # tokens per character of the two languages
+    short, long = settings.short_tokens, settings.long_tokens
+    if max_model_len is not None:
+        long = max(1, min(long, max_model_len - settings.max_tokens - 8))
+    mixed = (short + long) / 2
+
+    def replies(count: int, prompt: float = mixed) -> Load:
+        return Load(count, round(count * prompt), count * settings.max_tokens)
+
+    def scores(count: int, prompt: float = mixed) -> Load:
+        return Load(count, round(count * (prompt + settings.max_tokens)), count)
+
+    half = max(1, settings.num_requests // 2)
+    num_alone, num_long = min(settings.num_alone, half), settings.num_requests // 2
+    num_tool_replies = 2 * len(settings.num_tools) * settings.num_tool_requests
+    tool_tokens = TOOL_TOKENS * (2 * settings.num_tool_requests * sum(settings.num_tools) + 1)
+    generated = {
+        "greedy": replies(half),
+        "sampled": replies(half),
+        "long replies": replies(num_long, short),
+        "long again": replies(min(settings.num_alone, num_long), short),
+        "alone": replies(num_alone),
+        "alone again": replies(num_alone),
+        "salted": replies(2 * num_alone),
+        "neighbours": replies(2 * min(settings.num_neighbours, num_alone) * settings.concurrency),
+        "tools": replies(num_tool_replies) + Load(2, tool_tokens, 2),
+        "scan": replies(settings.num_garble_requests),
+        "pair": replies(half),
+        "sizes": Load(2, 800, 2),  # tokens per character of the two languages
+    }
+    scored = {
+        "scored greedy": scores(half),
+        "scored sampled": scores(half),
+        "scored long": scores(num_long, short),
+        "scored alone": scores(num_alone),
+        "scored scan": scores(min(settings.num_scored, settings.num_garble_requests)),
+    }
+    groups = {group for name in names for group in _groups_of(name, settings, offer)}
+    if groups:
+        groups.add("sizes")
     if has_pair and "speculation" in names and offer.speculation:
-        generated += of.replies(of.half)
+        groups.add("pair")
+    total_generated = sum((group for name, group in generated.items() if name in groups), Load())
+    total_scored = sum((group for name, group in scored.items() if name in groups), Load())
+    aborted = odd = Load()
     if "garble" in names:
-        aborts = round(settings.num_garble_requests * settings.abort_share) if offer.streams else 0
-        aborted = of.replies(aborts)
-        looked = generated.num_requests if settings.most_suspects is None else settings.most_suspects
-        again = of.replies(min(MOST_ASKED_AGAIN, looked))
-        odd = again + of.scores(looked) if of.can_score else again
-    return Planned(generated, scored, aborted, odd)
+        aborted = replies(round(settings.num_garble_requests * settings.abort_share) if offer.streams else 0)
+        num_examined = total_generated.num_requests if settings.most_suspects is None else settings.most_suspects
+        odd = replies(min(MOST_ASKED_AGAIN, num_examined))
+        if _can_score(offer):
+            odd += scores(num_examined)
+    return Planned(total_generated, total_scored, aborted, odd)
 
 
-def _groups_of(name: str, of: _Counting) -> set[str]:
+def _can_score(offer: Offer) -> bool:
+    return bool(offer.logprobs and offer.token_ids and offer.prompt_logprobs)
+
+
+def _groups_of(name: str, settings: ProbeSettings, offer: Offer) -> set[str]:
     examined = {"greedy", "sampled", "scored greedy", "scored sampled"}
-    offer = of.offer
+    can_score = _can_score(offer)
     match name:
         case "argmax":
             return {"greedy"} if offer.logprobs else set()
         case "recompute":
-            return examined | {"alone", "scored alone"} if of.can_score else set()
+            return examined | {"alone", "scored alone"} if can_score else set()
         case "consensus":
-            return examined if of.can_score else set()
+            return examined if can_score else set()
         case "routing":
             return examined if offer.routed_experts else set()
         case "determinism":
@@ -132,101 +150,59 @@ def _groups_of(name: str, of: _Counting) -> set[str]:
         case "temperature" if not offer.logprobs:
             return {"greedy", "long replies", "long again", "alone", "alone again"}
         case "temperature":
-            return {"sampled", "long replies"} | ({"scored sampled", "scored long"} if of.can_score else set())
+            return {"sampled", "long replies"} | ({"scored sampled", "scored long"} if can_score else set())
         case "tools":
             return {"tools"} if offer.chat else set()
         case "garble":
-            return {"scan"} | ({"scored scan"} if of.can_score and not of.settings.temperature else set())
+            return {"scan"} | ({"scored scan"} if can_score and not settings.temperature else set())
         case "nonfinite":
             is_scored = offer.prompt_logprobs and offer.token_ids
             return {"greedy", "sampled"} | ({"scored greedy"} if is_scored else set())
     return {"greedy"}  # text, swapped
 
 
-def _tools(of: _Counting) -> Group:
-    settings = of.settings
-    counts = settings.num_tools
-    described = 2 * settings.num_tool_requests * TOOL_TOKENS * sum(counts)
-    replies = of.replies(2 * len(counts) * settings.num_tool_requests)
-    return replies + Group(2, described + TOOL_TOKENS, 2)
-
-
-_GENERATED: dict[str, Callable[[_Counting], Group]] = {
-    "greedy": lambda of: of.replies(of.half),
-    "sampled": lambda of: of.replies(of.half),
-    "long replies": lambda of: of.replies(of.settings.num_requests // 2, of.short),
-    "long again": lambda of: of.replies(min(of.settings.num_alone, of.settings.num_requests // 2), of.short),
-    "alone": lambda of: of.replies(of.alone),
-    "alone again": lambda of: of.replies(of.alone),
-    "salted": lambda of: of.replies(2 * of.alone),
-    "neighbours": lambda of: of.replies(2 * min(of.settings.num_neighbours, of.alone) * of.settings.concurrency),
-    "tools": _tools,
-    "scan": lambda of: of.replies(of.settings.num_garble_requests),
-}
-_SCORED: dict[str, Callable[[_Counting], Group]] = {
-    "scored greedy": lambda of: of.scores(of.half),
-    "scored sampled": lambda of: of.scores(of.half),
-    "scored long": lambda of: of.scores(of.settings.num_requests // 2, of.short),
-    "scored alone": lambda of: of.scores(of.alone),
-    "scored scan": lambda of: of.scores(min(of.settings.num_scored, of.settings.num_garble_requests)),
-}
-
-
 # ------------------------------------------------------------------------------------------------ within a limit
-def fit_settings(
-    settings: ProbeSettings,
-    most: int,
-    names: Sequence[str],
-    offer: Offer = EVERYTHING,
-    max_model_len: int | None = None,
-    *,
-    has_pair: bool = False,
-) -> ProbeSettings:
+def fit_settings(settings: ProbeSettings, most: int, names: Sequence[str], *, has_pair: bool = False) -> ProbeSettings:
     """Settings of which everything together, the questions that find out what is offered among them, is `most` at most.
 
     All numbers are made smaller by one factor. MeasureError: even the least of everything is more.
     """
 
-    def total(tried: ProbeSettings) -> int:
-        planned = plan_requests(tried, names, offer, max_model_len, has_pair=has_pair).total.num_requests
-        return planned + MOST_DISCOVERY_REQUESTS
+    def scaled(factor: float) -> ProbeSettings:
+        def of(count: int, least: int) -> int:
+            return max(least, round(factor * count))
 
-    least = total(_scaled(settings, 0.0, most))
-    if least > most:
-        raise MeasureError(f"--requests {most}: these probes send {least} at least; name fewer of them with --probes")
+        return settings.model_copy(
+            update={
+                "num_requests": of(settings.num_requests, 2), "num_garble_requests": of(settings.num_garble_requests, 1),
+                "num_scored": of(settings.num_scored, 0), "num_alone": of(settings.num_alone, 1),
+                "num_neighbours": of(settings.num_neighbours, 0), "num_tool_requests": of(settings.num_tool_requests, 1),
+                "most_suspects": of(settings.num_garble_requests // 4, 0), "most_requests": most,
+            }
+        )  # fmt: skip
+
+    def total(factor: float) -> int:
+        planned = plan_requests(scaled(factor), names, has_pair=has_pair)
+        return planned.total.num_requests + MOST_DISCOVERY_REQUESTS
+
+    if total(0.0) > most:
+        raise MeasureError(f"--requests {most}: these probes send {total(0.0)} at least; name fewer of them with --probes")
     low, high = 0.0, 1.0
-    if total(_scaled(settings, high, most)) <= most:
+    if total(high) <= most:
         low = high
     while high - low > 1e-4:
         middle = (low + high) / 2
-        low, high = (middle, high) if total(_scaled(settings, middle, most)) <= most else (low, middle)
-    return _scaled(settings, low, most)
-
-
-def _scaled(settings: ProbeSettings, factor: float, most: int) -> ProbeSettings:
-    def of(count: int, least: int) -> int:
-        return max(least, round(factor * count))
-
-    return settings.model_copy(
-        update={
-            "num_requests": of(settings.num_requests, 2), "num_garble_requests": of(settings.num_garble_requests, 1),
-            "num_scored": of(settings.num_scored, 0), "num_alone": of(settings.num_alone, 1),
-            "num_neighbours": of(settings.num_neighbours, 0), "num_tool_requests": of(settings.num_tool_requests, 1),
-            "most_suspects": of(settings.num_garble_requests // 4, 0), "most_requests": most,
-        }
-    )  # fmt: skip
-
-
-def seen_from(num_replies: int, level: float) -> float:
-    """The rate of a fault that so many replies show at least once with probability `level`."""
-    return float(1 - (1 - level) ** (1 / max(1, num_replies)))
+        low, high = (middle, high) if total(middle) <= most else (low, middle)
+    return scaled(low)
 
 
 def cost_of_limit(limited: ProbeSettings, planned: Planned, unlimited: Planned) -> str:
     """What a limit takes away, in words."""
 
-    def sees(group: Group) -> str:
-        return f"1 in {1 / seen_from(group.num_requests, limited.level):,.0f}"
+    def sees(group: Load) -> str:
+        """The rate of a fault that so many replies show at least once with the settings' probability."""
+        rate = float(1 - (1 - limited.level) ** (1 / max(1, group.num_requests)))
+        return f"1 in {1 / rate:,.0f}"
 
     few, all_ = planned.generated, unlimited.generated
     if few.num_requests >= all_.num_requests:

@@ -6,13 +6,12 @@ Replies are asked for once and kept: `session.greedy`, `session.sampled` and the
 from __future__ import annotations
 
 import random
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from assay.records.probe import Detail, ProbeResult, ProbeSettings, ProbeStatus, Witness
+from assay.records.probe import Detail, ProbeResult, ProbeSettings, Witness
 from assay_evaluate.asking.dialect import CHAT, COMPLETIONS, sampling
 from assay_evaluate.client.checks.decoded_text import Compared
 from assay_evaluate.client.client import Client
@@ -35,12 +34,10 @@ LEAST_NOTES = 2
 
 @dataclass(frozen=True)
 class ProbePrompt:
-    """One user message; `num_tokens` is about right."""
+    """One user message."""
 
     id: str
-    language: Language
     text: str
-    num_tokens: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +46,6 @@ class RescoredReply:
 
     exchange: Exchange
     prefill: TokenLogprobs | None
-    error: str | None = None
 
 
 @dataclass
@@ -62,11 +58,9 @@ class ProbeSession:
     without_speculation: ProbedEndpoint | None = None
     """Another server of the same checkpoint that drafts nothing, for the pair."""
     on_progress: Callable[[str], None] = lambda line: None
-    nonce: str = field(default_factory=lambda: secrets.token_hex(4))
-    """Of this run: makes a prompt new to a prefix cache that knows those of the run before."""
     compared: dict[str, Compared] = field(default_factory=dict)
     """By id of a reply: its text against what its ids decode to, as far as that was asked."""
-    read_alike: dict[str, bool] = field(default_factory=dict)
+    is_text_of_rows: dict[str, bool] = field(default_factory=dict)
     """By id of a reply without ids: whether the tokens of its log-probabilities read as its text."""
 
     # ------------------------------------------------------------------------------------------------ prompts
@@ -78,6 +72,12 @@ class ProbeSession:
         room = self.room(num_tokens)
         return [self._prompt(what, i, LANGUAGES[i % len(LANGUAGES)], room, writing_only) for i in range(count)]
 
+    def mixed_prompts(self, what: str, count: int) -> list[ProbePrompt]:
+        """Short and long prompts in turn."""
+        short = self.prompts(f"{what}-short", count - count // 2, self.settings.short_tokens)
+        long = self.prompts(f"{what}-long", count // 2, self.settings.long_tokens)
+        return [prompt for pair in zip(short, long, strict=False) for prompt in pair] + short[len(long) :]
+
     def room(self, num_tokens: int) -> int:
         """`num_tokens`, or what the model's longest text leaves beside a reply."""
         longest = self.endpoint.max_model_len
@@ -86,14 +86,14 @@ class ProbeSession:
     def _prompt(self, what: str, index: int, language: Language, num_tokens: int, writing_only: bool) -> ProbePrompt:
         seed = f"{self.settings.seed}:{what}"
         is_writing = writing_only or index % 4 < 2
-        asked = writing_item(seed, index, language) if is_writing else arithmetic_item(seed, index, language, 3 + index % 3)
+        question = writing_item(seed, index, language) if is_writing else arithmetic_item(seed, index, language, 3 + index % 3)
         draw = random.Random(f"{seed}:{index}:{language}:notes")
-        wanted = max(0, num_tokens - self._tokens_of(asked.prompt, language))
+        notes_tokens = max(0, num_tokens - self._tokens_of(question.prompt, language))
         notes = [filler_sentence(draw, language) for _ in range(LEAST_NOTES)]
-        while (length := self._tokens_of("".join(notes), language)) < wanted:
-            notes += [filler_sentence(draw, language) for _ in range(max(1, (wanted - length) // 16))]
-        text = f"{haystack(notes, language)}\n{asked.prompt}"
-        return ProbePrompt(f"{what}/{language}/{index}", language, text, num_tokens)
+        while (length := self._tokens_of("".join(notes), language)) < notes_tokens:
+            notes += [filler_sentence(draw, language) for _ in range(max(1, (notes_tokens - length) // 16))]
+        text = f"{haystack(notes, language)}\n{question.prompt}"
+        return ProbePrompt(f"{what}/{language}/{index}", text)
 
     def _tokens_of(self, text: str, language: Language) -> int:
         return round(len(text) * self._tokens_per_character[language])
@@ -101,15 +101,15 @@ class ProbeSession:
     @cached_property
     def _tokens_per_character(self) -> dict[Language, float]:
         """Measured: what the server bills for a text, over its length."""
-        found: dict[Language, float] = {}
+        per_character: dict[Language, float] = {}
         for language in LANGUAGES:
             draw = random.Random(f"{self.settings.seed}:{language}")
             text = ""
             while len(text) < FIRST_TRY_CHARACTERS:
                 text += filler_sentence(draw, language) + " "
-            exchange = self.client.exchange(self.ask("tokens", ProbePrompt("tokens", language, text, 0), max_tokens=1))
-            found[language] = (exchange.reply.prompt_tokens or len(text)) / len(text)
-        return found
+            exchange = self.client.exchange(self.ask("tokens", ProbePrompt("tokens", text), max_tokens=1))
+            per_character[language] = (exchange.reply.prompt_tokens or len(text)) / len(text)
+        return per_character
 
     # ------------------------------------------------------------------------------------------------ requests
     def ask(
@@ -120,11 +120,11 @@ class ProbeSession:
         max_tokens: int | None = None,
         temperature: float = 0.0,
         with_logprobs: bool = False,
-        logprobs_wanted: int | None = None,
+        num_logprobs: int | None = None,
     ) -> Ask:
         """A request for one reply to `prompt`, sampling pinned as far as the server lets it be.
 
-        with_logprobs: of as many tokens as the settings say; logprobs_wanted: of so many, where the server gives any.
+        with_logprobs: of as many tokens as the settings say; num_logprobs: of so many, where the server gives any.
         """
         offer = self.endpoint.offer
         body: dict[str, Any] = {"max_tokens": max_tokens or self.settings.max_tokens}
@@ -134,16 +134,16 @@ class ProbeSession:
             body |= {"temperature": temperature, "top_p": 1.0}
         if offer.token_ids:
             body["return_token_ids"] = True
-        top_k = self.top_k if with_logprobs else logprobs_wanted if self.top_k else None
+        top_k = self.top_k if with_logprobs else num_logprobs if self.top_k else None
         if top_k:
             body |= {"logprobs": True, "top_logprobs": top_k} if offer.chat else {"logprobs": top_k}
             if offer.token_ids:
                 body["return_tokens_as_token_ids"] = True
         if offer.chat:
-            return Ask(
-                f"{what}/{prompt.id}", CHAT, {"messages": [{"role": "user", "content": prompt.text}], **body}, prompt.text
-            )
-        return Ask(f"{what}/{prompt.id}", COMPLETIONS, {"prompt": prompt.text + "\n", **body}, prompt.text)
+            body = {"messages": [{"role": "user", "content": prompt.text}], **body}
+        else:
+            body = {"prompt": prompt.text + "\n", **body}
+        return Ask(f"{what}/{prompt.id}", CHAT if offer.chat else COMPLETIONS, body, prompt.text)
 
     @property
     def top_k(self) -> int | None:
@@ -162,11 +162,8 @@ class ProbeSession:
         return self._replies("sampled", 1.0)
 
     def _replies(self, what: str, temperature: float) -> list[Exchange]:
-        count = max(1, self.settings.num_requests // 2)
-        short = self.prompts(f"{what}-short", count - count // 2, self.settings.short_tokens)
-        long = self.prompts(f"{what}-long", count // 2, self.settings.long_tokens)
-        mixed = [prompt for pair in zip(short, long, strict=False) for prompt in pair] + short[len(long) :]
-        asks = [self.ask(what, prompt, temperature=temperature, with_logprobs=True) for prompt in mixed]
+        prompts = self.mixed_prompts(what, max(1, self.settings.num_requests // 2))
+        asks = [self.ask(what, prompt, temperature=temperature, with_logprobs=True) for prompt in prompts]
         return self.client.ask_together(asks, self.settings.concurrency, in_waves=True)
 
     @cached_property
@@ -181,53 +178,53 @@ class ProbeSession:
     def long_replies(self) -> list[Exchange]:
         """Texts of a hundred tokens and more, sampled at T=1."""
         prompts = self.prompts("long-reply", self.settings.num_requests // 2, self.settings.short_tokens, writing_only=True)
-        asks = [self.ask("long-reply", prompt, temperature=1.0, logprobs_wanted=TOP_OF_TWO) for prompt in prompts]
+        asks = [self.ask("long-reply", prompt, temperature=1.0, num_logprobs=TOP_OF_TWO) for prompt in prompts]
         return self.client.ask_together(asks, self.settings.concurrency)
 
     @cached_property
     def alone(self) -> list[Exchange]:
-        """Some of the greedy requests again, one at a time."""
-        return self.client.ask_together(self.again(self.greedy, "alone"), 1)
+        """The first `num_alone` answered greedy requests again, one at a time."""
+        asks = [reply.ask for reply in self.greedy if reply.is_answered][: self.settings.num_alone]
+        return self.client.ask_together(renamed(asks, "alone"), 1)
 
     @cached_property
     def alone_again(self) -> list[Exchange]:
         """The same as `alone`, once more."""
-        asks = [replace(one.ask, id=f"again/{one.ask.id}") for one in self.alone]
-        return self.client.ask_together(asks, 1)
+        return self.client.ask_together(renamed([reply.ask for reply in self.alone], "again"), 1)
 
     def generated(self) -> list[Exchange]:
         """Every answered request of this run, so far, for a reply that a user would read: none that scores, none hung up on."""
         return [
-            one
-            for one in self.client.tally.exchanges.values()
-            if one.is_answered and one.ask.prompt and one.ask.path in (CHAT, COMPLETIONS)
-            and one.ask.body["max_tokens"] > 1 and "prompt_logprobs" not in one.ask.body
+            exchange
+            for exchange in self.client.tally.exchanges.values()
+            if exchange.is_answered and exchange.ask.prompt and exchange.ask.path in (CHAT, COMPLETIONS)
+            and exchange.ask.body["max_tokens"] > 1 and "prompt_logprobs" not in exchange.ask.body
         ]  # fmt: skip
 
-    @cached_property
-    def alone_scored(self) -> list[RescoredReply]:
-        """Decoded alone and scored alone."""
-        return self.score(self.alone, 1)
-
-    def again(self, exchanges: Sequence[Exchange], what: str, **more: Any) -> list[Ask]:
-        """The first `num_alone` answered requests once more, under another id."""
-        able = [one.ask for one in exchanges if one.is_answered][: self.settings.num_alone]
-        return [replace(ask, id=f"{what}/{ask.id}", body={**ask.body, **more}) for ask in able]
+    @property
+    def reason_unscorable(self) -> str | None:
+        """What the endpoint lacks for scoring a reply again; None: nothing."""
+        offer = self.endpoint.offer
+        if offer.no_logprobs is not None:
+            return offer.no_logprobs
+        offers = {"log-probabilities": offer.logprobs, "token ids": offer.token_ids, "prompt_logprobs": offer.prompt_logprobs}
+        lacking = [name for name, is_offered in offers.items() if not is_offered]
+        return f"the endpoint returns no {' and no '.join(lacking)}" if lacking else None
 
     def score(self, exchanges: Sequence[Exchange], concurrency: int, top_k: int | None = None) -> list[RescoredReply]:
         """The tokens of every answered reply, scored again by one pass over prompt and reply (vLLM's prompt_logprobs)."""
-        able = [one for one in exchanges if one.is_answered and one.reply.token_ids and one.reply.prompt_token_ids]
         top_k = top_k or min(self.top_k or self.settings.top_k, self.endpoint.offer.prompt_logprobs or 1)
-        asks = [self._score_ask(one, top_k) for one in able]
-        scored = self.client.ask_together([replace(ask, id=f"score/{ask.id}") for ask in asks], concurrency)
-        return [RescoredReply(one, back.reply.logprobs, back.reply.error) for one, back in zip(able, scored, strict=True)]
-
-    def _score_ask(self, exchange: Exchange, top_k: int) -> Ask:
-        prompt, reply = exchange.reply.prompt_token_ids or (), exchange.reply.token_ids or ()
         longest = self.endpoint.max_model_len
-        ids = [*prompt, *reply][: None if longest is None else longest - 1]  # one position is for the token it must generate
-        body = {"prompt": ids, "max_tokens": 1, "prompt_logprobs": top_k, **sampling(0.0, None)}
-        return Ask(exchange.id, COMPLETIONS, body, logprobs_from=len(prompt))
+        scorable, asks = [], []
+        for exchange in exchanges:
+            prompt, reply = exchange.reply.prompt_token_ids, exchange.reply.token_ids
+            if exchange.is_answered and prompt and reply:
+                ids = [*prompt, *reply][: None if longest is None else longest - 1]  # the last is the token it must generate
+                body = {"prompt": ids, "max_tokens": 1, "prompt_logprobs": top_k, **sampling(0.0, None)}
+                scorable.append(exchange)
+                asks.append(Ask(f"score/{exchange.id}", COMPLETIONS, body, logprobs_from=len(prompt)))
+        scored = self.client.ask_together(asks, concurrency)
+        return [RescoredReply(exchange, score.reply.logprobs) for exchange, score in zip(scorable, scored, strict=True)]
 
     # ------------------------------------------------------------------------------------------------ counters
     def __post_init__(self) -> None:
@@ -243,11 +240,11 @@ class ProbeSession:
         self,
         name: str,
         *,
-        events: int,
         trials: int,
         unit: str,
-        alarm: str | None,
-        num_requests: int,
+        alarms: Sequence[str],
+        events: int | None = None,
+        num_requests: int | None = None,
         witnesses: Sequence[Witness] = (),
         first_event_at: int | None = None,
         reason: str | None = None,
@@ -256,29 +253,37 @@ class ProbeSession:
         stands_without_events: bool = False,
         undecided: Sequence[Witness] = (),
     ) -> ProbeResult:
-        """A probe that ran. alarm: why, or None; reason: what to know about a result that is no alarm. requests_hit: where it
-        is not `events`."""
+        """A probe that ran. reason: what to know about a result that is no alarm. events: None: as many as witnesses.
+
+        num_requests: None: `trials`. requests_hit: where it is not `events`.
+        """
+        events = len(witnesses) if events is None else events
+        num_requests = trials if num_requests is None else num_requests
         if trials == 0:
             return not_run(name, unit, reason or "no reply that could be looked at", num_requests)
-        status: ProbeStatus = "ok" if alarm is None else "alarm"
         return ProbeResult(
             name=name,
-            status=status,
+            status="alarm" if alarms else "ok",
             events=events,
             trials=trials,
             unit=unit,
             rate=clopper_pearson(events, trials, self.settings.level),
             upper=upper_bound(events, trials, self.settings.level),
             sentence=sentence(events, trials, unit, self.settings.level),
-            reason=alarm or reason,
+            reason="; ".join(alarms) or reason,
             details=details or {},
             witnesses=tuple(witnesses[:MOST_WITNESSES]),
             undecided=tuple(undecided[:MOST_WITNESSES]),
             requests_hit=events if requests_hit is None and unit == "request" else requests_hit,
-            stands_without_events=alarm is not None and stands_without_events,
+            stands_without_events=bool(alarms) and stands_without_events,
             first_event_at=first_event_at,
             num_requests=num_requests,
         )
+
+
+def renamed(asks: Sequence[Ask], prefix: str) -> list[Ask]:
+    """The same requests under other ids, so that both replies are kept."""
+    return [replace(ask, id=f"{prefix}/{ask.id}") for ask in asks]
 
 
 def not_run(name: str, unit: str, reason: str, num_requests: int = 0) -> ProbeResult:
@@ -294,7 +299,7 @@ def witness(
     what: str,
     position: int | None = None,
     expected: Any = None,
-    seen: Any = None,
+    actual: Any = None,
     *,
     excerpt_at: int | None = None,
 ) -> Witness:
@@ -304,6 +309,6 @@ def witness(
         start = max(0, min(excerpt_at - EXCERPT_CHARACTERS // 2, len(exchange.text) - EXCERPT_CHARACTERS))
         text = exchange.text[start : start + EXCERPT_CHARACTERS]
     return Witness(
-        request=exchange.id, what=what, position=position, expected=expected, seen=seen, slot=exchange.slot,
+        request=exchange.id, what=what, position=position, expected=expected, seen=actual, slot=exchange.slot,
         concurrency=exchange.concurrency, text=text,
     )  # fmt: skip

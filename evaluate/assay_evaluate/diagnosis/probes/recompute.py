@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from assay.records.probe import ProbeResult, Value, Witness
+from assay.records.probe import ProbeResult
 from assay_evaluate.client.exchanges import Exchange
 from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, RescoredReply, not_run, witness
 from assay_evaluate.statistics.trends import BestSplit, find_step
@@ -33,7 +33,7 @@ LARGEST = 20.0
 
 
 @dataclass(frozen=True, eq=False)
-class Compared:
+class Recomputed:
     """One reply: |Δ| of its P tokens (NaN where one side has none)."""
 
     exchange: Exchange
@@ -45,38 +45,46 @@ class Compared:
         """Mean exp|Δ| of the sequence."""
         return float(np.nanmean(np.exp(self.delta_P)))
 
+    @property
+    def worst(self) -> int:
+        """The position that differs most."""
+        return int(np.nanargmax(self.delta_P))
 
-def compare(scored: Sequence[RescoredReply]) -> list[Compared]:
+
+def compare(scored: Sequence[RescoredReply]) -> list[Recomputed]:
     """|Δ| of every reply that has both kinds of log-probabilities for at least one token."""
-    found = []
-    for one in scored:
-        if one.prefill is None or not one.exchange.rows:
+    compared = []
+    for reply in scored:
+        if reply.prefill is None or not reply.exchange.rows:
             continue
-        generated = np.array([row.logprob for row in one.exchange.rows])
-        count = min(len(generated), len(one.prefill.chosen_P))
+        generated = np.array([row.logprob for row in reply.exchange.rows])
+        count = min(len(generated), len(reply.prefill.chosen_P))
         with np.errstate(invalid="ignore"):
-            delta_P = np.minimum(np.abs(generated[:count] - one.prefill.chosen_P[:count].astype(float)), LARGEST)
+            delta_P = np.minimum(np.abs(generated[:count] - reply.prefill.chosen_P[:count].astype(float)), LARGEST)
         if np.isfinite(delta_P).any():
-            found.append(Compared(one.exchange, delta_P, len(one.exchange.reply.prompt_token_ids or ())))
-    return found
+            compared.append(Recomputed(reply.exchange, delta_P, len(reply.exchange.reply.prompt_token_ids or ())))
+    return compared
 
 
 def probe_recompute(session: ProbeSession) -> ProbeResult:
     """Replies at full concurrency, greedy and sampled, and some alone. Alarm: the mean, a sequence, or a step."""
-    missing = why_not(session)
-    if missing is not None:
-        return not_run("recompute", "request", missing)
+    if (reason := session.reason_unscorable) is not None:
+        return not_run("recompute", "request", reason)
     full = compare([*session.greedy_scored, *session.sampled_scored])
-    alone = compare(session.alone_scored)
+    alone = compare(session.score(session.alone, 1))
     if not full:
         return not_run("recompute", "request", "no reply could be scored again")
-    errors = np.array([one.error for one in full])
+    errors = np.array([reply.error for reply in full])
     limit = min(HOPELESS, 1 + max(LEAST_EXCESS, EXCESS_FACTOR * (float(np.median(errors)) - 1)))
     beyond = [number for number, error in enumerate(errors) if error > limit]
-    deltas = np.concatenate([one.delta_P for one in full])
+    deltas = np.concatenate([reply.delta_P for reply in full])
     mean = _mean_exp(full)
     steps = find_steps(full, alone)
-    others = [one for one, error in zip(full, errors, strict=True) if error <= limit]
+    others = [reply for reply, error in zip(full, errors, strict=True) if error <= limit]
+    # one that is far off lifts the mean, and looks like a step: do those that are no events alarm together?
+    stands = (
+        not others or _mean_exp(others) > MEAN_LIMIT or any(step.is_structural for step in find_steps(others, alone).values())
+    )
     alarms = []
     if mean > MEAN_LIMIT:
         alarms.append(f"mean exp|Δ| is {mean:.4g} (limit {MEAN_LIMIT})")
@@ -85,84 +93,57 @@ def probe_recompute(session: ProbeSession) -> ProbeResult:
     alarms += [step.text(what) for what, step in steps.items() if step.is_structural]
     return session.result(
         "recompute",
-        events=len(beyond),
         trials=len(full),
         unit="request",
-        alarm="; ".join(alarms) or None,
-        num_requests=len(full),
-        witnesses=[_witness(full[number], limit) for number in beyond],
+        alarms=alarms,
+        witnesses=[
+            witness(reply.exchange, "recomputed otherwise", reply.worst, f"mean exp|Δ| <= {limit:.4g}", f"{reply.error:.4g}")
+            for reply in (full[number] for number in beyond)
+        ],
         first_event_at=beyond[0] + 1 if beyond else None,
-        stands_without_events=_is_alarming(others, alone),
+        stands_without_events=stands,
         details={
             "mean_exp_delta": mean,
-            "mean_exp_delta_alone": float(np.nanmean(np.exp(np.concatenate([one.delta_P for one in alone]))))
-            if alone
-            else None,
+            "mean_exp_delta_alone": _mean_exp(alone) if alone else None,
             "largest_delta_nats": float(np.nanmax(deltas)),
             "p99_delta_nats": float(np.nanquantile(deltas, 0.99)),
             "sequence_limit": limit,
             "num_tokens": int(np.isfinite(deltas).sum()),
-            **{f"step_{what.replace(' ', '_')}": _figures(step) for what, step in steps.items()},
+            **{
+                f"step_{what.replace(' ', '_')}": {
+                    "threshold": step.threshold, "below_nats": step.below, "above_nats": step.above,
+                    "p_value": step.p_value, "spearman_rho": step.rho, "is_structural": step.is_structural,
+                }
+                for what, step in steps.items()
+            },
         },
-    )
+    )  # fmt: skip
 
 
-def _is_alarming(others: Sequence[Compared], alone: Sequence[Compared]) -> bool:
-    """Whether the replies that are no events alarm together: one that is far off lifts the mean, and looks like a step."""
-    if not others:
-        return True
-    return _mean_exp(others) > MEAN_LIMIT or any(step.is_structural for step in find_steps(others, alone).values())
+def _mean_exp(replies: Sequence[Recomputed]) -> float:
+    return float(np.nanmean(np.exp(np.concatenate([reply.delta_P for reply in replies]))))
 
 
-def _mean_exp(compared: Sequence[Compared]) -> float:
-    return float(np.nanmean(np.exp(np.concatenate([one.delta_P for one in compared]))))
-
-
-def why_not(session: ProbeSession) -> str | None:
-    """What the endpoint lacks for scoring a reply again; None: nothing."""
-    offer = session.endpoint.offer
-    if offer.no_logprobs is not None:
-        return offer.no_logprobs
-    lacks = [
-        name
-        for name, has in (
-            ("log-probabilities", offer.logprobs), ("token ids", offer.token_ids), ("prompt_logprobs", offer.prompt_logprobs),
-        )
-        if not has
-    ]  # fmt: skip
-    return f"the endpoint returns no {' and no '.join(lacks)}" if lacks else None
-
-
-def find_steps(full: Sequence[Compared], alone: Sequence[Compared]) -> dict[str, BestSplit]:
+def find_steps(full: Sequence[Recomputed], alone: Sequence[Recomputed]) -> dict[str, BestSplit]:
     """Against the slot and the concurrency by sequence, against the position by stretches of 16 tokens."""
-    by_slot = [(one.exchange.slot, float(np.nanmean(one.delta_P))) for one in full]
-    by_load = [(one.exchange.concurrency, float(np.nanmean(one.delta_P))) for one in [*alone, *full]]
-    in_reply, in_text = _bins(full, absolute=False), _bins(full, absolute=True)
-    axes = {"slot": by_slot, "concurrency": by_load, "reply position": in_reply, "text position": in_text}
-    found = {what: find_step([x for x, _ in pairs], [y for _, y in pairs]) for what, pairs in axes.items()}
-    return {what: step for what, step in found.items() if step is not None}
+    axes = {
+        "slot": [(reply.exchange.slot, float(np.nanmean(reply.delta_P))) for reply in full],
+        "concurrency": [(reply.exchange.concurrency, float(np.nanmean(reply.delta_P))) for reply in [*alone, *full]],
+        "reply position": _bins(full, absolute=False),
+        "text position": _bins(full, absolute=True),
+    }
+    steps = {name: find_step([x for x, _ in pairs], [y for _, y in pairs]) for name, pairs in axes.items()}
+    return {name: step for name, step in steps.items() if step is not None}
 
 
-def _bins(full: Sequence[Compared], *, absolute: bool) -> list[tuple[int, float]]:
+def _bins(full: Sequence[Recomputed], *, absolute: bool) -> list[tuple[int, float]]:
     """(first position, mean |Δ|) of every stretch: tokens of one stretch are not independent, stretches nearly are."""
-    found = []
-    for one in full:
-        values: dict[int, list[float]] = defaultdict(list)
-        for position, delta in enumerate(one.delta_P):
+    bins = []
+    for reply in full:
+        deltas: dict[int, list[float]] = defaultdict(list)
+        for position, delta in enumerate(reply.delta_P):
             if math.isfinite(delta):
-                at = position + (one.num_prompt_tokens if absolute else 0)
-                values[at // BIN_TOKENS * BIN_TOKENS].append(float(delta))
-        found += [(start, sum(some) / len(some)) for start, some in sorted(values.items())]
-    return found
-
-
-def _witness(one: Compared, limit: float) -> Witness:
-    worst = int(np.nanargmax(one.delta_P))
-    return witness(one.exchange, "recomputed otherwise", worst, f"mean exp|Δ| <= {limit:.4g}", f"{one.error:.4g}")
-
-
-def _figures(step: BestSplit) -> dict[str, Value]:
-    return {
-        "threshold": step.threshold, "below_nats": step.below, "above_nats": step.above, "p_value": step.p_value,
-        "spearman_rho": step.rho, "is_structural": step.is_structural,
-    }  # fmt: skip
+                at = position + (reply.num_prompt_tokens if absolute else 0)
+                deltas[at // BIN_TOKENS * BIN_TOKENS].append(float(delta))
+        bins += [(start, sum(stretch) / len(stretch)) for start, stretch in sorted(deltas.items())]
+    return bins

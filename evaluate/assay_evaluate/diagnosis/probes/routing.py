@@ -29,11 +29,11 @@ def read_experts(exchange: Exchange) -> npt.NDArray[np.int64] | None:
     return experts_TLK
 
 
-def agreement_TL(ours_TLK: npt.NDArray[np.int64], theirs_TLK: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+def agreement_TL(decode_TLK: npt.NDArray[np.int64], prefill_TLK: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """Share of the K experts that both name, whatever their order, for every token and layer. ValueError: unlike shapes."""
-    if ours_TLK.shape != theirs_TLK.shape:
-        raise ValueError(f"arrays of shapes {ours_TLK.shape} and {theirs_TLK.shape}")
-    same_TLKK = ours_TLK[..., :, None] == theirs_TLK[..., None, :]
+    if decode_TLK.shape != prefill_TLK.shape:
+        raise ValueError(f"arrays of shapes {decode_TLK.shape} and {prefill_TLK.shape}")
+    same_TLKK = decode_TLK[..., :, None] == prefill_TLK[..., None, :]
     return np.asarray(same_TLKK.any(-1).mean(-1), np.float64)
 
 
@@ -42,11 +42,11 @@ def _pairs(session: ProbeSession) -> list[tuple[Exchange, npt.NDArray[np.float64
     pairs = []
     for scored in [*session.greedy_scored, *session.sampled_scored]:
         again = session.client.tally.exchanges.get(f"score/{scored.exchange.id}")
-        ours, theirs = read_experts(scored.exchange), None if again is None else read_experts(again)
+        decode, prefill = read_experts(scored.exchange), None if again is None else read_experts(again)
         first = len(scored.exchange.reply.prompt_token_ids or ())
-        if ours is None or theirs is None or (last := min(len(ours), len(theirs))) <= first:
+        if decode is None or prefill is None or (last := min(len(decode), len(prefill))) <= first:
             continue
-        pairs.append((scored.exchange, agreement_TL(ours[first:last], theirs[first:last])))
+        pairs.append((scored.exchange, agreement_TL(decode[first:last], prefill[first:last])))
     return pairs
 
 
@@ -65,18 +65,16 @@ def probe_routing(session: ProbeSession) -> ProbeResult:
     by_layer_L = np.concatenate([agreed for _, agreed in pairs]).mean(0)
     worst = int(by_layer_L.argmin())
     others = [agreed for (_, agreed), mean in zip(pairs, means, strict=True) if mean >= LEAST_AGREEMENT]
-    alarms = (
-        [f"{len(events)} of {len(pairs)} replies agree in less than {LEAST_AGREEMENT:.0%} of their experts"] if events else []
-    )
+    alarms = []
+    if events:
+        alarms.append(f"{len(events)} of {len(pairs)} replies agree in less than {LEAST_AGREEMENT:.0%} of their experts")
     if by_layer_L[worst] < LEAST_OF_LAYER:
         alarms.append(f"expert layer {worst} agrees in {by_layer_L[worst]:.1%}")
     return session.result(
         "routing",
-        events=len(events),
         trials=len(pairs),
         unit="request",
-        alarm="; ".join(alarms) or None,
-        num_requests=len(pairs),
+        alarms=alarms,
         witnesses=[
             witness(pairs[n][0], "other experts when read again", None, f">= {LEAST_AGREEMENT}", f"{means[n]:.3f}")
             for n in events

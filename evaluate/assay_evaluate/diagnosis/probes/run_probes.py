@@ -5,31 +5,31 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
+from assay.callbacks import Say
 from assay.errors import MeasureError
-from assay.records.probe import ProbeReport, ProbeResult, ProbeSettings
+from assay.records.probe import ProbeReport, ProbeResult, ProbeSettings, ledger_of
 from assay_evaluate.client.client import Client
-from assay_evaluate.diagnosis.endpoint import ProbedEndpoint
+from assay_evaluate.diagnosis.endpoint import ProbedEndpoint, find_endpoint
 from assay_evaluate.diagnosis.probes.acceptance import probe_acceptance
-from assay_evaluate.diagnosis.probes.argmax import probe_argmax
-from assay_evaluate.diagnosis.probes.consensus import probe_consensus
-from assay_evaluate.diagnosis.probes.determinism import probe_determinism
+from assay_evaluate.diagnosis.probes.determinism import compare_with_undrafted, probe_determinism, probe_speculation
+from assay_evaluate.diagnosis.probes.garble import probe_garble
+from assay_evaluate.diagnosis.probes.nonfinite import probe_nonfinite
 from assay_evaluate.diagnosis.probes.planned import plan_requests
 from assay_evaluate.diagnosis.probes.probe_session import ProbeSession
+from assay_evaluate.diagnosis.probes.ranking import probe_argmax, probe_consensus
 from assay_evaluate.diagnosis.probes.recompute import probe_recompute
-from assay_evaluate.diagnosis.probes.replies.garble import probe_garble
-from assay_evaluate.diagnosis.probes.replies.nonfinite import probe_nonfinite
-from assay_evaluate.diagnosis.probes.replies.swapped import probe_swapped
-from assay_evaluate.diagnosis.probes.replies.whole_text import probe_text
 from assay_evaluate.diagnosis.probes.routing import probe_routing
-from assay_evaluate.diagnosis.probes.speculation import probe_speculation
+from assay_evaluate.diagnosis.probes.swapped import probe_swapped
 from assay_evaluate.diagnosis.probes.temperature import probe_temperature
 from assay_evaluate.diagnosis.probes.tool_ladder import probe_tools
+from assay_evaluate.diagnosis.probes.whole_text import probe_text
+from assay_evaluate.serving.server import Server, ServerSpec, serve
 
-Probe = Callable[[ProbeSession], ProbeResult]
-
-PROBES: dict[str, Probe] = {
+PROBES: dict[str, Callable[[ProbeSession], ProbeResult]] = {
     "argmax": probe_argmax,
     "recompute": probe_recompute,
     "consensus": probe_consensus,
@@ -63,11 +63,13 @@ def run_probes(
     JSON lines, appended. client: one of the caller's, who then has all that was sent and came back (`client.tally.exchanges`).
     MeasureError: a name that is not in the table, or the server is gone.
     """
-    settings, wanted = settings or ProbeSettings(), checked_names(names)
-    if client is not None:
-        return run_session(ProbeSession(endpoint, settings, client, without_speculation, on_progress), wanted, label=label)
-    with Client(endpoint, timeout_s=settings.timeout_s, ledger=ledger, on_progress=on_progress) as own:
-        return run_session(ProbeSession(endpoint, settings, own, without_speculation, on_progress), wanted, label=label)
+    settings, names = settings or ProbeSettings(), checked_names(names)
+    with (
+        Client(endpoint, timeout_s=settings.timeout_s, ledger=ledger, on_progress=on_progress)
+        if client is None
+        else nullcontext(client)
+    ) as client:
+        return run_session(ProbeSession(endpoint, settings, client, without_speculation, on_progress), names, label=label)
 
 
 def checked_names(names: Sequence[str] | None) -> list[str]:
@@ -78,24 +80,18 @@ def checked_names(names: Sequence[str] | None) -> list[str]:
     return [name for name in PROBES if names is None or name in names]
 
 
-def _announcement(session: ProbeSession, names: Sequence[str]) -> str:
-    """What will be sent, before the first of it is; nothing that was asked before on this session is sent again."""
-    endpoint, has_pair = session.endpoint, session.without_speculation is not None
-    planned = plan_requests(session.settings, names, endpoint.offer, endpoint.max_model_len, has_pair=has_pair)
-    return planned.sentence(session.settings)
-
-
 def run_session(session: ProbeSession, names: Sequence[str], *, label: str | None = None) -> ProbeReport:
     """Run `names`, in their order, on a session that is open; what it was asked before is not asked again."""
     started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
-    session.on_progress(_announcement(session, names))
+    endpoint, client, has_pair = session.endpoint, session.client, session.without_speculation is not None
+    planned = plan_requests(session.settings, names, endpoint.offer, endpoint.max_model_len, has_pair=has_pair)
+    session.on_progress(planned.sentence(session.settings))
     results = []
     for name in names:
         begun = time.monotonic()
         results.append(PROBES[name](session))
         mark = "ALARM: " if results[-1].status == "alarm" else ""
         session.on_progress(f"{name}: {mark}{results[-1].sentence} ({time.monotonic() - begun:.0f} s)")
-    endpoint, client = session.endpoint, session.client
     return ProbeReport(
         label=label or endpoint.model,
         base_url=endpoint.base_url,
@@ -112,3 +108,68 @@ def run_session(session: ProbeSession, names: Sequence[str], *, label: str | Non
         started=started.isoformat(timespec="seconds"),
         seconds=round(time.monotonic() - clock, 3),
     )
+
+
+# ------------------------------------------------------------------------------------------------ of a checkpoint
+COUNT_NANS = {"VLLM_COMPUTE_NANS_IN_LOGITS": "1"}
+"""Makes vLLM count requests whose logits held NaN; changes nothing else."""
+
+
+def probe_checkpoint(
+    spec: ServerSpec,
+    settings: ProbeSettings,
+    names: Sequence[str] | None = None,
+    *,
+    label: str,
+    checkpoint_sha256: str,
+    ledger: Path,
+    on_progress: Say = lambda line: None,
+    start_server: Callable[[ServerSpec, Say], AbstractContextManager[Server]] = serve,
+) -> ProbeReport:
+    """Serve `spec` and run the probes; where it drafts, serve it again without and compare. ServeError, MeasureError.
+
+    The servers run one after the other: two of them fit on no machine that is sized for one.
+    """
+    names = checked_names(names)
+    environment = {**COUNT_NANS, **spec.profile.environment}
+    spec = replace(spec, profile=spec.profile.model_copy(update={"environment": environment}))
+    with start_server(spec, on_progress) as server:
+        endpoint = replace(_find_server(server), checkpoint_sha256=checkpoint_sha256)
+        with Client(endpoint, timeout_s=settings.timeout_s, ledger=ledger, on_progress=on_progress) as client:
+            session = ProbeSession(endpoint, settings, client, None, on_progress)
+            report = run_session(session, names, label=label)
+            needs_pair = "speculation" in names and endpoint.offer.speculation
+            if needs_pair:
+                _ = session.greedy  # asked while this server is there
+        fingerprint = server.fingerprint
+    if needs_pair:
+        log_path = spec.log_path.with_stem(f"{spec.log_path.stem}-undrafted")
+        with start_server(replace(spec, speculate=False, log_path=log_path), on_progress) as server:
+            pair = compare_with_undrafted(session, _find_server(server))
+        on_progress(f"speculation: {'ALARM: ' if pair.status == 'alarm' else ''}{pair.sentence}")
+        results = tuple(pair if result.name == "speculation" else result for result in report.results)
+        report = report.model_copy(update={"results": results})
+    return report.model_copy(update={"fingerprint": fingerprint})
+
+
+def probe_served(
+    server: Server,
+    settings: ProbeSettings,
+    *,
+    label: str,
+    checkpoint_sha256: str,
+    place: Path,
+    on_progress: Say = lambda line: None,
+) -> ProbeReport:
+    """All probes on a server that runs anyway, but for the pair, which needs another; written to `place`. MeasureError."""
+    names = [name for name in PROBES if name != "speculation"]
+    ledger_of(place).unlink(missing_ok=True)
+    endpoint = replace(_find_server(server), checkpoint_sha256=checkpoint_sha256)
+    report = run_probes(endpoint, settings, names, label=label, ledger=ledger_of(place), on_progress=on_progress)
+    report = report.model_copy(update={"fingerprint": server.fingerprint})
+    report.save(place)
+    return report
+
+
+def _find_server(server: Server) -> ProbedEndpoint:
+    return find_endpoint(server.base_url, server.model, headers=server.headers)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +20,8 @@ import numpy.typing as npt
 from assay.records.probe import ProbeResult
 from assay_evaluate.client.exchanges import Exchange
 from assay_evaluate.client.generated_logprobs import TokenRow
-from assay_evaluate.client.journal import TokenLogprobs
-from assay_evaluate.diagnosis.probes.divergences import tokens_of
-from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, not_run, witness
-from assay_evaluate.diagnosis.probes.recompute import why_not
+from assay_evaluate.diagnosis.probes.determinism import count_equal, tokens_of
+from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, not_run, renamed, witness
 
 LIMIT_Z = 4.0
 """Standard errors (3 in 100,000 healthy servers each way)."""
@@ -72,13 +70,14 @@ def drawn_of(chosen_P: npt.NDArray[np.float64], top_PK: npt.NDArray[np.float64])
     return Drawn(len(chosen_P), float(nats_P.sum()), float(mean_P.sum()), float(np.maximum(square_P - mean_P**2, 0).sum()))
 
 
-def together(some: Sequence[Drawn]) -> Drawn:
+def total_of(replies: Sequence[Drawn]) -> Drawn:
     """The sum; replies that are far off by themselves left out where they are few."""
-    strangers = [one for one in some if abs(one.standard_errors) > STRANGER_Z]
-    kept = some if len(strangers) > MOST_STRANGERS * len(some) else [one for one in some if one not in strangers]
+    strangers = [reply for reply in replies if abs(reply.standard_errors) > STRANGER_Z]
+    if len(strangers) <= MOST_STRANGERS * len(replies):
+        replies = [reply for reply in replies if reply not in strangers]
     return Drawn(
-        sum(one.num_tokens for one in kept), math.fsum(one.nats for one in kept),
-        math.fsum(one.expected_nats for one in kept), math.fsum(one.variance for one in kept),
+        sum(reply.num_tokens for reply in replies), math.fsum(reply.nats for reply in replies),
+        math.fsum(reply.expected_nats for reply in replies), math.fsum(reply.variance for reply in replies),
     )  # fmt: skip
 
 
@@ -86,72 +85,66 @@ def probe_temperature(session: ProbeSession) -> ProbeResult:
     """Sampled replies. Alarm: what was drawn is surely too likely, or surely too unlikely."""
     if session.top_k is None:
         return _by_repeats(session)
-    told = _of_replies(session)
-    every = together(told)
-    count, z = every.num_tokens, every.standard_errors
+    replies = _drawn_replies(session)
+    total = total_of(replies)
+    count, z = total.num_tokens, total.standard_errors
     if count < LEAST_TOKENS:
         return not_run("temperature", "token", f"only {count} sampled tokens tell how likely they were")
-    alarm = None
-    if abs(z) > LIMIT_Z and abs(every.nats - every.expected_nats) > LEAST_NATS * count:
-        why = "a lower temperature, top_p or top_k" if z > 0 else "a higher temperature"
-        alarm = (
-            f"at temperature 1 the {count:,} drawn tokens have a mean log-probability of {every.nats / count:.3f}, and "
-            f"{every.expected_nats / count:.3f} is expected ({abs(z):.1f} standard errors): {why} was used"
+    mean, expected = total.nats / count, total.expected_nats / count
+    alarms = []
+    if abs(z) > LIMIT_Z and abs(total.nats - total.expected_nats) > LEAST_NATS * count:
+        cause = "a lower temperature, top_p or top_k" if z > 0 else "a higher temperature"
+        alarms.append(
+            f"at temperature 1 the {count:,} drawn tokens have a mean log-probability of {mean:.3f}, and "
+            f"{expected:.3f} is expected ({abs(z):.1f} standard errors): {cause} was used"
         )
     return session.result(
         "temperature",
-        events=int(alarm is not None),
+        events=len(alarms),
         trials=1,
         unit="server",
-        alarm=alarm,
-        num_requests=len(told),
-        first_event_at=1 if alarm else None,
+        alarms=alarms,
+        num_requests=len(replies),
+        first_event_at=1 if alarms else None,
         stands_without_events=True,
-        details={
-            "num_tokens": count,
-            "mean_nats": every.nats / count,
-            "expected_nats": every.expected_nats / count,
-            "standard_errors": z,
-        },
+        details={"num_tokens": count, "mean_nats": mean, "expected_nats": expected, "standard_errors": z},
     )
 
 
-def _of_replies(session: ProbeSession) -> list[Drawn]:
+def _drawn_replies(session: ProbeSession) -> list[Drawn]:
     """Of every sampled reply that tells it; from prefill where it can be asked.
 
     Prefill's values are the model's own, whatever a server does to those that it reports (vLLM's `--logprobs-mode`).
     """
-    if why_not(session) is None:
-        scored = [
-            *session.sampled_scored,
-            *session.score(session.long_replies, session.settings.concurrency, top_k=LONG_REPLY_TOP),
+    if session.reason_unscorable is None:
+        sampled = session.sampled_scored
+        long = session.score(session.long_replies, session.settings.concurrency, top_k=LONG_REPLY_TOP)
+        drawn = [
+            drawn_of(prefill.chosen_P.astype(np.float64), prefill.logprobs_PK.astype(np.float64))
+            for prefill in (reply.prefill for reply in [*sampled, *long])
+            if prefill is not None and len(prefill.chosen_P)
         ]
-        told = [drawn_of(*_by_prefill(one.prefill)) for one in scored if one.prefill is not None and len(one.prefill.chosen_P)]
     else:
-        rows = [one.rows for one in [*session.sampled, *session.long_replies] if one.is_answered]
-        told = [drawn_of(*_by_rows(of_reply)) for of_reply in rows if any(row.top for row in of_reply)]
-    return [one for one in told if one.num_tokens]
+        replies = [reply.rows for reply in [*session.sampled, *session.long_replies] if reply.is_answered]
+        drawn = [_drawn_by_rows(rows) for rows in replies if any(row.top for row in rows)]
+    return [reply for reply in drawn if reply.num_tokens]
 
 
-def _by_prefill(prefill: TokenLogprobs) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    return prefill.chosen_P.astype(np.float64), prefill.logprobs_PK.astype(np.float64)
-
-
-def _by_rows(rows: Sequence[TokenRow]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def _drawn_by_rows(rows: Sequence[TokenRow]) -> Drawn:
     """Without the last listed one: it may be the drawn token in the place of a likelier one (vLLM)."""
     most = max(max(len(row.top) - 1, 1) for row in rows)
     top_PK = np.full((len(rows), most), np.nan)
     for at, row in enumerate(rows):
         values = [value for _, value in row.top[: max(len(row.top) - 1, 1)]]
         top_PK[at, : len(values)] = values
-    return np.array([row.logprob for row in rows]), top_PK
+    return drawn_of(np.array([row.logprob for row in rows]), top_PK)
 
 
 # ------------------------------------------------------------------------------------------------ without log-probabilities
 def _by_repeats(session: ProbeSession) -> ProbeResult:
     """The same requests twice: at temperature 1 long texts must not be equal, at temperature 0 most must begin alike."""
-    writing = [one for one in session.long_replies if one.is_answered][: session.settings.num_alone]
-    asks = [replace(one.ask, id=f"twice/{one.id}") for one in writing]
+    writing = [reply for reply in session.long_replies if reply.is_answered][: session.settings.num_alone]
+    asks = renamed([reply.ask for reply in writing], "twice")
     sampled = _long_pairs(writing, session.client.ask_together(asks, session.settings.concurrency))
     greedy = _long_pairs(session.alone, session.alone_again)
     if len(sampled) < LEAST_PAIRS and len(greedy) < LEAST_PAIRS:
@@ -161,21 +154,19 @@ def _by_repeats(session: ProbeSession) -> ProbeResult:
     events: list[Pair] = []
     alarms = []
     if len(sampled) >= LEAST_PAIRS and 2 * len(equal) > len(sampled):
-        what = "temperature 0 was used, or a cache answers"
-        alarms.append(f"{len(equal)} of {len(sampled)} long texts come twice the same at temperature 1: {what}")
+        cause = "temperature 0 was used, or a cache answers"
+        alarms.append(f"{len(equal)} of {len(sampled)} long texts come twice the same at temperature 1: {cause}")
         events += equal
     if len(greedy) >= LEAST_PAIRS and 4 * len(early) > 3 * len(greedy):
-        what = "another temperature was used"
-        alarms.append(f"{len(early)} of {len(greedy)} replies alone at temperature 0 part early when asked again: {what}")
+        cause = "another temperature was used"
+        alarms.append(f"{len(early)} of {len(greedy)} replies alone at temperature 0 part early when asked again: {cause}")
         events += early
     return session.result(
         "temperature",
-        events=len(events),
         trials=len(sampled) + len(greedy),
         unit="pair",
-        alarm="; ".join(alarms) or None,
+        alarms=alarms,
         reason="no log-probabilities are told: only repeats were compared",
-        num_requests=len(sampled) + len(greedy),
         requests_hit=len(events),
         stands_without_events=True,
         witnesses=[witness(b, "the same text twice" if a.text == b.text else "other text at once") for a, b in events],
@@ -183,13 +174,12 @@ def _by_repeats(session: ProbeSession) -> ProbeResult:
     )
 
 
-def _long_pairs(some: Sequence[Exchange], again: Sequence[Exchange]) -> list[Pair]:
-    pairs = zip(some, again, strict=True)
+def _long_pairs(replies: Sequence[Exchange], again: Sequence[Exchange]) -> list[Pair]:
+    pairs = zip(replies, again, strict=True)
     return [(a, b) for a, b in pairs if a.is_answered and b.is_answered and len(a.text) >= LONG_TEXT]
 
 
-def _parts_early(one: Exchange, other: Exchange) -> bool:
+def _parts_early(reply: Exchange, again: Exchange) -> bool:
     """Whether two replies differ within their first quarter."""
-    ours, theirs = tokens_of(one), tokens_of(other)
-    same = next((at for at, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
-    return 4 * same < min(len(ours), len(theirs))
+    a, b = tokens_of(reply), tokens_of(again)
+    return 4 * count_equal(a, b) < min(len(a), len(b))

@@ -48,18 +48,17 @@ class Rung:
 
 def probe_tools(session: ProbeSession) -> ProbeResult:
     """Alarm: a rung at which surely fewer calls are valid than on the best rung below it, by a quarter at least."""
-    why = _why_not(session)
-    if why is not None:
-        return not_run("tools", "request", why)
+    if (reason := _reason_without_tools(session)) is not None:
+        return not_run("tools", "request", reason)
     rungs: list[Rung] = []
     events: list[Witness] = []
     first = None
-    looked = 0
+    num_replies = 0
     for num_tools in session.settings.num_tools:
         for is_long in (False, True):
             rung = Rung(num_tools, is_long)
             for exchange, is_valid, is_malformed in _ask_rung(session, rung):
-                looked += 1
+                num_replies += 1
                 rung.num_replies += 1
                 rung.num_valid += is_valid
                 rung.num_malformed += is_malformed
@@ -67,18 +66,16 @@ def probe_tools(session: ProbeSession) -> ProbeResult:
                     events.append(
                         witness(exchange, f"malformed call with {rung.name}", None, "a valid call", exchange.text[:80])
                     )
-                    first = first or looked
+                    first = first or num_replies
             if rung.num_replies:
                 rungs.append(rung)
     if not any(rung.num_valid for rung in rungs):
-        return not_run("tools", "request", "the model calls no tool on any rung", looked)
+        return not_run("tools", "request", "the model calls no tool on any rung", num_replies)
     return session.result(
         "tools",
-        events=len(events),
-        trials=looked,
+        trials=num_replies,
         unit="request",
-        alarm=_cliff(rungs),
-        num_requests=looked,
+        alarms=_find_cliff(rungs),
         witnesses=events,
         first_event_at=first,
         stands_without_events=True,
@@ -89,7 +86,7 @@ def probe_tools(session: ProbeSession) -> ProbeResult:
     )
 
 
-def _why_not(session: ProbeSession) -> str | None:
+def _reason_without_tools(session: ProbeSession) -> str | None:
     if not session.endpoint.offer.chat:
         return "the endpoint has no chat, so it cannot be shown tools"
     body = {"messages": [{"role": "user", "content": "1 + 1"}], "max_tokens": 1, "temperature": 0}
@@ -98,14 +95,15 @@ def _why_not(session: ProbeSession) -> str | None:
     without = session.client.exchange(Ask("tools/without", CHAT, body))
     if not with_tools.is_answered:
         return f"the server takes no tools: {with_tools.reply.error}; {NO_TOOLS}"
-    ours, theirs = with_tools.reply.prompt_tokens, without.reply.prompt_tokens
-    return TEMPLATE_IGNORES_TOOLS if ours is not None and theirs is not None and ours <= theirs else None
+    longer, shorter = with_tools.reply.prompt_tokens, without.reply.prompt_tokens
+    return TEMPLATE_IGNORES_TOOLS if longer is not None and shorter is not None and longer <= shorter else None
 
 
 def _ask_rung(session: ProbeSession, rung: Rung) -> list[tuple[Exchange, bool, bool]]:
     """(reply, valid calls and nothing else, malformed) of every answered question of a rung."""
     settings = session.settings
-    seed = f"{settings.seed}:{'long' if rung.is_long else 'short'}"
+    kind = "long" if rung.is_long else "short"
+    seed = f"{settings.seed}:{kind}"
     questions = [tool_question(seed, i, rung.num_tools, None, 0.0) for i in range(settings.num_tool_requests)]
     num_sentences = session.room(settings.long_tokens) // SENTENCE_TOKENS if rung.is_long else 0
     asks = []
@@ -114,25 +112,25 @@ def _ask_rung(session: ProbeSession, rung: Rung) -> list[tuple[Exchange, bool, b
             "messages": messages_of(question, num_sentences, seed), "max_tokens": settings.max_tokens, "temperature": 0,
             "tools": [tool.definition for tool in question.tools], "tool_choice": "auto",
         }  # fmt: skip
-        asks.append(Ask(f"tools/{'long' if rung.is_long else 'short'}/{question.id}", CHAT, body, question.question))
-    found = []
+        asks.append(Ask(f"tools/{kind}/{question.id}", CHAT, body, question.question))
+    judged = []
     for question, exchange in zip(questions, session.client.ask_together(asks, settings.concurrency), strict=True):
         if exchange.is_answered:
             item = judge(question, exchange.reply)
             is_malformed = item.left_in_text or item.schema_valid is False
-            found.append((exchange, bool(item.called) and not is_malformed, is_malformed))
-    return found
+            judged.append((exchange, bool(item.called) and not is_malformed, is_malformed))
+    return judged
 
 
-def _cliff(rungs: list[Rung]) -> str | None:
+def _find_cliff(rungs: list[Rung]) -> list[str]:
     """The first rung that lies far below the best one before it (Fisher's exact test, corrected for the rungs)."""
     for at, rung in enumerate(rungs[1:], 1):
-        best = max(rungs[:at], key=lambda one: one.share)
+        best = max(rungs[:at], key=lambda rung: rung.share)
         table = [[best.num_valid, best.num_replies - best.num_valid], [rung.num_valid, rung.num_replies - rung.num_valid]]
         p_value = float(stats.fisher_exact(table, "greater").pvalue) * (len(rungs) - 1)
         if best.share - rung.share > CLIFF_DROP and p_value < CLIFF_P_VALUE:
-            return (
+            return [
                 f"with {rung.name} prompts {rung.num_valid} of {rung.num_replies} replies are valid calls, with {best.name} "
                 f"{best.num_valid} of {best.num_replies} (p {p_value:.1g})"
-            )
-    return None
+            ]
+    return []

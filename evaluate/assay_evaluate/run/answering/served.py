@@ -16,7 +16,8 @@ from assay_evaluate.asking.dialect import seed_of
 from assay_evaluate.asking.evidence import BesideReference, CountPrompt, CountText, all_said, key_of
 from assay_evaluate.asking.session import Session
 from assay_evaluate.client.journal import Identity, Reply, Request
-from assay_evaluate.tasks.ruler import RulerError, TokenCounter
+from assay_evaluate.tasks.ruler.draft import RulerError
+from assay_evaluate.tasks.ruler.tokens import TokenCounter
 
 TASK = "asked twice"
 """Under which the journal keeps these requests."""

@@ -48,8 +48,8 @@ def load_tasks(task: LmEvalTask) -> Any:
         with code_execution(task.allow_code_execution), seeded():
             loaded = manager.load(list(task.tasks))
     except (OSError, ValueError, LookupError, RuntimeError, ImportError, httpx.HTTPError) as error:
-        why = " ".join(str(error).split())[:300]
-        raise NotMeasured(f"{', '.join(task.tasks)}: cannot be loaded: {type(error).__name__}: {why}") from None
+        reason = " ".join(str(error).split())[:300]
+        raise NotMeasured(f"{', '.join(task.tasks)}: cannot be loaded: {type(error).__name__}: {reason}") from None
     for name, lm_task in loaded["tasks"].items():
         if lm_task.OUTPUT_TYPE != "generate_until":
             raise NotMeasured(f"{name} is scored by {lm_task.OUTPUT_TYPE}; only tasks that generate a reply are measured")
@@ -70,11 +70,6 @@ def load_tasks(task: LmEvalTask) -> Any:
 def configs_of(task: LmEvalTask) -> dict[str, dict[str, Any]]:
     """Name -> what the index says of it, for every task behind the names, groups and tags opened. Nothing is loaded."""
     return _configs(_manager_for(task), task.tasks)
-
-
-def count_tasks(task: LmEvalTask) -> int:
-    """How many tasks are behind the names, groups and tags opened; 0 if none is known."""
-    return len(configs_of(task))
 
 
 def _manager_for(task: LmEvalTask) -> Any:
@@ -100,17 +95,17 @@ def _manager(include_path: str | None, include_defaults: bool) -> Any:
 
 def _configs(manager: Any, names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """What the index says of every task behind `names`, with groups and tags opened. Unknown names are left to the loader."""
-    found: dict[str, dict[str, Any]] = {}
+    configs: dict[str, dict[str, Any]] = {}
     for name in names:
         entry = manager.task_index.get(name)
         config = {} if entry is None or entry.cfg is None else dict(entry.cfg)
         if entry is not None and entry.kind.name == "TAG":
-            found |= _configs(manager, sorted(entry.tags))
+            configs |= _configs(manager, sorted(entry.tags))
         elif isinstance(config.get("task"), list):
-            found |= _configs(manager, [one for one in config["task"] if isinstance(one, str) and one != name])
+            configs |= _configs(manager, [part for part in config["task"] if isinstance(part, str) and part != name])
         elif config:
-            found[name] = config
-    return found
+            configs[name] = config
+    return configs
 
 
 @contextmanager
@@ -186,21 +181,18 @@ def unforeseen_replies(tasks: Mapping[str, Any]) -> Iterator[dict[str, Exception
     """
     errors: dict[str, Exception] = {}
 
-    def guarded(name: str, score: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-        def process_results(*arguments: Any) -> dict[str, Any]:
-            try:
-                return score(*arguments)
-            except ImportError:  # of no reply's making
-                raise
-            except Exception as error:  # noqa: BLE001
-                errors.setdefault(name, error)
-                return {}
-
-        return process_results
+    def guarded(name: str, score: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+        try:
+            return score(*arguments)
+        except ImportError:  # of no reply's making
+            raise
+        except Exception as error:  # noqa: BLE001
+            errors.setdefault(name, error)
+            return {}
 
     before = {name: task.process_results for name, task in tasks.items()}
     for name, task in tasks.items():
-        task.process_results = guarded(name, before[name])
+        task.process_results = functools.partial(guarded, name, before[name])
     try:
         yield errors
     finally:

@@ -58,20 +58,23 @@ class JournaledLM(LM, Generic[K]):  # type: ignore[misc]  # lm_eval has no types
         What is returned, and scored, may be cut at them. Whole replies are not held here: the journal has them.
         """
         docs = [(request.task_name, request.doc_id) for request in requests]
-        questions = (LmEvalQuestion(*doc, _messages(request.args[0])) for doc, request in zip(docs, requests, strict=True))
+        contexts = (request.args[0] for request in requests)
+        # a context that did not go through apply_chat_template is one user message
+        messages = (
+            json.loads(context.removeprefix(CHAT_MARK))
+            if context.startswith(CHAT_MARK)
+            else [{"role": "user", "content": context}]
+            for context in contexts
+        )
+        questions = (LmEvalQuestion(*doc, own) for doc, own in zip(docs, messages, strict=True))
         texts = []
         for doc, request, (text, kept) in zip(docs, requests, self._ask(questions), strict=True):
             assert doc not in self.kept, "a document is asked once by each model: tasks with repeats are not loaded"
             self.kept[doc] = kept
-            texts.append(self._cut(text, request.args[1]))
+            cut = cut_at_stops(text, stop_strings(request.args[1])) if self._cuts_at_stops else text
+            self.num_cut_at_stops += len(cut) < len(text)
+            texts.append(cut)
         return texts
-
-    def _cut(self, text: str, generation: Mapping[str, Any]) -> str:
-        if not self._cuts_at_stops:
-            return text
-        cut = cut_at_stops(text, stop_strings(generation))
-        self.num_cut_at_stops += len(cut) < len(text)
-        return cut
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         """Not offered: the likelihood of given answers says little about a model that thinks first. Callers check."""
@@ -87,14 +90,6 @@ class JournaledLM(LM, Generic[K]):  # type: ignore[misc]  # lm_eval has no types
     def tokenizer_name(self) -> str:
         """lm-eval names request caches after it; we use none."""
         return "applied-by-the-server"
-
-
-def _messages(context: str) -> Messages:
-    """A context that did not go through apply_chat_template is one user message."""
-    if not context.startswith(CHAT_MARK):
-        return [{"role": "user", "content": context}]
-    found: Messages = json.loads(context[len(CHAT_MARK) :])
-    return found
 
 
 def stop_strings(generation: Mapping[str, Any]) -> tuple[str, ...]:

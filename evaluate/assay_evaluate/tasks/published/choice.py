@@ -6,6 +6,7 @@ A run that is resumed, on this machine or another, goes on with the texts that i
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from assay.callbacks import Say
@@ -13,21 +14,17 @@ from assay.errors import MeasureError
 from assay.recipes.suite import RulerTask, SuiteRecipe
 from assay_evaluate.client.journal import Journal
 from assay_evaluate.tasks.published.pins import PINS, SOURCES, TITLES, SourceName
-from assay_evaluate.tasks.published.store import get, place_of, remedy, source_sha256
-from assay_evaluate.tasks.ruler import Sources, read_hotpotqa, read_squad, read_text_folder
-from assay_evaluate.tasks.ruler.grid import GRID_TASK
-from assay_evaluate.tasks.ruler.tasks import NEEDLE_TASKS
-
-PUBLISHED_AT = "published"
-"""In `TaskResult.sources`."""
-GENERATED = "generated"
+from assay_evaluate.tasks.published.store import folder_of, get, remedy, source_sha256
+from assay_evaluate.tasks.ruler.haystacks import read_text_folder
+from assay_evaluate.tasks.ruler.qa import read_hotpotqa, read_squad
+from assay_evaluate.tasks.ruler.tasks import GRID_TASK, NEEDLE_TASKS, Sources
 
 
 class Choice(NamedTuple):
-    """is_published: its files are used. why_not: of `auto`, why they could not be had when the run began."""
+    """is_published: its files are used. reason: of `auto`, why they could not be had when the run began."""
 
     is_published: bool
-    why_not: str | None = None
+    reason: str | None = None
 
 
 def needed_sources(task: RulerTask) -> tuple[SourceName, ...]:
@@ -41,8 +38,8 @@ def needed_sources(task: RulerTask) -> tuple[SourceName, ...]:
     return tuple(source for source in SOURCES if needed[source])
 
 
-def wanted_sources(task: RulerTask) -> tuple[SourceName, ...]:
-    """Those of which a task wants the published files."""
+def published_sources(task: RulerTask) -> tuple[SourceName, ...]:
+    """Those of which a task asks for the published files."""
     if task.sources == "generated":
         return ()
     return tuple(source for source in needed_sources(task) if getattr(task, source) is None)
@@ -53,8 +50,8 @@ def settle_sources(suite: SuiteRecipe, journal: Journal, on_progress: Say) -> No
     for task in suite.tasks:
         if isinstance(task, RulerTask):
             for source, choice in choose(task, journal).items():
-                if choice.why_not is not None:
-                    on_progress(f"{task.name}: generated text instead of {TITLES[source]}: {choice.why_not}")
+                if choice.reason is not None:
+                    on_progress(f"{task.name}: generated text instead of {TITLES[source]}: {choice.reason}")
 
 
 def choose(task: RulerTask, journal: Journal) -> Mapping[SourceName, Choice]:
@@ -62,58 +59,53 @@ def choose(task: RulerTask, journal: Journal) -> Mapping[SourceName, Choice]:
 
     MeasureError: with `sources: published`, one cannot be had.
     """
-    return {source: _choose(task, source, journal) for source in wanted_sources(task)}
+    choices = {}
+    for source in published_sources(task):
+        key = {"source": source, "sources": task.sources}
+        kept = journal.find_items("ruler sources", key)
+        if kept is None:
+            reason = get(source)
+            if reason is not None and task.sources == "published":
+                raise MeasureError(
+                    f"task {task.name}: sources: published: {TITLES[source]}: {reason}; "
+                    f"{remedy(source)}, or say `sources: auto`"
+                )
+            kept = [[reason is None, reason]]
+            journal.keep_items("ruler sources", key, kept)
+        choices[source] = Choice(*kept[0])
+    return choices
 
 
-def _choose(task: RulerTask, source: SourceName, journal: Journal) -> Choice:
-    key = {"source": source, "sources": task.sources}
-    kept = journal.find_items("ruler sources", key)
-    if kept is not None:
-        return Choice(*kept[0])
-    why_not = get(source)
-    if why_not is not None and task.sources == "published":
-        raise MeasureError(
-            f"task {task.name}: sources: published: {TITLES[source]}: {why_not}; {remedy(source)}, or say `sources: auto`"
-        )
-    choice = Choice(why_not is None, why_not)
-    journal.keep_items("ruler sources", key, [list(choice)])
-    return choice
-
-
-def described(task: RulerTask, chosen: Mapping[SourceName, Choice]) -> tuple[dict[str, str], str | None]:
+def describe(task: RulerTask, chosen: Mapping[SourceName, Choice]) -> tuple[dict[str, str], str | None]:
     """(source -> `published`, `generated` or a path, of all that the task needs; a sentence where published are wanted)."""
-    found: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for source in needed_sources(task):
+        is_published = source in chosen and chosen[source].is_published
         own = getattr(task, source)
-        published = source in chosen and chosen[source].is_published
-        found[source] = own if own is not None else PUBLISHED_AT if published else GENERATED
-    if not chosen:
-        return found, None
-    said = [
-        f"{TITLES[source]} as published" if one.is_published else f"generated text instead of {TITLES[source]}"
-        for source, one in chosen.items()
+        sources[source] = own if own is not None else "published" if is_published else "generated"
+    texts = [
+        f"{TITLES[source]} as published" if choice.is_published else f"generated text instead of {TITLES[source]}"
+        for source, choice in chosen.items()
     ]
-    return found, f"texts: {', '.join(said)}"
+    return sources, f"texts: {', '.join(texts)}" if texts else None
 
 
 def hashes(chosen: Mapping[SourceName, Choice]) -> dict[str, str]:
     """Of the published files that are used; known whether they are here or not."""
-    return {f"published {source}": source_sha256(source) for source, one in chosen.items() if one.is_published}
+    return {f"published {source}": source_sha256(source) for source, choice in chosen.items() if choice.is_published}
 
 
 def read_published(chosen: Mapping[SourceName, Choice]) -> Sources:
     """The texts. MeasureError: the run began with files that this machine has not and cannot get."""
-    used = {source for source, one in chosen.items() if one.is_published}
-    for source in sorted(used):
-        if (why := get(source)) is not None:
-            raise MeasureError(f"this run began with {TITLES[source]} as published and goes on with nothing else: {why}; "
-                               f"{remedy(source)}")  # fmt: skip
+    used = sorted(source for source, choice in chosen.items() if choice.is_published)
+    for source in used:
+        if (reason := get(source)) is not None:
+            raise MeasureError(
+                f"this run began with {TITLES[source]} as published and goes on with nothing else: {reason}; {remedy(source)}"
+            )
+    files: dict[SourceName, list[Path]] = {source: [folder_of(source) / file.name for file in PINS[source]] for source in used}
     return Sources(
-        essays=read_text_folder(place_of("essays"), _names("essays")) if "essays" in used else None,
-        squad=read_squad(place_of("squad") / _names("squad")[0]) if "squad" in used else None,
-        hotpotqa=read_hotpotqa(place_of("hotpotqa") / _names("hotpotqa")[0]) if "hotpotqa" in used else None,
+        essays=read_text_folder(folder_of("essays"), [path.name for path in files["essays"]]) if "essays" in files else None,
+        squad=read_squad(files["squad"][0]) if "squad" in files else None,
+        hotpotqa=read_hotpotqa(files["hotpotqa"][0]) if "hotpotqa" in files else None,
     )
-
-
-def _names(source: SourceName) -> list[str]:
-    return [file.name for file in PINS[source]]

@@ -83,13 +83,11 @@ _ESSAYS_AT = (
 )
 
 
-def _essays() -> tuple[PinnedFile, ...]:
-    rows = (line.split() for line in _ESSAYS.strip().splitlines())
-    return tuple(PinnedFile(name, int(size), sha256, (f"{_ESSAYS_AT}/{name}",)) for name, size, sha256 in rows)
-
-
 PINS: Mapping[SourceName, tuple[PinnedFile, ...]] = {
-    "essays": _essays(),
+    "essays": tuple(
+        PinnedFile(name, int(size), sha256, (f"{_ESSAYS_AT}/{name}",))
+        for name, size, sha256 in (line.split() for line in _ESSAYS.strip().splitlines())
+    ),
     "squad": (
         PinnedFile(
             "dev-v2.0.json",

@@ -24,7 +24,7 @@ def data_folder() -> Path:
     return Path(os.environ.get("ASSAY_DATA") or f"{cache}/assay").expanduser().absolute()
 
 
-def place_of(source: SourceName) -> Path:
+def folder_of(source: SourceName) -> Path:
     """The folder of a source, of which nothing need be there."""
     return data_folder() / source
 
@@ -36,14 +36,15 @@ def source_sha256(source: SourceName) -> str:
 
 def missing(source: SourceName) -> tuple[PinnedFile, ...]:
     """Files that are not in their place, or not the published ones."""
-    return tuple(file for file in PINS[source] if not _is_published(place_of(source) / file.name, file))
 
+    def is_published(file: PinnedFile) -> bool:
+        path = folder_of(source) / file.name
+        try:
+            return path.stat().st_size == file.num_bytes and sha256_of_file(path) == file.sha256
+        except OSError:
+            return False
 
-def _is_published(path: Path, file: PinnedFile) -> bool:
-    try:
-        return path.stat().st_size == file.num_bytes and sha256_of_file(path) == file.sha256
-    except OSError:
-        return False
+    return tuple(file for file in PINS[source] if not is_published(file))
 
 
 def get(source: SourceName) -> str | None:
@@ -52,19 +53,19 @@ def get(source: SourceName) -> str | None:
     if not lacking:
         return None
     if constants.HF_HUB_OFFLINE:
-        return f"{_count(source, lacking)} not in {place_of(source)}, and HF_HUB_OFFLINE is set"
+        return f"{_count(source, lacking)} not in {folder_of(source)}, and HF_HUB_OFFLINE is set"
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        reasons = [why for why in pool.map(lambda file: _get(source, file), lacking) if why is not None]
-    return f"{_count(source, lacking)} not in {place_of(source)}, and {reasons[0]}" if reasons else None
+        reasons = [reason for reason in pool.map(lambda file: _get(source, file), lacking) if reason is not None]
+    return f"{_count(source, lacking)} not in {folder_of(source)}, and {reasons[0]}" if reasons else None
 
 
 def _get(source: SourceName, file: PinnedFile) -> str | None:
     try:
-        download(file.urls, place_of(source) / file.name, file.num_bytes, file.sha256)
+        download(file.urls, folder_of(source) / file.name, file.num_bytes, file.sha256)
     except NotDownloaded as error:
         return str(error)
     except OSError as error:
-        return f"{place_of(source)} cannot be written: {error.strerror}"
+        return f"{folder_of(source)} cannot be written: {error.strerror}"
     return None
 
 
@@ -72,19 +73,17 @@ def look(source: SourceName) -> tuple[bool, str]:
     """(whether a run would have the source, what was found). Nothing is downloaded; the hash is that of what is here."""
     lacking = missing(source)
     if not lacking:
-        return True, f"in {place_of(source)}"
-    where = f"{_count(source, lacking)} not in {place_of(source)}"
+        return True, f"in {folder_of(source)}"
+    where = f"{_count(source, lacking)} not in {folder_of(source)}"
     if constants.HF_HUB_OFFLINE:
         return False, f"{where}, and HF_HUB_OFFLINE is set"
     reasons = []
     for url in lacking[0].urls:
-        why = is_there(url, LOOK_S)
-        if why is None:
-            return (
-                True,
-                f"{where}; {url} has it: {sum(file.num_bytes for file in lacking) / 1e6:.1f} MB, read when the run begins",
-            )
-        reasons.append(f"{url}: {why}")
+        reason = is_there(url, LOOK_S)
+        if reason is None:
+            size = f"{sum(file.num_bytes for file in lacking) / 1e6:.1f} MB"
+            return True, f"{where}; {url} has it: {size}, read when the run begins"
+        reasons.append(f"{url}: {reason}")
     return False, f"{where}, and {'; '.join(reasons)}"
 
 
@@ -94,7 +93,7 @@ def remedy(source: SourceName) -> str:
     what = f"{files[0].name} from {files[0].urls[-1]}" if len(files) == 1 else (
         f"the {len(files)} files of {files[0].urls[-1].rpartition('/')[0]}"
     )  # fmt: skip
-    return f"put {what} into {place_of(source)} (another data folder: ASSAY_DATA)"
+    return f"put {what} into {folder_of(source)} (another data folder: ASSAY_DATA)"
 
 
 def _count(source: SourceName, lacking: Sequence[PinnedFile]) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import string
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 
 from assay_evaluate.tasks.ruler.draft import Blueprint, Draft
 from assay_evaluate.tasks.ruler.words import NUM_COMPOUNDS, compound, stride
@@ -32,10 +32,9 @@ OWN_WORDS = "the list is of words composed by assay"
 
 def common_words_blueprint(seed: str) -> Blueprint:
     """A numbered list in which some words occur ten times as often as the rest; one worked example. Units: other words."""
-    blueprint = None
-    for counts in reversed((PUBLISHED, *SMALLER)):
+    blueprint = _common_words(seed, SMALLER[-1], None)
+    for counts in (*reversed(SMALLER[:-1]), PUBLISHED):
         blueprint = _common_words(seed, counts, blueprint)
-    assert blueprint is not None
     return blueprint
 
 
@@ -51,17 +50,17 @@ def _common_words(seed: str, counts: Counts, smaller: Blueprint | None) -> Bluep
     example_counts = Counts(num_common, min(counts.common_times, 3), 1)
     example = _listed(words(0, num_common), words(num_common, num_common), example_counts, random.Random(f"{shuffles}:example"))
     answer = " ".join(f"{i}. {word}" for i, word in enumerate(example.expected, 1))
-    shown = f"{example.question} {example.answer_prefix} {answer}\n\n"
+    worked_example = f"{example.question} {example.answer_prefix} {answer}\n\n"
 
     def build(units: int, pieces: int) -> Draft:
         common, others = words(2 * num_common, num_common), words(3 * num_common, units)
         draft = _listed(common, others, counts, random.Random(shuffles))
-        return Draft(shown + draft.question, draft.answer_prefix, draft.context, draft.expected, (), draft.facts)
+        return replace(draft, question=worked_example + draft.question)
 
-    why = OWN_WORDS
+    note = OWN_WORDS
     if counts != PUBLISHED:
-        why += f"; reduced to fit: {num_common} words {counts.common_times} times among others {counts.other_times} times"
-    return Blueprint(build, num_common, NUM_COMPOUNDS - 3 * num_common, "all", why, smaller=smaller)
+        note += f"; reduced to fit: {num_common} words {counts.common_times} times among others {counts.other_times} times"
+    return Blueprint(build, num_common, NUM_COMPOUNDS - 3 * num_common, "all", note, smaller=smaller)
 
 
 def _listed(common: list[str], others: list[str], counts: Counts, draw: random.Random) -> Draft:
@@ -74,12 +73,7 @@ def _listed(common: list[str], others: list[str], counts: Counts, draw: random.R
         answer_prefix=f"Answer: The top {len(common)} words that appear most often in the list are:",
         context=context,
         expected=tuple(common),
-        facts={
-            "num_common": counts.num_common,
-            "common_times": counts.common_times,
-            "other_times": counts.other_times,
-            "num_words": len(words),
-        },
+        facts={**asdict(counts), "num_words": len(words)},
     )
 
 

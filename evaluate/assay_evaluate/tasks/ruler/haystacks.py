@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,27 +72,19 @@ def read_text_folder(path: str | Path, names: Collection[str] | None = None) -> 
     folder = Path(path)
     if not folder.is_dir():
         raise RulerError(f"{folder}: not a folder; a haystack is a folder of UTF-8 .txt files")
-    texts = [_read(file) for file in _text_files(folder) if names is None or file.name in names]
+    texts = []
+    for file in sorted(folder.rglob("*.txt"), key=lambda file: file.relative_to(folder).as_posix()):
+        if not file.resolve().is_relative_to(folder.resolve()):
+            raise RulerError(f"{file}: leads out of the haystack folder {folder}; put a copy of the file there")
+        if file.is_file() and (names is None or file.name in names):
+            try:
+                texts.append(file.read_text(encoding="utf-8"))
+            except (OSError, UnicodeDecodeError) as error:
+                raise RulerError(f"{file}: cannot be read as UTF-8 text ({error})") from error
     sentences = tuple(sentence for text in texts for sentence in split_sentences(text))
     if not sentences:
         raise RulerError(f"{folder}: no text in any .txt file; a haystack is a folder of UTF-8 .txt files")
     return TextFolder(folder, sentences, tuple("".join(texts).split()))
-
-
-def _text_files(folder: Path) -> Iterator[Path]:
-    root = folder.resolve()
-    for file in sorted(folder.rglob("*.txt"), key=lambda file: file.relative_to(folder).as_posix()):
-        if not file.resolve().is_relative_to(root):
-            raise RulerError(f"{file}: leads out of the haystack folder {folder}; put a copy of the file there")
-        if file.is_file():
-            yield file
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RulerError(f"{file}: cannot be read as UTF-8 text ({error})") from error
 
 
 def split_sentences(text: str) -> list[str]:
@@ -131,10 +123,8 @@ def hide(sentences: list[str], needles: Sequence[tuple[float, str]], joint: str 
     num_sentences = len(sentences)
     parts: list[str] = []
     done = 0
-    for place, needle in sorted(needles, key=lambda placed: placed[0]):
-        until = index(place, num_sentences)
-        parts.extend(sentences[done:until])
-        parts.append(needle)
+    for share, needle in sorted(needles, key=lambda needle: needle[0]):
+        until = index(share, num_sentences)
+        parts += [*sentences[done:until], needle]
         done = until
-    parts.extend(sentences[done:])
-    return joint.join(parts)
+    return joint.join([*parts, *sentences[done:]])

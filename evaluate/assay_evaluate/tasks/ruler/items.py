@@ -1,21 +1,78 @@
 """One item: made for a model's tokenizer and template, the same whenever and in whatever company it is made.
 
 All randomness comes from `random.Random(f"{seed}:{task}:{length}:{index}...")`. The style of the prompt is no part of it: the
-three styles of one item ask the same, but for the filler that fits.
+three styles of one item ask the same, but for the filler that fits. How much fits is found with few exact counts, since at 1M
+tokens counting is the cost.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from assay_evaluate.tasks.ruler.draft import Blueprint, Draft, Match, RulerError
-from assay_evaluate.tasks.ruler.sizing import Fitted, largest_fitting
+from assay_evaluate.tasks.ruler.draft import Blueprint, Match, RulerError
 from assay_evaluate.tasks.ruler.tokens import CountTokens, Prompt
 
+# ------------------------------------------------------------------------------------------------ how much filler fits
+PROBE_UNITS = 16
+"""So much is counted first, to learn what a unit costs."""
+PROBE_SHARE = 0.04
+"""Share of the room that is counted next: a better price per unit, still cheap."""
+SLACK = 0.003
+"""Share of the room that may stay empty once more than a unit would fit; spares counts where units are many."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The most units that fit, and the tokens of all."""
+
+    units: int
+    num_tokens: int
+
+
+def largest_fitting(
+    count: Callable[[int], int], room_tokens: int, first: int, last: int, slack: float = SLACK
+) -> Fitted | None:
+    """The largest number of units in first..last whose count stays within the room; None if even `first` does not.
+
+    Binary search in which the middle is foretold from the tokens per unit seen so far; plain halving after ten steps. `count`
+    should grow with its argument. Ends at the unit, or when less than `slack` of the room (but at least a unit) is empty.
+    A pure function of its arguments: the same item is found in whatever company it is made.
+    """
+    low = Fitted(first, count(first))
+    if low.num_tokens > room_tokens:
+        return None
+    high = last + 1  # the first number known, or declared, not to fit
+    per_unit = 0.0
+    for step in range(200):
+        left = room_tokens - low.num_tokens
+        if high - low.units == 1 or (per_unit and per_unit <= left <= slack * room_tokens):
+            return low
+        if step == 0:
+            units = first + PROBE_UNITS
+        elif step < 10 and per_unit:
+            probe = PROBE_SHARE * room_tokens
+            # what should fill what is left, up to the middle of the slack; first only as much as the second probe
+            guess = probe if low.num_tokens < probe and left > 2 * probe else max(left - SLACK * room_tokens / 2, per_unit)
+            units = low.units + int(guess / per_unit)
+        else:
+            units = (low.units + high) // 2
+        units = min(max(units, low.units + 1), high - 1)
+        num_tokens = count(units)
+        if num_tokens <= room_tokens:
+            per_unit = (num_tokens - low.num_tokens) / (units - low.units) or per_unit
+            low = Fitted(units, num_tokens)
+        else:
+            high = units
+            per_unit = (num_tokens - low.num_tokens) / (high - low.units)
+    raise AssertionError("200 steps of a binary search")
+
+
+# ------------------------------------------------------------------------------------------------ items
 GENERATOR_VERSION = "2"
 """Raised whenever the same arguments would give another item."""
 LEAST_FILL = 0.95
@@ -94,18 +151,42 @@ def size_item(
     """Fill `length_tokens - reply_tokens` with as much of the blueprint as fits. RulerError below LEAST_FILL of it."""
     room_tokens = length_tokens - reply_tokens
     where = f"{task} at {length_tokens} tokens (item {index}, style {style})"
-    blueprint, fitted = _fit(blueprint, style, room_tokens, count_tokens, where)
+
+    def count(blueprint: Blueprint, units: int, pieces: int) -> int:
+        draft = blueprint.build(units, pieces)
+        return count_tokens(prompt_of(style, draft.question, draft.answer_prefix))
+
+    fitted = None
+    while fitted is None:
+        # a unit is a token at least, so there is no need to look further than one for each
+        last = min(blueprint.most, blueprint.least + max(room_tokens, 0))
+        fitted = largest_fitting(functools.partial(count, blueprint, pieces=0), room_tokens, blueprint.least, last)
+        if fitted is None:
+            if blueprint.smaller is None:
+                raise RulerError(
+                    f"{where}: what must be in it needs more than the {room_tokens} tokens there are; ask for a greater length"
+                )
+            blueprint = blueprint.smaller
     pieces, num_tokens = 0, fitted.num_tokens
-    if num_tokens < LEAST_FILL * room_tokens and fitted.units < blueprint.most:
-        pieces, num_tokens = _add_pieces(blueprint, fitted, style, room_tokens, count_tokens)
+    has_more = fitted.units < blueprint.most
+    if num_tokens < LEAST_FILL * room_tokens and has_more:  # to some tokenizers one sentence is much: pieces of the next one
+        last = blueprint.num_pieces(fitted.units) - 1
+        of_pieces = functools.partial(count, blueprint, fitted.units)
+        best = largest_fitting(of_pieces, room_tokens, 0, last) if last > 0 else None
+        pieces, num_tokens = (best.units, best.num_tokens) if best is not None else (0, num_tokens)
     fill = num_tokens / room_tokens
     if fill < LEAST_FILL:
+        remedy = "one unit of filler is too much: ask for a greater length"
+        if not has_more:
+            remedy = f"there is no more filler than {blueprint.most} units: ask for a smaller length or give a larger source"
         raise RulerError(
             f"{where}: {num_tokens} of {room_tokens} tokens, {fill:.1%} full, and at least {LEAST_FILL:.0%} are needed; "
-            f"{_remedy(blueprint, fitted)}"
+            + remedy
         )
     draft = blueprint.build(fitted.units, pieces)
-    _check(draft, where)
+    for needle in draft.needles:  # a text of one's own that holds one would make the answer ambiguous
+        if (times := draft.context.count(needle)) != 1:
+            raise RulerError(f"{where}: the context holds {needle[:60]!r} {times} times instead of once")
     return RulerItem(
         task=task,
         length_tokens=length_tokens,
@@ -127,70 +208,24 @@ def size_item(
     )
 
 
-def _fit(
-    blueprint: Blueprint, style: Style, room_tokens: int, count_tokens: CountTokens, where: str
-) -> tuple[Blueprint, Fitted]:
-    """The blueprint, or the first of its smaller ones of which at least the least fits."""
-    trial: Blueprint | None = blueprint
-    while trial is not None:
-        counter = _Counter(trial, style, count_tokens)
-        # a unit is a token at least, so there is no need to look further than one for each
-        last = min(trial.most, trial.least + max(room_tokens, 0))
-        fitted = largest_fitting(counter.of_units, room_tokens, trial.least, last)
-        if fitted is not None:
-            return trial, fitted
-        trial = trial.smaller
-    raise RulerError(
-        f"{where}: what must be in it needs more than the {room_tokens} tokens there are; ask for a greater length"
-    )
-
-
-def _add_pieces(
-    blueprint: Blueprint, fitted: Fitted, style: Style, room_tokens: int, count_tokens: CountTokens
-) -> tuple[int, int]:
-    """Pieces of the next unit that still fit, and the tokens of all: for tokenizers to which one sentence is much."""
-    last = blueprint.num_pieces(fitted.units) - 1
-    counter = _Counter(blueprint, style, count_tokens, fitted.units)
-    best = largest_fitting(counter.of_pieces, room_tokens, 0, last) if last > 0 else None
-    return (best.units, best.num_tokens) if best is not None else (0, fitted.num_tokens)
-
-
-@dataclass(frozen=True)
-class _Counter:
-    blueprint: Blueprint
-    style: Style
-    count_tokens: CountTokens
-    units: int = 0
-
-    def of_units(self, units: int) -> int:
-        return self._count(self.blueprint.build(units, 0))
-
-    def of_pieces(self, pieces: int) -> int:
-        return self._count(self.blueprint.build(self.units, pieces))
-
-    def _count(self, draft: Draft) -> int:
-        return self.count_tokens(prompt_of(self.style, draft.question, draft.answer_prefix))
-
-
-def _remedy(blueprint: Blueprint, fitted: Fitted) -> str:
-    if fitted.units >= blueprint.most:
-        return f"there is no more filler than {blueprint.most} units: ask for a smaller length or give a larger source"
-    return "one unit of filler is too much: ask for a greater length"
-
-
-def _check(draft: Draft, where: str) -> None:
-    """Every needle is there once; a text of one's own that holds one would make the answer ambiguous."""
-    for needle in draft.needles:
-        if draft.context.count(needle) != 1:
-            raise RulerError(f"{where}: the context holds {needle[:60]!r} {draft.context.count(needle)} times instead of once")
-
-
-def saved_fields(item: RulerItem) -> dict[str, Any]:
-    """The item as plain data, without its hash."""
-    return asdict(item)
-
-
 def from_saved_fields(fields: Mapping[str, Any]) -> RulerItem:
-    """The inverse of `saved_fields`, after a way through JSON."""
-    tuples: Sequence[str] = ("expected", "depths")
-    return RulerItem(**{**fields, **{name: tuple(fields[name]) for name in tuples}})
+    """The inverse of `dataclasses.asdict`, after a way through JSON."""
+    return RulerItem(**{**fields, **{name: tuple(fields[name]) for name in ("expected", "depths")}})
+
+
+# ------------------------------------------------------------------------------------------------ scores
+def match_all(text: str, expected: Sequence[str]) -> float:
+    """Share of the expected strings found in `text`, upper and lower case alike."""
+    lower = text.lower()
+    return sum(string.lower() in lower for string in expected) / len(expected)
+
+
+def match_any(text: str, expected: Sequence[str]) -> float:
+    """1.0 if any of the expected strings (aliases of one answer) is found in `text`, else 0.0."""
+    lower = text.lower()
+    return float(any(string.lower() in lower for string in expected))
+
+
+def score(item: RulerItem, text: str) -> float:
+    """Score in 0..1 of a reply to `item`: without its reasoning, and without the beginning that the prompt gave it."""
+    return (match_all if item.match == "all" else match_any)(text, item.expected)

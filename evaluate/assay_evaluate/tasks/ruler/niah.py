@@ -11,7 +11,7 @@ import random
 import string
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -50,18 +50,20 @@ def needle_blueprint(spec: Needles, seed: str, essays: Sentences, *, by_word: bo
     draw = random.Random(seed)
     stream = key_stream(draw) if spec.keys == "words" else lambda _: str(uuid.UUID(int=draw.getrandbits(128), version=4))
     keys = [stream(i) for i in range(spec.num_keys)]
-    values = _distinct([_value_of(spec.values, draw) for _ in range(spec.num_keys * spec.num_values)], spec.values, draw)
+    values: list[str] = []
+    while len(set(values)) < spec.num_keys * spec.num_values:
+        values = [_value_of(spec.values, draw) for _ in range(spec.num_keys * spec.num_values)]
     is_essay = spec.haystack == "essay"
     places = [depth / 100 for depth in draw.sample(DEPTHS, len(values))] if is_essay else [draw.random() for _ in values]
     sentences = [_needle(spec.values, keys[i // spec.num_values], value) for i, value in enumerate(values)]
     num_asked = spec.num_queries * spec.num_values
     asked = draw.sample(range(spec.num_keys), spec.num_queries)
     chosen = [i * spec.num_values + j for i in asked for j in range(spec.num_values)]
-    others = _distractors(spec, draw, stream, frozenset(values))
-    filler = {"noise": noise, "essay": essays, "needles": others}[spec.haystack]
+    distractors = _distractors(spec, draw, stream, frozenset(values))
+    filler = {"noise": noise, "essay": essays, "needles": distractors}[spec.haystack]
     before, question, prefix = _wording(spec.values, [keys[i] for i in asked], num_asked)
 
-    most = NUM_KEYS - spec.num_keys if filler is others and spec.keys == "words" else MOST_UNITS
+    most = NUM_KEYS - spec.num_keys if filler is distractors and spec.keys == "words" else MOST_UNITS
     return hiding_blueprint(
         filler,
         list(zip(places, sentences, strict=True)),
@@ -143,15 +145,9 @@ def key_stream(draw: random.Random) -> Callable[[int], str]:
 
 
 def _value_of(kind: NeedleKind, draw: random.Random) -> str:
-    return (
-        str(draw.randint(1_000_000, 9_999_999)) if kind == "numbers" else str(uuid.UUID(int=draw.getrandbits(128), version=4))
-    )
-
-
-def _distinct(values: list[str], kind: NeedleKind, draw: random.Random) -> list[str]:
-    while len(set(values)) < len(values):
-        values = [_value_of(kind, draw) for _ in values]
-    return values
+    if kind == "numbers":
+        return str(draw.randint(1_000_000, 9_999_999))
+    return str(uuid.UUID(int=draw.getrandbits(128), version=4))
 
 
 def _needle(kind: NeedleKind, name: str, value: str) -> str:
@@ -178,12 +174,12 @@ def _wording(kind: NeedleKind, names: list[str], num_values: int) -> tuple[str, 
     """What stands before the haystack, what after it, and how the answer begins."""
     asked = names[0] if len(names) == 1 else f"{', '.join(names[:-1])}, and {names[-1]}"
     if num_values == 1:
-        one = kind[:-1]
+        singular = kind[:-1]
         return (
-            f"A special magic {one} is hidden within the following text. Make sure to memorize it. "
-            f"I will quiz you about the {one} afterwards.",
-            f"What is the special magic {one} for {asked} mentioned in the provided text?",
-            f"The special magic {one} for {asked} mentioned in the provided text is",
+            f"A special magic {singular} is hidden within the following text. Make sure to memorize it. "
+            f"I will quiz you about the {singular} afterwards.",
+            f"What is the special magic {singular} for {asked} mentioned in the provided text?",
+            f"The special magic {singular} for {asked} mentioned in the provided text is",
         )
     return (
         f"Some special magic {kind} are hidden within the following text. Make sure to memorize it. "
@@ -199,18 +195,18 @@ def tracking_blueprint(seed: str) -> Blueprint:
     return _tracking(seed, NUM_EXAMPLE_LINES, None, _tracking(seed, FEW_EXAMPLE_LINES, SHORT_EXAMPLE, None))
 
 
-def _tracking(seed: str, num_example_lines: int, why_not: str | None, smaller: Blueprint | None) -> Blueprint:
+def _tracking(seed: str, num_example_lines: int, note: str | None, smaller: Blueprint | None) -> Blueprint:
     draw = random.Random(seed)
-    names, shown_names = _variable_names(draw, 5), _variable_names(draw, 3)
-    value, shown_value = draw.sample(range(10_000, 99_999), 2)
-    example = _track(shown_names, shown_value, f"{seed}:example", num_example_lines)
-    shown = f"{example.question} {example.answer_prefix} {' '.join(example.expected)}\n\n"
+    names, example_names = _variable_names(draw, 5), _variable_names(draw, 3)
+    value, example_value = draw.sample(range(10_000, 99_999), 2)
+    example = _track(example_names, example_value, f"{seed}:example", num_example_lines)
+    worked_example = f"{example.question} {example.answer_prefix} {' '.join(example.expected)}\n\n"
 
     def build(units: int, pieces: int) -> Draft:
         draft = _track(names, value, seed, units)
-        return Draft(shown + draft.question, draft.answer_prefix, draft.context, draft.expected, draft.needles, draft.facts)
+        return replace(draft, question=worked_example + draft.question)
 
-    return Blueprint(build, 0, MOST_UNITS, "all", why_not, smaller=smaller)
+    return Blueprint(build, 0, MOST_UNITS, "all", note, smaller=smaller)
 
 
 def _variable_names(draw: random.Random, num_letters: int) -> list[str]:

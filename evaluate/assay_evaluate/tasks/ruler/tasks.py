@@ -6,17 +6,15 @@ Language Models?" (arXiv 2404.06654), section 3 and appendix.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from assay_evaluate.tasks.ruler.aggregation import common_words_blueprint, frequent_words_blueprint
 from assay_evaluate.tasks.ruler.draft import Blueprint, RulerError
-from assay_evaluate.tasks.ruler.facts import invented_questions
-from assay_evaluate.tasks.ruler.haystacks import Sentences, TextFolder, generated
+from assay_evaluate.tasks.ruler.haystacks import TextFolder, generated
 from assay_evaluate.tasks.ruler.items import RulerItem, Style, size_item
-from assay_evaluate.tasks.ruler.niah import Needles, needle_blueprint, tracking_blueprint
-from assay_evaluate.tasks.ruler.qa import QaSource, question_blueprint
+from assay_evaluate.tasks.ruler.languages import LANGUAGES, RulerLanguage
+from assay_evaluate.tasks.ruler.niah import Needles, grid_blueprint, needle_blueprint, tracking_blueprint
+from assay_evaluate.tasks.ruler.qa import QaSource, invented_questions, question_blueprint
 from assay_evaluate.tasks.ruler.tokens import CountTokens
 
 NEEDLE_TASKS: dict[str, Needles] = {
@@ -78,41 +76,9 @@ def ruler_item(
     )
 
 
-def ruler_items(
-    tasks: Sequence[str],
-    lengths_tokens: Sequence[int],
-    num_items: int,
-    *,
-    seed: str,
-    style: Style,
-    count_tokens: CountTokens,
-    sources: Sources | None = None,
-    reply_tokens: int | None = None,
-) -> Iterator[RulerItem]:
-    """`num_items` of every task at every length, one after another. Any subset gives the same items."""
-    for task in tasks:
-        for length_tokens in lengths_tokens:
-            for index in range(num_items):
-                yield ruler_item(
-                    task,
-                    length_tokens,
-                    index,
-                    seed=seed,
-                    style=style,
-                    count_tokens=count_tokens,
-                    sources=sources,
-                    reply_tokens=reply_tokens,
-                )
-
-
 def item_seed(seed: str, task: str, length_tokens: int, index: int) -> str:
     """What all randomness of an item comes from."""
     return f"{seed}:{task}:{length_tokens}:{index}"
-
-
-def essay_haystack(sources: Sources, seed: str) -> tuple[Sentences, str | None]:
-    """Sentences for one item, and why scores on them are not comparable to published ones."""
-    return (generated(seed), GENERATED_HAYSTACK) if sources.essays is None else (sources.essays.first, None)
 
 
 def _blueprint(task: str, length_tokens: int, index: int, seed: str, sources: Sources) -> Blueprint:
@@ -129,11 +95,48 @@ def _blueprint(task: str, length_tokens: int, index: int, seed: str, sources: So
         return common_words_blueprint(own_seed)
     if task == "fwe":
         return frequent_words_blueprint(own_seed)
-    questions = (sources.squad if task == "qa_1" else sources.hotpotqa) or _invented(seed, task == "qa_2")
+    published = sources.squad if task == "qa_1" else sources.hotpotqa
+    questions = published or invented_questions(f"{seed}:qa", is_two_hop=task == "qa_2")
     # the order of the questions is the same at every length
     return question_blueprint(questions, f"{seed}:{task}", own_seed, index)
 
 
-@functools.lru_cache(maxsize=4)
-def _invented(seed: str, is_two_hop: bool) -> QaSource:
-    return invented_questions(f"{seed}:qa", is_two_hop=is_two_hop)
+# ------------------------------------------------------------------------------------------------ the needle grid
+GRID_TASK = "needle_grid"
+GRID_REPLY_TOKENS = 128
+
+
+def grid_item(
+    length_tokens: int,
+    depth: float,
+    index: int,
+    *,
+    seed: str,
+    style: Style,
+    count_tokens: CountTokens,
+    language: RulerLanguage = "en",
+    sources: Sources | None = None,
+    reply_tokens: int = GRID_REPLY_TOKENS,
+) -> RulerItem:
+    """Item `index` of one cell. A folder of texts is used for English only. RulerError as for `ruler_item`."""
+    if not 0 <= depth <= 1:
+        raise RulerError(f"depth {depth}: not between 0 (the front) and 1 (the end)")
+    if language not in LANGUAGES:
+        raise RulerError(f"language {language!r}: unknown to the needle grid; there are {', '.join(LANGUAGES)}")
+    task = f"{GRID_TASK}/{language}/{depth:g}"
+    own_seed = item_seed(seed, task, length_tokens, index)
+    essays, note = generated(own_seed, language), GENERATED_HAYSTACK
+    if sources is not None and sources.essays is not None and language == "en":
+        essays, note = sources.essays.first, "the needle grid is not one of the published tasks"
+    item = size_item(
+        replace(grid_blueprint(language, depth, own_seed, essays), why_not_comparable=note),
+        task=task,
+        length_tokens=length_tokens,
+        index=index,
+        language=language,
+        style=style,
+        seed=seed,
+        reply_tokens=reply_tokens,
+        count_tokens=count_tokens,
+    )
+    return replace(item, facts={**item.facts, "depth": depth})

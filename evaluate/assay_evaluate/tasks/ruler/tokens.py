@@ -89,8 +89,8 @@ class TokenCounter:
     @cached_property
     def _special_tokens(self) -> dict[str, str]:
         """What templates write as `{{ bos_token }}` and the like."""
-        found = {name: self._config.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
-        texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in found.items()}
+        tokens = {name: self._config.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+        texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in tokens.items()}
         return {name: text for name, text in texts.items() if isinstance(text, str)}
 
     @cached_property
@@ -105,9 +105,9 @@ class TokenCounter:
         # the environment in which Hugging Face templates are written
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         environment.filters["tojson"] = lambda value, **kwargs: json.dumps(value, ensure_ascii=False, **kwargs)
-        environment.globals |= {"raise_exception": _refuse, "strftime_now": datetime.now().strftime}
+        environment.globals |= {"raise_exception": _raise_exception, "strftime_now": datetime.now().strftime}
         return environment.from_string(source)
 
 
-def _refuse(message: str) -> None:
+def _raise_exception(message: str) -> None:
     raise RulerError(f"the chat template refuses the prompt: {message}")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 
-def _words(text: str) -> tuple[str, ...]:
+def split_words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-NOUNS = _words(
+NOUNS = split_words(
     """
     anchor apple apron arch arrow attic badge bakery balcony bamboo banjo banner barley barn barrel basin basket bay beach
     bead beam bear bell bench berry bicycle birch blanket blossom boat bonnet book boot border bottle bowl box branch brass
@@ -35,7 +35,7 @@ NOUNS = _words(
     water wave weasel whale wheat wheel whistle willow wind window wing winter wolf wood wool yard zebra
     """
 )
-ADJECTIVES = _words(
+ADJECTIVES = split_words(
     """
     able absent active adult agile alert amber ample ancient angry antique arctic autumn awake bare basic bitter bland blank
     bleak blind blue blunt bold bouncy brave brief bright brisk broad broken bronze brown bumpy busy calm careful central

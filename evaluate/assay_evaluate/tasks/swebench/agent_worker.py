@@ -32,10 +32,9 @@ from minisweagent.environments.singularity import SingularityEnvironment
 from assay.records.base import write_text_atomically
 from assay_evaluate.client.sending import Sender
 from assay_evaluate.tasks.swebench.agent_model import make_model
-from assay_evaluate.tasks.swebench.exits import Exit, classify
-from assay_evaluate.tasks.swebench.predictions import failed_path, trajectory_path
 from assay_evaluate.tasks.swebench.server_gate import GatedRetry, GaveUp, ServerGate
-from assay_evaluate.tasks.swebench.worker_side import begin, tell
+from assay_evaluate.tasks.swebench.trajectories import Exit, classify, failed_path, trajectory_path
+from assay_evaluate.tasks.swebench.worker_process import begin, tell
 
 DAEMON_WORDS = (
     "Error response from daemon",
@@ -90,9 +89,10 @@ class Container(DockerEnvironment):
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout.strip() == "true"
 
     def cleanup(self) -> None:
-        found, self.container_id = getattr(self, "container_id", None), None
-        if found:
-            subprocess.run([self.config.executable, "rm", "-f", found], capture_output=True, timeout=120, check=False)
+        container_id, self.container_id = getattr(self, "container_id", None), None
+        if container_id:
+            command = [self.config.executable, "rm", "-f", container_id]
+            subprocess.run(command, capture_output=True, timeout=120, check=False)
 
 
 def run_attempt(spec: Mapping[str, Any], job: Mapping[str, Any], gate: ServerGate) -> Exit:
@@ -109,20 +109,15 @@ def run_attempt(spec: Mapping[str, Any], job: Mapping[str, Any], gate: ServerGat
         except GaveUp:
             raise
         except Exception as caught:  # noqa: BLE001  whatever it is, it ended a trajectory, and its name says how
-            error = caught
-            end = _exit_of(caught)
+            error, detail = caught, str(caught)
+            if isinstance(caught, subprocess.CalledProcessError):
+                detail = f"{caught}: {caught.stderr or caught.stdout or ''}"
+            end = classify(type(caught).__name__, detail)
         finally:
             if environment is not None and hasattr(environment, "cleanup"):
                 environment.cleanup()
     _save(job, agent, end, error)
     return end
-
-
-def _exit_of(error: Exception) -> Exit:
-    detail = str(error)
-    if isinstance(error, subprocess.CalledProcessError):
-        detail = f"{error}: {error.stderr or error.stdout or ''}"
-    return classify(type(error).__name__, detail)
 
 
 def _save(job: Mapping[str, Any], agent: Agent | None, end: Exit, error: Exception | None) -> None:
@@ -171,11 +166,11 @@ def main() -> None:
 
     vars(litellm_model)["retry"] = retry
     with concurrent.futures.ThreadPoolExecutor(spec["num_agents"]) as pool:
-        for done in [pool.submit(run_job, spec, job, gates[job["base_url"]], sender) for job in spec["jobs"]]:
-            done.result()
-    why = next((gate.gave_up for gate in gates.values() if gate.gave_up is not None), None)
-    if why is not None:
-        tell("gave up", why=why)
+        for running in [pool.submit(run_job, spec, job, gates[job["base_url"]], sender) for job in spec["jobs"]]:
+            running.result()
+    reason = next((gate.gave_up for gate in gates.values() if gate.gave_up is not None), None)
+    if reason is not None:
+        tell("gave up", why=reason)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ from assay.errors import MeasureError, UnreachableError
 from assay.recipes.suite import SweTask
 from assay_evaluate.tasks.swebench.container_runtime import LABEL, ContainerRuntime
 from assay_evaluate.tasks.swebench.dataset import DatasetRow
-from assay_evaluate.tasks.swebench.predictions import settle, trajectory_path
 from assay_evaluate.tasks.swebench.settings import Settings
+from assay_evaluate.tasks.swebench.trajectories import settle, trajectory_path
 from assay_evaluate.tasks.swebench.worker_process import last_line, worker
 
 PROGRESS_EVERY_S = 10.0
@@ -65,8 +65,6 @@ class Finished:
     """Only what the model ended itself."""
     failures: dict[str, str] = field(default_factory=dict)
     """Instance -> why the machinery could not finish it."""
-    purged: list[str] = field(default_factory=list)
-    """Empty patches of the machinery that were found in preds.json and taken out."""
 
 
 # ------------------------------------------------------------------------------------------------ all of them
@@ -91,10 +89,10 @@ def run_agents(
     """
     if runtime is not None:
         runtime.remove_leftovers(run)
-    done = []
+    finished = []
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
-        done.append(Finished(*_settled(folder, model_name)))
+        finished.append(Finished(settle(folder, model_name)))
     jobs = [
         _job(number, row, folder, task, server.base_urls)
         for number, (folder, row) in enumerate((folder, row) for folder in folders for row in rows)
@@ -111,21 +109,14 @@ def run_agents(
         finally:
             if runtime is not None and (left := runtime.remove_leftovers(run)):
                 on_progress(f"{task.name}: {left} containers of the agents removed")
-        by_folder = {job["job"]: (job["folder"], job["instance"]) for job in jobs}
-        for number, reason in failures.items():
-            folder, instance = by_folder[number]
-            done[[str(one) for one in folders].index(folder)].failures[instance] = reason
-        for folder, one in zip(folders, done, strict=True):
-            one.predictions = settle(folder, model_name)[0]
-    wanted = {row["instance_id"] for row in rows}
-    for one in done:
-        one.predictions = {instance: kept for instance, kept in one.predictions.items() if instance in wanted}
-    return done
-
-
-def _settled(folder: Path, model_name: str) -> tuple[dict[str, dict[str, Any]], dict[str, str], list[str]]:
-    predictions, purged = settle(folder, model_name)
-    return predictions, {}, purged
+        for folder, repeat in zip(folders, finished, strict=True):
+            of_repeat = {job["job"]: job["instance"] for job in jobs if job["folder"] == str(folder)}
+            repeat.failures = {of_repeat[number]: reason for number, reason in failures.items() if number in of_repeat}
+            repeat.predictions = settle(folder, model_name)
+    instances = {row["instance_id"] for row in rows}
+    for repeat in finished:
+        repeat.predictions = {name: prediction for name, prediction in repeat.predictions.items() if name in instances}
+    return finished
 
 
 def _job(number: int, row: DatasetRow, folder: Path, task: SweTask, urls: Sequence[str]) -> dict[str, Any]:
@@ -199,7 +190,7 @@ class _Worker:
         self.failures: dict[int, str] = {}
         self.steps: dict[int, int] = {}
         self.num_steps = 0
-        self._told = time.monotonic()
+        self._reported_at = time.monotonic()
 
     def watch(self) -> dict[int, str]:
         """Job -> reason, for those the machinery could not finish."""
@@ -213,7 +204,7 @@ class _Worker:
                 if line is None:
                     break
                 if line:
-                    self._hear(json.loads(line))
+                    self._handle(json.loads(line))
                 if time.monotonic() - checked > CHECK_SERVER_EVERY_S:
                     checked = time.monotonic()
                     with contextlib.suppress(UnreachableError):  # the worker waits for it
@@ -224,29 +215,29 @@ class _Worker:
                 )
         return self.failures
 
-    def _hear(self, said: dict[str, Any]) -> None:
-        match said["event"]:
+    def _handle(self, event: dict[str, Any]) -> None:
+        match event["event"]:
             case "step":
                 self.num_steps += 1
-                self.steps[said["job"]] = said["steps"]
-                if time.monotonic() - self._told > PROGRESS_EVERY_S:
-                    self._tell()
+                self.steps[event["job"]] = event["steps"]
+                self._report(is_due=False)
             case "end":
-                self.steps.pop(said["job"], None)
+                self.steps.pop(event["job"], None)
                 self.num_done += 1
-                if said["fault"] != "model":
-                    self.failures[said["job"]] = f"{said['status']}: {said['detail']}"
-                if self.num_done == self.total or time.monotonic() - self._told > PROGRESS_EVERY_S:
-                    self._tell()
+                if event["fault"] != "model":
+                    self.failures[event["job"]] = f"{event['status']}: {event['detail']}"
+                self._report(is_due=self.num_done == self.total)
             case "paused":
-                self.on_progress(f"{self.label} the server does not answer ({said['why']}); agents wait for it")
+                self.on_progress(f"{self.label} the server does not answer ({event['why']}); agents wait for it")
             case "resumed":
-                self.on_progress(f"{self.label} the server is back after {said['seconds']:.0f} s; agents go on")
+                self.on_progress(f"{self.label} the server is back after {event['seconds']:.0f} s; agents go on")
             case "gave up":
-                raise MeasureError(f"{self.label} {said['why']}; finished trajectories are kept, the same command goes on")
+                raise MeasureError(f"{self.label} {event['why']}; finished trajectories are kept, the same command goes on")
 
-    def _tell(self) -> None:
-        self._told = time.monotonic()
+    def _report(self, *, is_due: bool) -> None:
+        if not is_due and time.monotonic() - self._reported_at <= PROGRESS_EVERY_S:
+            return
+        self._reported_at = time.monotonic()
         failed = f", {len(self.failures)} failed through no fault of the model" if self.failures else ""
         self.on_progress(
             f"{self.label} {self.num_done} of {self.total} trajectories, {len(self.steps)} under way, "

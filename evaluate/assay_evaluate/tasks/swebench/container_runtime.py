@@ -56,17 +56,17 @@ def find_runtime(executable: str) -> ContainerRuntime:
             "docker.io), name another `environment` in the suite, or leave the task out"
         )
     try:
-        found = subprocess.run(
+        info = subprocess.run(
             [executable, "info", "--format", "{{json .}}"], capture_output=True, text=True, timeout=60, check=False
         )  # fmt: skip
-        data = json.loads(found.stdout) if found.stdout.strip() else {}
+        data = json.loads(info.stdout) if info.stdout.strip() else {}
     except (subprocess.TimeoutExpired, json.JSONDecodeError) as error:
         raise MeasureError(
             f"{executable} info: no usable answer ({type(error).__name__}); is the container runtime healthy?"
         ) from None
     version = data.get("ServerVersion") or (data.get("version") or {}).get("Version")
     if not version:
-        reason = " ".join((found.stderr or "; ".join(data.get("ServerErrors") or ["no answer"])).split())[:200]
+        reason = " ".join((info.stderr or "; ".join(data.get("ServerErrors") or ["no answer"])).split())[:200]
         raise MeasureError(
             f"{executable} is installed, but does not answer ({reason}); start it (as root: dockerd &), or set "
             "DOCKER_HOST to the one that runs; nothing was lost, the same command goes on"

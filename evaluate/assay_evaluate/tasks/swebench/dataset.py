@@ -58,7 +58,7 @@ def dataset_sha256(rows: Iterable[DatasetRow]) -> str:
 
 def check_rows(rows: list[DatasetRow], where: str) -> list[DatasetRow]:
     """`rows` as they are. MeasureError names the first that cannot be run or graded, and what it lacks."""
-    seen: set[str] = set()
+    instances: set[str] = set()
     for number, row in enumerate(rows):
         instance = str(row.get("instance_id", f"row {number}"))
         missing = [key for key in REQUIRED if row.get(key) is None]
@@ -72,11 +72,11 @@ def check_rows(rows: list[DatasetRow], where: str) -> list[DatasetRow]:
             raise MeasureError(f"{where}: {instance} lacks {', '.join(missing)}; a row needs {', '.join(REQUIRED)}")
         if not _SAFE_ID.fullmatch(instance):
             raise MeasureError(f"{where}: {instance!r} cannot be an instance id: letters, digits, `.`, `_` and `-` only")
-        if instance in seen:
+        if instance in instances:
             raise MeasureError(f"{where}: instance {instance} occurs twice; ids are keys of the results")
         if row["eval_type"] not in EVAL_TYPES:
             raise MeasureError(f"{where}: {instance}: eval_type {row['eval_type']!r}; allowed: {', '.join(EVAL_TYPES)}")
-        seen.add(instance)
+        instances.add(instance)
     return rows
 
 
@@ -84,23 +84,23 @@ def tests_of(row: Mapping[str, Any], key: str) -> list[str]:
     """FAIL_TO_PASS or PASS_TO_PASS, which some data sets ship as JSON text. MeasureError: it is no list."""
     value = row[key]
     try:
-        found = json.loads(value) if isinstance(value, str) else value
+        tests = json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, list | tuple):
+        tests = None
+    if not isinstance(tests, list | tuple):
         raise MeasureError(f"{row.get('instance_id')}: {key} is no list of tests, nor one as JSON text: {shown(value, 60)}")
-    return [str(name) for name in found]
+    return [str(name) for name in tests]
 
 
 def _read(name: str, split: str) -> list[DatasetRow]:
     path = Path(name)
     if path.is_dir():
-        found = [path / f"{split}{suffix}" for suffix in LOCAL_SUFFIXES if (path / f"{split}{suffix}").is_file()]
-        if not found:
+        files = [file for suffix in LOCAL_SUFFIXES if (file := path / f"{split}{suffix}").is_file()]
+        if not files:
             raise MeasureError(
                 f"{name}: no {split}.jsonl, {split}.json or {split}.parquet in it; name the file, or another split"
             )
-        path = found[0]
+        path = files[0]
     if path.suffix in LOCAL_SUFFIXES:
         return _read_file(path)
     if name.startswith((".", "/")):

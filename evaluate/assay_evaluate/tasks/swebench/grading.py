@@ -30,24 +30,11 @@ BACKOFF_S = 5.0
 
 @dataclass(frozen=True)
 class Grade:
-    """Of one patch. `why`: of what is neither resolved nor simply unresolved."""
+    """Of one patch. `reason`: of what is neither resolved nor simply unresolved."""
 
     outcome: Outcome
-    why: str = ""
+    reason: str = ""
     from_log: bool = False
-
-
-def grade_gold(
-    task: SweTask,
-    rows: Sequence[DatasetRow],
-    folder: Path,
-    *,
-    runtime: ContainerRuntime | None,
-    on_progress: Callable[[str], None],
-) -> dict[str, Grade]:
-    """Instance -> grade of its gold patch on this host."""
-    predictions = {row["instance_id"]: row["patch"] for row in rows}
-    return grade(task, rows, predictions, folder, GOLD, runtime=runtime, on_progress=on_progress)
 
 
 def grade(
@@ -59,7 +46,6 @@ def grade(
     *,
     runtime: ContainerRuntime | None,
     on_progress: Callable[[str], None],
-    backoff_s: float = BACKOFF_S,
 ) -> dict[str, Grade]:
     """Instance -> grade, for every patch. folder: of the harness's logs; what lies there is used again for the same patch.
 
@@ -68,15 +54,16 @@ def grade(
     """
     check_harness()
     grades = {instance: Grade("empty_patch") for instance, patch in patches.items() if not patch}
-    left = {instance: patch for instance, patch in patches.items() if patch}
-    if not left:
+    rows = [row for row in rows if patches.get(row["instance_id"])]
+    if not rows:
         return grades
     run = run_name(str(folder.resolve()), model_name)
     spec: dict[str, Any] = {
-        "rows": [row for row in rows if row["instance_id"] in left],
+        "rows": rows,
         "predictions": [
             {"instance_id": instance, "model_name_or_path": model_name, "model_patch": patch}
-            for instance, patch in left.items()
+            for instance, patch in patches.items()
+            if patch
         ],
         "model_name": model_name,
         "run": run,
@@ -84,48 +71,43 @@ def grade(
         "log_folder": str(folder.resolve()),
         "timeout_s": task.grading_timeout_s,
         "network": task.grading_network,
-        "num_graders": min(task.num_graders, len(left)),
+        "num_graders": min(task.num_graders, len(rows)),
         "num_attempts": task.num_attempts,
-        "backoff_s": backoff_s,
+        "backoff_s": BACKOFF_S,
     }
     try:
-        found = _hear(
-            spec,
-            folder / f"{model_name}.log",
-            tests={row["instance_id"]: row for row in rows if row["instance_id"] in left},
-            label=task.name,
-        )
+        graded = _run_grader(spec, folder / f"{model_name}.log", {row["instance_id"]: row for row in rows}, task.name)
     finally:
         if runtime is not None:
             runtime.remove_leftovers(run)
-    num_resolved = sum(one.outcome == "resolved" for one in found.values())
-    from_log = sum(one.from_log for one in found.values())
+    num_resolved = sum(grade.outcome == "resolved" for grade in graded.values())
+    from_log = sum(grade.from_log for grade in graded.values())
     on_progress(
-        f"{task.name}: {num_resolved} of {len(found)} "
+        f"{task.name}: {num_resolved} of {len(graded)} "
         + ("gold patches pass" if model_name == GOLD else "patches resolve their instance")
         + (f" ({from_log} graded from logs)" if from_log else "")
     )
-    return grades | found
+    return grades | graded
 
 
-def _hear(spec: dict[str, Any], log: Path, *, tests: Mapping[str, DatasetRow], label: str) -> dict[str, Grade]:
+def _run_grader(spec: dict[str, Any], log: Path, rows: Mapping[str, DatasetRow], label: str) -> dict[str, Grade]:
     grades: dict[str, Grade] = {}
     with worker("grading_worker", spec, log) as (process, lines):
         while (line := lines.get()) is not None:
-            said = json.loads(line)
-            match said["event"]:
+            event = json.loads(line)
+            match event["event"]:
                 case "graded":
-                    instance = said["instance"]
-                    grades[instance] = read_report(said["report"], tests[instance], said["from_log"])
+                    instance = event["instance"]
+                    grades[instance] = read_report(event["report"], rows[instance], event["from_log"])
                 case "failed":
-                    grades[said["instance"]] = Grade(said["outcome"], said["why"])
+                    grades[event["instance"]] = Grade(event["outcome"], event["why"])
                 case "no api":
                     raise MeasureError(
-                        f"{label}: the swebench harness finds no Docker API ({said['why']}); start dockerd, or for Podman "
+                        f"{label}: the swebench harness finds no Docker API ({event['why']}); start dockerd, or for Podman "
                         "`podman system service` with DOCKER_HOST=unix://SOCKET; trajectories are kept: run it again"
                     )
         status = process.wait()
-    if status != 0 or grades.keys() != tests.keys():
+    if status != 0 or grades.keys() != rows.keys():
         raise MeasureError(f"{label}: the grading process ended with status {status}: {last_line(log)} (all of it: {log})")
     return grades
 
@@ -136,15 +118,15 @@ def read_report(report: Mapping[str, Any], row: DatasetRow, from_log: bool = Fal
     `resolved` must follow from its own lists of tests; without a test that was mended it is not believed.
     """
     instance = row["instance_id"]
-    found = report.get(instance)
-    if not isinstance(found, dict) or not all(isinstance(found.get(key), bool) for key in KEYS):
+    own = report.get(instance)
+    if not isinstance(own, dict) or not all(isinstance(own.get(key), bool) for key in KEYS):
         raise MeasureError(
             f"{instance}: the harness reports in another form than swebench {HARNESS_MAJOR} (wanted {', '.join(KEYS)}); "
             "install the version of constraints/work.txt"
         )
-    if not found["patch_successfully_applied"]:
+    if not own["patch_successfully_applied"]:
         return Grade("unresolved", "the log shows no test results", from_log)
-    status = found.get("tests_status")
+    status = own.get("tests_status")
     try:
         lists = {key: (status[key]["success"], status[key]["failure"]) for key in ("FAIL_TO_PASS", "PASS_TO_PASS")}  # type: ignore[index]
     except (KeyError, TypeError):
@@ -153,9 +135,9 @@ def read_report(report: Mapping[str, Any], row: DatasetRow, from_log: bool = Fal
         ) from None
     mended = bool(lists["FAIL_TO_PASS"][0]) or not tests_of(row, "FAIL_TO_PASS")
     passed = mended and not any(failure for _, failure in lists.values())
-    if passed != found["resolved"]:
+    if passed != own["resolved"]:
         raise MeasureError(
-            f"{instance}: the harness says resolved={found['resolved']}, its own lists of tests say {passed}; not believed"
+            f"{instance}: the harness says resolved={own['resolved']}, its own lists of tests say {passed}; not believed"
         )
     return Grade("resolved" if passed else "unresolved", "", from_log)
 

@@ -26,7 +26,7 @@ from swebench.harness.constants import APPLY_PATCH_FAIL, END_TEST_OUTPUT, LOG_IN
 from swebench.harness.grading import get_eval_report
 from swebench.harness.utils import make_test_spec
 
-from assay_evaluate.tasks.swebench.worker_side import begin, tell
+from assay_evaluate.tasks.swebench.worker_process import begin, tell
 
 
 class _Containers:
@@ -55,24 +55,24 @@ class _LabellingClient:
 def grade(spec: dict[str, Any], row: dict[str, Any], prediction: dict[str, Any], client: Any) -> None:
     """One prediction, with attempts; tells what came of it."""
     instance, folder = row["instance_id"], _folder(spec, row["instance_id"])
-    why, outcome = "", "not_graded"
+    reason, outcome = "", "not_graded"
     for attempt in range(spec["num_attempts"]):
         if attempt:
             time.sleep(spec["backoff_s"] * 2 ** (attempt - 1))
         shutil.rmtree(folder, ignore_errors=True)
-        found = harness.run_instance(make_test_spec(row), prediction, client, spec["run"], timeout=spec["timeout_s"])
-        if found is not None:
-            report = found[1]
+        result = harness.run_instance(make_test_spec(row), prediction, client, spec["run"], timeout=spec["timeout_s"])
+        if result is not None:
+            report = result[1]
             if not report.get(instance, {}).get("infra_failure"):
                 tell("graded", instance=instance, report=report, from_log=False)
                 return
-            why = f"the log looks like a broken environment ({report[instance].get('infra_failure_reason')})"
+            reason = f"the log looks like a broken environment ({report[instance].get('infra_failure_reason')})"
             (folder / LOG_REPORT).unlink(missing_ok=True)
             continue
-        why, outcome = _why_not(folder)
+        reason, outcome = _read_failure(folder)
         if outcome != "not_graded":
             break
-    tell("failed", instance=instance, why=why, outcome=outcome)
+    tell("failed", instance=instance, why=reason, outcome=outcome)
 
 
 def _folder(spec: dict[str, Any], instance: str) -> Path:
@@ -80,7 +80,7 @@ def _folder(spec: dict[str, Any], instance: str) -> Path:
     return Path(spec["log_folder"]) / str(spec["run"]) / str(spec["model_name"]) / instance
 
 
-def _why_not(folder: Path) -> tuple[str, str]:
+def _read_failure(folder: Path) -> tuple[str, str]:
     """The harness only logs why an instance has no report."""
     log = folder / LOG_INSTANCE
     text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
@@ -99,9 +99,9 @@ def grade_from_log(spec: dict[str, Any], row: dict[str, Any], prediction: dict[s
     if not (patch.is_file() and patch.read_text(encoding="utf-8") == prediction["model_patch"]):
         return False
     if not log.is_file():
-        why, outcome = _why_not(folder)
+        reason, outcome = _read_failure(folder)
         if outcome == "patch_does_not_apply":
-            tell("failed", instance=row["instance_id"], why=why, outcome=outcome)
+            tell("failed", instance=row["instance_id"], why=reason, outcome=outcome)
         return outcome == "patch_does_not_apply"
     if END_TEST_OUTPUT not in log.read_text(encoding="utf-8", errors="replace"):
         return False
@@ -130,15 +130,13 @@ def main() -> None:
     spec = begin()
     harness.RUN_EVALUATION_LOG_DIR = Path(spec["log_folder"])
     rows = {row["instance_id"]: row for row in spec["rows"]}
-    left = [one for one in spec["predictions"] if not grade_from_log(spec, rows[one["instance_id"]], one)]
-    if not left:
-        return
-    client = _connect(spec)
-    if client is None:
+    pairs = [(rows[prediction["instance_id"]], prediction) for prediction in spec["predictions"]]
+    pairs = [(row, prediction) for row, prediction in pairs if not grade_from_log(spec, row, prediction)]
+    if not pairs or (client := _connect(spec)) is None:
         return
     with concurrent.futures.ThreadPoolExecutor(spec["num_graders"]) as pool:
-        for done in [pool.submit(grade, spec, rows[one["instance_id"]], one, client) for one in left]:
-            done.result()
+        for job in [pool.submit(grade, spec, row, prediction, client) for row, prediction in pairs]:
+            job.result()
 
 
 if __name__ == "__main__":

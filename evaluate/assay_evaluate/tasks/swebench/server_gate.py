@@ -24,9 +24,9 @@ class GaveUp(Exception):
 class RequestFailed(Exception):
     """No reply that counts came; the same request may be answered another time."""
 
-    def __init__(self, why: str, *, is_misconfigured: bool = False, retry_after_s: float | None = None) -> None:
+    def __init__(self, reason: str, *, is_misconfigured: bool = False, retry_after_s: float | None = None) -> None:
         """is_misconfigured: with a status of a wrong address or key."""
-        super().__init__(why)
+        super().__init__(reason)
         self.is_misconfigured, self.retry_after_s = is_misconfigured, retry_after_s
 
 
@@ -60,18 +60,18 @@ class ServerGate:
         except TransportError:
             return False
 
-    def wait_until_up(self, why: str) -> bool:
+    def wait_until_up(self, reason: str) -> bool:
         """Return when the server answers; True if it had been away. GaveUp after `patience_s`."""
         with self._lock:  # the first one waits and asks; the others wait for the lock
             if self.gave_up is not None:
                 raise GaveUp(self.gave_up)
             if self.is_up():
                 return False
-            self.tell("paused", why=why)
+            self.tell("paused", why=reason)
             began = time.monotonic()
             while not self.is_up():
                 if time.monotonic() - began > self.patience_s:
-                    self._give_up(f"{self.base_url} did not come back within {self.patience_s:g} s ({why})")
+                    self._give_up(f"{self.base_url} did not come back within {self.patience_s:g} s ({reason})")
                 time.sleep(self.probe_every_s)
             self.tell("resumed", seconds=round(time.monotonic() - began, 1))
             return True
@@ -86,22 +86,22 @@ class ServerGate:
                 self._fingerprint, self._num_others = fingerprint, 0
                 return
             self._num_others += 1
-            said = f"another server ({shown(fingerprint)}, before {shown(self._fingerprint)})"
+            other = f"another server ({shown(fingerprint)}, before {shown(self._fingerprint)})"
             if self._num_others < 2:
-                raise RequestFailed(f"the reply is of {said}")
+                raise RequestFailed(f"the reply is of {other}")
             self._give_up(
-                f"{self.base_url} came back as {said}; trajectories of two servers must not be mixed: start the old one again, "
-                "or a new run"
+                f"{self.base_url} came back as {other}; trajectories of two servers must not be mixed: start the old one "
+                "again, or a new run"
             )
 
-    def give_up(self, why: str) -> NoReturn:
+    def give_up(self, reason: str) -> NoReturn:
         """GaveUp, and for every request from now on."""
         with self._lock:
-            self._give_up(why)
+            self._give_up(reason)
 
-    def _give_up(self, why: str) -> NoReturn:
-        self.gave_up = why
-        raise GaveUp(why)
+    def _give_up(self, reason: str) -> NoReturn:
+        self.gave_up = reason
+        raise GaveUp(reason)
 
 
 class GatedRetry:

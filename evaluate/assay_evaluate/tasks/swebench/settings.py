@@ -53,8 +53,8 @@ def settings_for(task: SweTask, chat_template_kwargs: Mapping[str, Any] = {}) ->
     if task.environment != "local":
         environment |= {"cwd": "/testbed"}
     model_class = "litellm" if native else "litellm_textbased"
-    told = {"agent": agent, "model": model, "model_class": model_class, "environment": environment, "in": task.environment}
-    return Settings(agent, model, model_class, environment, sha256_of(told))
+    hashed = {"agent": agent, "model": model, "model_class": model_class, "environment": environment, "in": task.environment}
+    return Settings(agent, model, model_class, environment, sha256_of(hashed))
 
 
 def _agent_config(task: SweTask) -> dict[str, Any]:
@@ -86,9 +86,9 @@ def package_folder(module: str, distribution: str) -> Path:
     """Where a package lies, without importing it. MeasureError if it is not installed."""
     from importlib.util import find_spec
 
-    found = find_spec(module)
-    if found is None or not found.submodule_search_locations:
+    spec = find_spec(module)
+    if spec is None or not spec.submodule_search_locations:
         raise MeasureError(
             f"{distribution} is not installed, and SWE-bench tasks need it; pip install 'assay[swe]', or `make setup`"
         )
-    return Path(found.submodule_search_locations[0])
+    return Path(spec.submodule_search_locations[0])

@@ -7,8 +7,9 @@ RUN/swe/TASK-SHA/CHECKPOINT-SERVED/      repeat-0/{preds.json, INSTANCE/...}, gr
 from __future__ import annotations
 
 import datetime
+import functools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,9 @@ from assay_evaluate.statistics.proportions import clopper_pearson, wilson
 from assay_evaluate.tasks.swebench.agents import AgentEndpoint, Finished, Pacing, run_agents
 from assay_evaluate.tasks.swebench.container_runtime import ContainerRuntime, check_room, fetch_images, runtime_for
 from assay_evaluate.tasks.swebench.dataset import DatasetRow, dataset_sha256, load_instances
-from assay_evaluate.tasks.swebench.grading import Grade, check_harness, grade, grade_gold, versions
-from assay_evaluate.tasks.swebench.predictions import exit_of, read_trajectory, trajectory_path
+from assay_evaluate.tasks.swebench.grading import GOLD, Grade, check_harness, grade, versions
 from assay_evaluate.tasks.swebench.settings import Settings, settings_for
-from assay_evaluate.tasks.swebench.trajectories import measure
+from assay_evaluate.tasks.swebench.trajectories import exit_of, measure, read_trajectory, trajectory_path
 from assay_evaluate.tasks.swebench.worker_process import run_name
 
 NOTHING_MEASURED: dict[str, Any] = dict.fromkeys(
@@ -64,9 +64,9 @@ def prepare(task: SweTask, chat_template_kwargs: Mapping[str, Any] = {}) -> Prep
     if runtime is not None:
         check_room(runtime, task.min_free_disk_gb)
         missing = next((row["image"] for row in rows if not runtime.has_image(row["image"])), None)
-        if missing is not None and (why := fetch_images(runtime, [missing], task.pull_timeout_s)):
+        if missing is not None and (reasons := fetch_images(runtime, [missing], task.pull_timeout_s)):
             raise MeasureError(
-                f"{task.name}: image {missing} is neither here nor in its registry ({why[missing]}); build it (`make "
+                f"{task.name}: image {missing} is neither here nor in its registry ({reasons[missing]}); build it (`make "
                 "swe-images` for those of examples/tiny_swe), or give this host access to the registry"
             )
     return Prepared(task, rows, settings, runtime)
@@ -96,25 +96,24 @@ def run_swe(
     """
     task, rows = prepared.task, prepared.rows
     base = run_dir / "swe" / f"{task.name}-{task_sha256(prepared)[:12]}"
-    gold = grade_gold(task, rows, base / "gold", runtime=prepared.runtime, on_progress=on_progress)
-    failed = tuple(instance for instance, found in sorted(gold.items()) if found.outcome != "resolved")
-    asked = [row for row in rows if row["instance_id"] not in failed]
-    if not asked:
+    graded = functools.partial(grade, task, runtime=prepared.runtime, on_progress=on_progress)
+    gold = graded(rows, {row["instance_id"]: row["patch"] for row in rows}, base / "gold", GOLD)
+    failed = tuple(instance for instance, grade_of_gold in sorted(gold.items()) if grade_of_gold.outcome != "resolved")
+    rows = [row for row in rows if row["instance_id"] not in failed]
+    if not rows:
         first = gold[failed[0]]
-        raise NotMeasured(f"no gold patch passes on this host ({failed[0]}: {first.outcome}, {first.why or 'see its log'})")
-    mine = base / f"{who.checkpoint_sha256[:12]}-{who.fingerprint_sha256[:8]}{'-repeat' if sample else ''}"
-    folders = [mine / f"repeat-{number}" for number in range(task.num_repeats)]
+        raise NotMeasured(f"no gold patch passes on this host ({failed[0]}: {first.outcome}, {first.reason or 'see its log'})")
+    own = base / f"{who.checkpoint_sha256[:12]}-{who.fingerprint_sha256[:8]}{'-repeat' if sample else ''}"
+    folders = [own / f"repeat-{number}" for number in range(task.num_repeats)]
     finished = run_agents(
-        task, asked, folders, server, settings=prepared.settings, runtime=prepared.runtime, run=run_name(str(mine.resolve())),
-        model_name=mine.name, num_agents=min(task.num_agents, concurrency), on_progress=on_progress, pacing=pacing,
+        task, rows, folders, server, settings=prepared.settings, runtime=prepared.runtime, run=run_name(str(own.resolve())),
+        model_name=own.name, num_agents=min(task.num_agents, concurrency), on_progress=on_progress, pacing=pacing,
     )  # fmt: skip
     trajectories = []
-    for number, (folder, one) in enumerate(zip(folders, finished, strict=True)):
-        patches = {instance: kept["model_patch"] for instance, kept in one.predictions.items()}
-        grades = grade(
-            task, asked, patches, folder / "grading", mine.name, runtime=prepared.runtime, on_progress=on_progress
-        )  # fmt: skip
-        trajectories += [_trajectory(task, row, number, folder, one, grades) for row in asked]
+    for number, (folder, repeat) in enumerate(zip(folders, finished, strict=True)):
+        patches = {instance: prediction["model_patch"] for instance, prediction in repeat.predictions.items()}
+        grades = graded(rows, patches, folder / "grading", own.name)
+        trajectories += [_trajectory(task, row, number, folder, repeat, grades) for row in rows]
     return task_result(prepared, trajectories, failed)
 
 
@@ -129,15 +128,10 @@ def run_swe_task(session: Session, task: SweTask) -> TaskResult:
             sample=session.sample, concurrency=client.concurrency, on_progress=client.tell,
         )  # fmt: skip
     except NotMeasured as error:
-        return task_result_without_items(task, str(error))
-
-
-def task_result_without_items(task: SweTask, note: str) -> TaskResult:
-    """A task that could not be measured, and why."""
-    return TaskResult(
-        task=task.name, kind="swe", num_items=0, num_failed=0, num_truncated=0, accuracy=None, mean_output_tokens=None,
-        max_tokens=task.max_tokens, items=(), note=note,
-    )  # fmt: skip
+        return TaskResult(
+            task=task.name, kind="swe", num_items=0, num_failed=0, num_truncated=0, accuracy=None, mean_output_tokens=None,
+            max_tokens=task.max_tokens, items=(), note=str(error),
+        )  # fmt: skip
 
 
 def task_sha256(prepared: Prepared) -> str:
@@ -159,15 +153,15 @@ def _trajectory(
             **common, **NOTHING_MEASURED, exit_status=reason.split(":")[0], fault="infrastructure", outcome="not_graded",
             num_attempts=max(1, failures), error=reason,
         )  # fmt: skip
-    graded = grades[instance]
+    grade_of_patch = grades[instance]
     return Trajectory(
         **common,
         **measure(data, native_tool_calls=task.tool_calls == "native"),
         exit_status=exit_of(data).status,
         fault="model",
-        outcome=graded.outcome,
+        outcome=grade_of_patch.outcome,
         num_attempts=failures + 1,
-        error=graded.why or None,
+        error=grade_of_patch.reason or None,
     )
 
 
@@ -175,12 +169,11 @@ def _trajectory(
 def task_result(prepared: Prepared, trajectories: Sequence[Trajectory], gold_failed: tuple[str, ...]) -> TaskResult:
     """Items for the gates (one a trajectory, right if it resolves its instance), figures for the report."""
     task = prepared.task
-    items = tuple(_item(one) for one in trajectories)
+    items = tuple(_item(trajectory) for trajectory in trajectories)
     scored = [item for item in items if item.correct is not None]
     tokens = [item.output_tokens for item in scored if item.output_tokens is not None]
-    figures = _figures(prepared, trajectories, gold_failed)
     accuracy, pass_at_k, num_samples = accuracy_of(items)
-    first_error = next((one.error for one in trajectories if one.outcome == "not_graded"), None)
+    first_error = next((trajectory.error for trajectory in trajectories if trajectory.outcome == "not_graded"), None)
     return TaskResult(
         task=task.name,
         kind="swe",
@@ -194,53 +187,55 @@ def task_result(prepared: Prepared, trajectories: Sequence[Trajectory], gold_fai
         max_tokens=task.max_tokens,
         items=items,
         note=None if scored else f"no trajectory could be finished and graded; the first error: {first_error}",
-        swe=figures,
+        swe=_figures(prepared, trajectories, gold_failed),
     )
 
 
-def _item(one: Trajectory) -> ItemResult:
+def _item(trajectory: Trajectory) -> ItemResult:
     return ItemResult(
-        item=one.instance,
-        sample=one.repeat,
+        item=trajectory.instance,
+        sample=trajectory.repeat,
         language="en",
-        correct=None if one.outcome == "not_graded" else one.outcome == "resolved",
+        correct=None if trajectory.outcome == "not_graded" else trajectory.outcome == "resolved",
         truncated=False,  # a limit of the agent is part of what is measured
         wrong_script=False,
-        finish_reason=one.exit_status,
-        prompt_tokens=one.prompt_tokens,
-        output_tokens=one.output_tokens,
-        answer=one.patch_sha256,
-        error=one.error if one.outcome == "not_graded" else None,
-        cluster=one.repository,
+        finish_reason=trajectory.exit_status,
+        prompt_tokens=trajectory.prompt_tokens,
+        output_tokens=trajectory.output_tokens,
+        answer=trajectory.patch_sha256,
+        error=trajectory.error if trajectory.outcome == "not_graded" else None,
+        cluster=trajectory.repository,
     )
 
 
 def _figures(prepared: Prepared, trajectories: Sequence[Trajectory], gold_failed: tuple[str, ...]) -> SweFigures:
     task = prepared.task
-    count = [one for one in trajectories if one.fault == "model"]
-    num_calls, num_valid = (_sum(getattr(one, key) for one in count) for key in ("num_tool_calls", "num_valid_tool_calls"))
-    accepted, drafted = (_sum(getattr(one, key) for one in count) for key in ("accepted_tokens", "drafted_tokens"))
-    patches = [one for one in count if one.patch_sha256 is not None and one.outcome != "not_graded"]
+    counted = [trajectory for trajectory in trajectories if trajectory.fault == "model"]
+    num_calls, num_valid = _sum(counted, "num_tool_calls"), _sum(counted, "num_valid_tool_calls")
+    accepted, drafted = _sum(counted, "accepted_tokens"), _sum(counted, "drafted_tokens")
+    patches = [
+        trajectory for trajectory in counted if trajectory.patch_sha256 is not None and trajectory.outcome != "not_graded"
+    ]
     runtime = {} if prepared.runtime is None else {"container_runtime": prepared.runtime.version}
     return SweFigures(
         dataset="/".join(Path(task.dataset).parts[-2:]),  # a hub id, or the end of a path that says which
         dataset_sha256=dataset_sha256(prepared.rows),
-        num_instances=len({one.instance for one in trajectories}),
+        num_instances=len({trajectory.instance for trajectory in trajectories}),
         num_repeats=task.num_repeats,
         gold_failed=gold_failed,
-        num_resolved=sum(one.outcome == "resolved" for one in trajectories),
-        num_infrastructure=sum(one.outcome == "not_graded" for one in trajectories),
-        num_retried=sum(one.num_attempts > 1 for one in trajectories),
-        exit_statuses=dict(sorted(Counter(one.exit_status for one in trajectories).items())),
-        outcomes=dict(sorted(Counter(one.outcome for one in trajectories).items())),
-        mean_steps=_mean([one.num_steps for one in count], count),
-        mean_output_tokens=_mean([one.output_tokens for one in count], count),
-        mean_prompt_tokens=_mean([one.prompt_tokens for one in count], count),
-        num_format_errors=_sum(one.num_format_errors for one in count) or 0,
+        num_resolved=sum(trajectory.outcome == "resolved" for trajectory in trajectories),
+        num_infrastructure=sum(trajectory.outcome == "not_graded" for trajectory in trajectories),
+        num_retried=sum(trajectory.num_attempts > 1 for trajectory in trajectories),
+        exit_statuses=dict(sorted(Counter(trajectory.exit_status for trajectory in trajectories).items())),
+        outcomes=dict(sorted(Counter(trajectory.outcome for trajectory in trajectories).items())),
+        mean_steps=_mean(counted, "num_steps"),
+        mean_output_tokens=_mean(counted, "output_tokens"),
+        mean_prompt_tokens=_mean(counted, "prompt_tokens"),
+        num_format_errors=_sum(counted, "num_format_errors") or 0,
         tool_call_validity=clopper_pearson(num_valid, num_calls) if num_calls and num_valid is not None else None,
-        looped=_proportion([bool(one.looped) for one in count]),
-        context_overflow=_proportion([one.exit_status == "ContextWindowExceededError" for one in count]),
-        patch_applies=_proportion([one.outcome != "patch_does_not_apply" for one in patches]),
+        looped=_proportion([bool(trajectory.looped) for trajectory in counted]),
+        context_overflow=_proportion([trajectory.exit_status == "ContextWindowExceededError" for trajectory in counted]),
+        patch_applies=_proportion([trajectory.outcome != "patch_does_not_apply" for trajectory in patches]),
         draft_acceptance=accepted / drafted if drafted and accepted is not None else None,
         versions=versions() | runtime | {"date": datetime.date.today().isoformat()},
         agent_config_sha256=prepared.settings.sha256,
@@ -248,14 +243,14 @@ def _figures(prepared: Prepared, trajectories: Sequence[Trajectory], gold_failed
     )
 
 
-def _sum(values: Iterable[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
+def _sum(trajectories: Sequence[Trajectory], name: str) -> int | None:
+    known = [value for trajectory in trajectories if (value := getattr(trajectory, name)) is not None]
     return sum(known) if known else None
 
 
-def _mean(values: Sequence[int | None], of: Sequence[Trajectory]) -> Interval | None:
+def _mean(trajectories: Sequence[Trajectory], name: str) -> Interval | None:
     """With a bootstrap over repositories; None with fewer than two of them."""
-    known = [(value, one.repository) for value, one in zip(values, of, strict=True) if value is not None]
+    known = [(value, trajectory.repository) for trajectory in trajectories if (value := getattr(trajectory, name)) is not None]
     if len({repository for _, repository in known}) < 2:
         return None
     return cluster_bootstrap_mean([value for value, _ in known], [repository for _, repository in known])

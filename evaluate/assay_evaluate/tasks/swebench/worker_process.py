@@ -38,7 +38,14 @@ class worker:
             )  # fmt: skip
         assert self.process.stdin is not None and self.process.stdout is not None
         lines: queue.Queue[str | None] = queue.Queue()
-        threading.Thread(target=_read, args=(self.process.stdout, lines), daemon=True).start()
+
+        def read(stream: Iterable[str]) -> None:
+            for line in stream:
+                if line.startswith("{"):
+                    lines.put(line)
+            lines.put(None)
+
+        threading.Thread(target=read, args=(self.process.stdout,), daemon=True).start()
         try:
             self.process.stdin.write(json.dumps(self.spec) + "\n")
             self.process.stdin.flush()
@@ -54,13 +61,6 @@ class worker:
         if self.process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self.process.stdin.close()
-
-
-def _read(stream: Iterable[str], lines: queue.Queue[str | None]) -> None:
-    for line in stream:
-        if line.startswith("{"):
-            lines.put(line)
-    lines.put(None)
 
 
 def _environment(folder: Path) -> dict[str, str]:
@@ -95,3 +95,28 @@ def last_line(log: Path) -> str:
 def run_name(*parts: str) -> str:
     """A short name for containers, the same in every process that works on the same folder."""
     return "assay-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+
+
+# ------------------------------------------------------------------------------------------------ in the worker
+_print_lock = threading.Lock()
+
+
+def begin() -> dict[str, Any]:
+    """The spec, from the first line of stdin. From now on only `tell` writes to stdout; the process ends with its parent."""
+    spec: dict[str, Any] = json.loads(sys.stdin.readline())
+
+    def end_with_parent() -> None:
+        """The parent holds our stdin open; when it is killed, nobody must go on writing trajectories."""
+        sys.stdin.read()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    sys.stdout = sys.stderr  # whatever libraries print must not get between our lines
+    return spec
+
+
+def tell(event: str, **more: Any) -> None:
+    """One line for the parent."""
+    with _print_lock:
+        sys.__stdout__.write(json.dumps({"event": event, **more}) + "\n")  # type: ignore[union-attr]
+        sys.__stdout__.flush()  # type: ignore[union-attr]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from assay.records.base import canonical_json
-from assay.records.measurement import ToolItem
+from assay.records.base import Interval, canonical_json
+from assay.records.measurement import ItemResult, ToolCalls, ToolCell, ToolFigures, ToolItem, TriggerFidelity
 from assay_evaluate.client.journal import Reply
+from assay_evaluate.statistics import mcnemar_midp, wilson
 from assay_evaluate.tasks.tools.parameters import Schema
 from assay_evaluate.tasks.tools.questions import ToolQuestion
 from assay_evaluate.transport.foreign_json import plain, read_json
@@ -32,21 +34,17 @@ class Call:
 def read_calls(reply: Reply) -> tuple[Call, ...]:
     """The calls that the server's parser found. A call without a name counts, with an empty one."""
     calls = []
-    for one in reply.tool_calls or ():
-        function = one.get("function")
+    for call in reply.tool_calls or ():
+        function = call.get("function")
         function = function if isinstance(function, dict) else {}
-        calls.append(Call(str(function.get("name") or ""), _object(function.get("arguments"))))
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):  # as the API sends them; some servers send the object itself
+            try:
+                arguments = plain(read_json(arguments.encode()))
+            except ValueError:  # not JSON, NaN, a number of thousands of digits, or nested without end
+                arguments = None
+        calls.append(Call(str(function.get("name") or ""), arguments if isinstance(arguments, dict) else None))
     return tuple(calls)
-
-
-def _object(arguments: Any) -> dict[str, Any] | None:
-    """Arguments as the API sends them: JSON text. Some servers send the object itself."""
-    if isinstance(arguments, str):
-        try:
-            arguments = plain(read_json(arguments.encode()))
-        except ValueError:  # not JSON, NaN, a number of thousands of digits, or nested without end
-            return None
-    return arguments if isinstance(arguments, dict) else None
 
 
 def is_call_left_in_text(text: str, names: Sequence[str]) -> bool:
@@ -64,10 +62,10 @@ def is_valid(arguments: dict[str, Any] | None, schema: Schema) -> bool:
     return arguments is not None and Draft202012Validator(schema).is_valid(arguments)
 
 
-def equal_arguments(found: dict[str, Any], expected: dict[str, Any], schema: Schema) -> bool:
+def equal_arguments(actual: dict[str, Any], expected: dict[str, Any], schema: Schema) -> bool:
     """Whether both say the same: an argument left out has its default; 2 equals 2.0 but not true; text letter for letter."""
-    defaults = {name: one["default"] for name, one in schema["properties"].items() if "default" in one}
-    return _same({**defaults, **found}, {**defaults, **expected})
+    defaults = {name: own["default"] for name, own in schema["properties"].items() if "default" in own}
+    return _same({**defaults, **actual}, {**defaults, **expected})
 
 
 def _same(left: Any, right: Any) -> bool:
@@ -113,3 +111,63 @@ def answer_of(reply: Reply, item: ToolItem) -> str:
     if not calls:
         return "a call left in the text" if item.left_in_text else "no call"
     return "; ".join(f"{c.name}({'not JSON' if c.arguments is None else canonical_json(c.arguments)})" for c in calls)
+
+
+# ------------------------------------------------------------------------------------------------ figures
+def tool_calls(items: Sequence[ItemResult], reference: Sequence[ItemResult] | None) -> ToolCalls:
+    """Figures of one checkpoint's answered items. reference: its results for the same items; None: this is the reference."""
+    answered = [item.tool for item in items if item.correct is not None and item.tool is not None]
+    cells: dict[tuple[int, int | None], list[ToolItem]] = {}
+    for item in answered:
+        cells.setdefault((item.num_tools, item.prompt_tokens), []).append(item)
+    return ToolCalls(
+        overall=ToolFigures(**_figures(answered)),
+        cells=tuple(
+            ToolCell(num_tools=num_tools, prompt_tokens=length, **_figures(of_cell))
+            for (num_tools, length), of_cell in cells.items()
+        ),
+        against_reference=None if reference is None else trigger_fidelity(reference, items),
+    )
+
+
+def _figures(items: Sequence[ToolItem]) -> dict[str, Any]:
+    triggered = [item for item in items if item.called]
+    with_tool = [item for item in items if item.expected_tool is not None]
+    rightly = [item for item in triggered if item.expected_tool is not None]
+    of_right_tool = [item for item in rightly if item.arguments_equal is not None]
+    return {
+        "num_items": len(items),
+        "trigger_precision": _share(len(rightly), len(triggered)),
+        "trigger_recall": _share(len(rightly), len(with_tool)),
+        "right_tool": _share(sum(item.called == (item.expected_tool,) for item in rightly), len(rightly)),
+        "schema_valid": _share(sum(item.schema_valid is True for item in triggered), len(triggered)),
+        "arguments_equal": _share(sum(item.arguments_equal is True for item in of_right_tool), len(of_right_tool)),
+        "num_left_in_text": sum(item.left_in_text for item in items),
+    }
+
+
+def _share(num: int, of: int) -> Interval | None:
+    return wilson(num, of) if of else None
+
+
+def trigger_fidelity(reference: Sequence[ItemResult], candidate: Sequence[ItemResult]) -> TriggerFidelity | None:
+    """Triggers of both sides on the items that both answered; None without any. Whether a tool was right plays no part."""
+    of_reference, of_candidate = (
+        {item.item: bool(item.tool.called) for item in side if item.correct is not None and item.tool is not None}
+        for side in (reference, candidate)
+    )
+    pairs = Counter((of_reference[name], called) for name, called in of_candidate.items() if name in of_reference)
+    if not pairs:
+        return None
+    num_both, reference_only, candidate_only = pairs[True, True], pairs[True, False], pairs[False, True]
+    num_any = num_both + reference_only + candidate_only
+    return TriggerFidelity(
+        num_both=num_both,
+        num_reference_only=reference_only,
+        num_candidate_only=candidate_only,
+        num_neither=pairs[False, False],
+        precision=_share(num_both, num_both + candidate_only),
+        recall=_share(num_both, num_both + reference_only),
+        f1=2 * num_both / (num_both + num_any) if num_any else None,
+        p_value=mcnemar_midp(reference_only, candidate_only),
+    )

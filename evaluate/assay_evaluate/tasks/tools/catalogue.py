@@ -82,7 +82,7 @@ def _changes(kind: ObjectKind) -> Parameter:
     """A nested object: one or two of the kind's parameters, with new values."""
     own = _own(kind)
     schema: Schema = {
-        **object_of({one.name: one.schema for one in own}, (), "What changes, and only that."),
+        **object_of({parameter.name: parameter.schema for parameter in own}, (), "What changes, and only that."),
         "minProperties": 1,
     }
 
@@ -153,8 +153,8 @@ class Tool:
     @property
     def schema(self) -> Schema:
         """JSON schema of its arguments."""
-        parameters = (*self.required, *self.optional)
-        return object_of({one.name: one.schema for one in parameters}, tuple(one.name for one in self.required))
+        properties = {parameter.name: parameter.schema for parameter in (*self.required, *self.optional)}
+        return object_of(properties, tuple(parameter.name for parameter in self.required))
 
     @property
     def definition(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ that every checkpoint gets the same text.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from assay_evaluate.asking.dialect import Dialect
@@ -24,11 +25,11 @@ LEAST_FILL = 0.95
 
 def messages_of(question: ToolQuestion, num_sentences: int, seed: str) -> Messages:
     """The question after a dialogue in which the assistant has said `num_sentences` sentences."""
-    told = generated(f"{seed}:{question.id}")(num_sentences)
+    sentences = generated(f"{seed}:{question.id}")(num_sentences)
     turns: Messages = []
     for first in range(0, num_sentences, SENTENCES_PER_TURN):
         turns.append({"role": "user", "content": "Tell me more, in a few sentences." if first else "Tell me a story."})
-        turns.append({"role": "assistant", "content": " ".join(told[first : first + SENTENCES_PER_TURN])})
+        turns.append({"role": "assistant", "content": " ".join(sentences[first : first + SENTENCES_PER_TURN])})
     return [*turns, {"role": "user", "content": question.question}]
 
 
@@ -40,12 +41,10 @@ def fit(question: ToolQuestion, seed: str, count: CountPrompt) -> int:
     length = question.prompt_tokens
     if length is None:
         return 0
-    tokens: dict[int, int] = {}
 
+    @functools.cache
     def of(num_sentences: int) -> int:
-        if num_sentences not in tokens:
-            tokens[num_sentences] = count(messages_of(question, num_sentences, seed), question)
-        return tokens[num_sentences]
+        return count(messages_of(question, num_sentences, seed), question)
 
     if of(0) > length:
         raise ValueError(f"{question.num_tools} tools and the question alone take {of(0)} tokens")

@@ -66,8 +66,8 @@ EMAIL: Schema = {"type": "string", "pattern": r"^[^@\s]+@[^@\s]+$", "description
 
 def object_of(properties: dict[str, Schema], required: tuple[str, ...], description: str = "") -> Schema:
     """Schema of an object in which nothing else is allowed."""
-    made: Schema = {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
-    return {**made, "description": description} if description else made
+    schema: Schema = {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+    return {**schema, "description": description} if description else schema
 
 
 def one_of(name: str, *values: str, description: str) -> Parameter:
@@ -81,17 +81,16 @@ def _integer(name: str, low: int, high: int, description: str) -> Parameter:
     return Parameter(name, schema, lambda draw: draw.randint(low, high))
 
 
-def _several(name: str, items: Schema, draw_one: Callable[[random.Random], str], description: str) -> Parameter:
-    def draw_some(draw: random.Random) -> list[str]:
-        wanted = draw.randint(1, 3)
-        found: list[str] = []
-        while len(found) < wanted:
-            one = draw_one(draw)
-            found += [] if one in found else [one]
-        return found
+def _array(name: str, items: Schema, draw_item: Callable[[random.Random], str], description: str) -> Parameter:
+    def draw_items(draw: random.Random) -> list[str]:
+        count = draw.randint(1, 3)
+        values: dict[str, None] = {}
+        while len(values) < count:
+            values[draw_item(draw)] = None
+        return list(values)
 
     return Parameter(
-        name, {"type": "array", "items": items, "minItems": 1, "uniqueItems": True, "description": description}, draw_some
+        name, {"type": "array", "items": items, "minItems": 1, "uniqueItems": True, "description": description}, draw_items
     )
 
 
@@ -124,8 +123,8 @@ PARAMETERS: dict[str, Parameter] = {
                   _address),
         Parameter("contact", object_of({"name": {"type": "string"}, "email": EMAIL}, ("name", "email"), "Whom to ask."),
                   _contact),
-        _several("tags", {"type": "string", "enum": list(TAGS)}, lambda draw: draw.choice(TAGS), "Labels, in the order given."),
-        _several("attendees", EMAIL, _email, "E-mail addresses, in the order given."),
+        _array("tags", {"type": "string", "enum": list(TAGS)}, lambda draw: draw.choice(TAGS), "Labels, in the order given."),
+        _array("attendees", EMAIL, _email, "E-mail addresses, in the order given."),
     )
 }  # fmt: skip
 """What objects consist of, by name."""
@@ -148,16 +147,16 @@ def code_of(prefix: str) -> Parameter:
     return Parameter("code", schema, lambda draw: f"{prefix}-{draw.randint(1000, 9999)}")
 
 
-def in_words(name: str, value: Any) -> str:
+def describe_value(name: str, value: Any) -> str:
     """`notify`, False -> "notify: no"; a nested object with its own names in brackets."""
-    return f"{name.replace('_', ' ')}: {_value_in_words(value)}"
+    return f"{name.replace('_', ' ')}: {_value_text(value)}"
 
 
-def _value_in_words(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, dict):
-        return f"({', '.join(in_words(name, inner) for name, inner in value.items())})"
+        return f"({', '.join(describe_value(name, inner) for name, inner in value.items())})"
     if isinstance(value, list):
-        return ", ".join(_value_in_words(one) for one in value)
+        return ", ".join(map(_value_text, value))
     return f'"{value}"' if isinstance(value, str) and " " in value else str(value)

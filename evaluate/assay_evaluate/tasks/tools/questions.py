@@ -17,7 +17,7 @@ from typing import Any, Literal
 from assay_evaluate.tasks.tools import languages
 from assay_evaluate.tasks.tools.catalogue import Tool, all_tools
 from assay_evaluate.tasks.tools.languages import ToolLanguage
-from assay_evaluate.tasks.tools.parameters import in_words
+from assay_evaluate.tasks.tools.parameters import describe_value
 
 QuestionKind = Literal["tool", "missing", "talk"]
 
@@ -59,39 +59,36 @@ def tool_question(
     draw = random.Random(f"{seed}:tools:{cell}:{index}")
     num_before, num_after = int(index * share_without_tool), int((index + 1) * share_without_tool)
     kind: QuestionKind = "tool" if num_before == num_after else ("missing" if num_before % 2 == 0 else "talk")
-    wanted = draw.choice(all_tools())
+    target = draw.choice(all_tools())
     if kind == "talk":
         wording = draw.choice(TALK if language == "en" else languages.TALK[language])
         question = wording.format(a=draw.randint(10, 999), b=draw.randint(10, 999))
         arguments = None
     else:
-        arguments = _draw_arguments(wanted, draw)
-        question = ask(wanted, arguments, draw, language)
-    chosen = _others(wanted, draw, with_its_kind=kind == "tool")[: num_tools - (kind == "tool")]
-    tools = [*chosen, wanted] if kind == "tool" else chosen
+        # every required argument and about half of the optional ones
+        chosen = (*target.required, *[parameter for parameter in target.optional if draw.random() < 0.5])
+        arguments = {parameter.name: parameter.draw(draw) for parameter in chosen}
+        question = ask(target, arguments, draw, language)
+    has_target = kind == "tool"
+    tools = _others(target, draw, with_its_kind=has_target)[: num_tools - has_target]
+    if has_target:
+        tools.append(target)
     draw.shuffle(tools)
-    right = kind == "tool"
     return ToolQuestion(
         id=f"tools/{cell}/{index}",
         kind=kind,
         question=question,
         tools=tuple(tools),
-        expected_tool=wanted.name if right else None,
-        expected=arguments if right else None,
+        expected_tool=target.name if has_target else None,
+        expected=arguments if has_target else None,
         prompt_tokens=prompt_tokens,
         language=language,
     )
 
 
-def _draw_arguments(tool: Tool, draw: random.Random) -> dict[str, Any]:
-    """Every required argument and about half of the optional ones."""
-    optional = tuple(one for one in tool.optional if draw.random() < 0.5)
-    return {one.name: one.draw(draw) for one in (*tool.required, *optional)}
-
-
 def ask(tool: Tool, arguments: dict[str, Any], draw: random.Random, language: ToolLanguage = "en") -> str:
     """The question that `tool` with `arguments` answers; every argument is named and said word for word."""
-    details = "; ".join(in_words(name, value) for name, value in arguments.items() if name != "code")
+    details = "; ".join(describe_value(name, value) for name, value in arguments.items() if name != "code")
     if language != "en":
         return languages.request(language, tool.action.verb, tool.kind.noun, arguments.get("code"), details, draw)
     wording = draw.choice(tool.action.requests)
@@ -99,17 +96,14 @@ def ask(tool: Tool, arguments: dict[str, Any], draw: random.Random, language: To
     return f"{sentence} Details: {details}."
 
 
-def _others(wanted: Tool, draw: random.Random, *, with_its_kind: bool) -> list[Tool]:
+def _others(target: Tool, draw: random.Random, *, with_its_kind: bool) -> list[Tool]:
     """The other tools, most alike first: same kind and same action in turn, then the rest. Without its kind: none of those."""
-    same_kind = _shuffled([t for t in all_tools() if t.kind == wanted.kind and t.action != wanted.action], draw)
-    same_action = _shuffled([t for t in all_tools() if t.action == wanted.action and t.kind != wanted.kind], draw)
-    rest = _shuffled([t for t in all_tools() if t.action != wanted.action and t.kind != wanted.kind], draw)
+    same_kind = [tool for tool in all_tools() if tool.kind == target.kind and tool.action != target.action]
+    same_action = [tool for tool in all_tools() if tool.action == target.action and tool.kind != target.kind]
+    rest = [tool for tool in all_tools() if tool.action != target.action and tool.kind != target.kind]
+    for tools in (same_kind, same_action, rest):
+        draw.shuffle(tools)
     if not with_its_kind:
         return [*same_action, *rest]
-    alike = [tool for pair in zip(same_kind, same_action, strict=False) for tool in pair]
-    return [*alike, *same_action[len(same_kind) :], *rest]
-
-
-def _shuffled(tools: list[Tool], draw: random.Random) -> list[Tool]:
-    draw.shuffle(tools)
-    return tools
+    in_turn = [tool for pair in zip(same_kind, same_action, strict=False) for tool in pair]
+    return [*in_turn, *same_action[len(same_kind) :], *rest]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from assay.errors import MeasureError
@@ -20,12 +20,11 @@ from assay_evaluate.asking.dialect import CHAT
 from assay_evaluate.asking.session import Session, task_result
 from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.client.journal import Identity, Reply, Request
-from assay_evaluate.tasks.looks import added_by_looks, made_from
-from assay_evaluate.tasks.room import with_reply
-from assay_evaluate.tasks.tools.calls import answer_of, is_correct, judge
+from assay_evaluate.tasks.cells import tokens_with_reply
+from assay_evaluate.tasks.looks import added_by_looks, look_key
+from assay_evaluate.tasks.tools.calls import answer_of, is_correct, judge, tool_calls
 from assay_evaluate.tasks.tools.catalogue import CATALOGUE_VERSION, all_tools
 from assay_evaluate.tasks.tools.dialogue import count_prompt, fit, messages_of, prompt_counter
-from assay_evaluate.tasks.tools.figures import tool_calls
 from assay_evaluate.tasks.tools.questions import ToolQuestion, tool_question
 
 GRAMMAR_PARSERS = frozenset({"glm45", "glm47"})
@@ -36,44 +35,44 @@ TEMPLATE_IGNORES_TOOLS = "the chat template does not show tools to the model: a 
 
 
 @dataclass(frozen=True)
-class AskedTools:
-    """The items that can be asked. num_sentences: of dialogue before each. skipped: cell -> why it cannot be asked."""
+class SizedQuestions:
+    """The questions that can be asked, each with its sentences of dialogue. skipped: cell -> why it cannot be asked."""
 
-    questions: tuple[ToolQuestion, ...]
-    num_sentences: tuple[int, ...]
-    skipped: Mapping[str, str]
+    questions: tuple[tuple[ToolQuestion, int], ...] = ()
+    skipped: Mapping[str, str] = field(default_factory=dict)
 
 
 def run_tools(session: Session, task: ToolsTask, reference: Identity) -> TaskResult:
     """Ask and score every item; on a candidate, against the reference's replies to the same requests in the journal."""
-    why_not = why_no_tools(session)
-    if why_not is not None:
-        return task_result(task.name, "tools", [], task.max_tokens, why_not)
     try:
-        asked = _sized(session, task, reference)
+        reason = reason_without_tools(session)
+        sized = SizedQuestions() if reason is not None else _size_questions(session, task, reference)
     except NotMeasured as error:
-        return task_result(task.name, "tools", [], task.max_tokens, str(error))
-    pairs = zip(asked.questions, asked.num_sentences, strict=True)
-    answered = session.ask_items(task, pairs, lambda one, sample: _request(session, task, *one, sample))
+        reason = str(error)
+    if reason is not None:
+        return task_result(task.name, "tools", [], task.max_tokens, reason)
+    answered = session.ask_items(task, sized.questions, lambda pair, sample: _request(session, task, *pair, sample))
     results = [_result(session, task, question, reply, sample) for (question, _), sample, reply in answered]
     first = [result for result in results if result.sample == 0]  # shares of cells are over items
-    notes = [f"not measured {cell}: {why}" for cell, why in asked.skipped.items()]
+    notes = [f"not measured {cell}: {reason}" for cell, reason in sized.skipped.items()]
     budget = session.thinking_budget_tokens(task)
-    found = task_result(task.name, "tools", results, task.max_tokens, "; ".join(notes) or None, budget)
-    return found.model_copy(update={"tools": tool_calls(first, _reference_results(session, task, asked, reference))})
+    result = task_result(task.name, "tools", results, task.max_tokens, "; ".join(notes) or None, budget)
+    return result.model_copy(update={"tools": tool_calls(first, _reference_results(session, task, sized, reference))})
 
 
-def _reference_results(session: Session, task: ToolsTask, asked: AskedTools, reference: Identity) -> list[ItemResult] | None:
+def _reference_results(
+    session: Session, task: ToolsTask, sized: SizedQuestions, reference: Identity
+) -> list[ItemResult] | None:
     """The reference's own first results, from the journal; None on its first pass."""
     if session.client.who == reference and session.sample == 0:
         return None
-    found, as_first = [], dataclasses.replace(session, takes_second_replies=False)
-    for question, num_sentences in zip(asked.questions, asked.num_sentences, strict=True):
+    results, as_first = [], dataclasses.replace(session, takes_second_replies=False)
+    for question, num_sentences in sized.questions:
         first = dataclasses.replace(_request(as_first, task, question, num_sentences), sample=0)
         reply = session.client.journal.find(first.key(reference))
         if reply is not None:
-            found.append(_result(session, task, question, reply))
-    return found
+            results.append(_result(session, task, question, reply))
+    return results
 
 
 def _request(session: Session, task: ToolsTask, question: ToolQuestion, num_sentences: int, sample: int = 0) -> Request:
@@ -90,7 +89,7 @@ def _request(session: Session, task: ToolsTask, question: ToolQuestion, num_sent
 
 
 def _result(session: Session, task: ToolsTask, question: ToolQuestion, reply: Reply, sample: int = 0) -> ItemResult:
-    done = judge(question, reply)
+    judged = judge(question, reply)
     result = session.result(
         reply,
         item=question.id,
@@ -98,58 +97,52 @@ def _result(session: Session, task: ToolsTask, question: ToolQuestion, reply: Re
         language=question.language,
         prompt=question.question,
         expected=canonical_json(question.expected),
-        correct=is_correct(done, reply),
-        answer=answer_of(reply, done),
+        correct=is_correct(judged, reply),
+        answer=answer_of(reply, judged),
         thinking_budget_tokens=session.thinking_budget_tokens(task),
         max_tokens=task.max_tokens,
     )
     return dataclasses.replace(
         result,
-        tool=done if reply.status == "answered" else None,
+        tool=judged if reply.status == "answered" else None,
         subtask=f"{question.num_tools} {'tool' if question.num_tools == 1 else 'tools'}",
         length_tokens=question.prompt_tokens,
     )
 
 
 # ------------------------------------------------------------------------------------------------ items
-def _sized(session: Session, task: ToolsTask, reference: Identity) -> AskedTools:
+def _size_questions(session: Session, task: ToolsTask, reference: Identity) -> SizedQuestions:
     """The task's items; how much dialogue each gets comes from the journal, or is measured now and kept.
 
     Measured once, by the reference's tokenizer and template: every checkpoint must get the same text.
     """
-    found = [_added(session, task, added, reference) for added in added_by_looks(task)]
-    return AskedTools(
-        tuple(question for one in found for question in one.questions),
-        tuple(number for one in found for number in one.num_sentences),
-        {cell: why for one in reversed(found) for cell, why in one.skipped.items()},
-    )
-
-
-def _added(session: Session, task: ToolsTask, added: range, reference: Identity) -> AskedTools:
-    """The items that one look adds."""
-    questions = tuple(
-        tool_question(session.seed, index, num_tools, length or None, task.share_without_tool, language)
-        for num_tools in task.num_tools
-        for length in task.prompt_tokens
-        for language in task.languages
-        for index in added
-    )
-    journal = session.client.journal
-    key = {
-        "seed": session.seed,
-        "task": made_from(task, added),
-        "catalogue": CATALOGUE_VERSION,
-        "reference": reference.checkpoint_sha256,
-        "chat_template_kwargs": session.dialect.chat_template_kwargs,
-        "max_model_len": session.max_model_len,
-    }
-    kept = journal.find_items(task.name, key)
-    if kept is None:
-        kept = [_measure(session, task, questions)]
-        journal.keep_items(task.name, key, kept)
-    sentences, skipped = kept[0]["num_sentences"], kept[0]["skipped"]
-    fitting = tuple(question for question in questions if question.id in sentences)
-    return AskedTools(fitting, tuple(sentences[question.id] for question in fitting), skipped)
+    sized: list[tuple[ToolQuestion, int]] = []
+    skipped: dict[str, str] = {}
+    for added in added_by_looks(task):
+        questions = [
+            tool_question(session.seed, index, num_tools, length or None, task.share_without_tool, language)
+            for num_tools in task.num_tools
+            for length in task.prompt_tokens
+            for language in task.languages
+            for index in added
+        ]
+        journal = session.client.journal
+        key = {
+            "seed": session.seed,
+            "task": look_key(task, added),
+            "catalogue": CATALOGUE_VERSION,
+            "reference": reference.checkpoint_sha256,
+            "chat_template_kwargs": session.dialect.chat_template_kwargs,
+            "max_model_len": session.max_model_len,
+        }
+        kept = journal.find_items(task.name, key)
+        if kept is None:
+            kept = [_measure(session, task, questions)]
+            journal.keep_items(task.name, key, kept)
+        sentences = kept[0]["num_sentences"]
+        sized += [(question, sentences[question.id]) for question in questions if question.id in sentences]
+        skipped = kept[0]["skipped"] | skipped  # of several looks the first says why
+    return SizedQuestions(tuple(sized), skipped)
 
 
 def _measure(session: Session, task: ToolsTask, questions: Sequence[ToolQuestion]) -> dict[str, Any]:
@@ -167,7 +160,7 @@ def _measure(session: Session, task: ToolsTask, questions: Sequence[ToolQuestion
             tokens = question.prompt_tokens
             if room is not None:
                 tokens = tokens or count(messages_of(question, 0, session.seed), question)
-                if with_reply(task, tokens) > room:
+                if tokens_with_reply(task, tokens) > room:
                     raise ValueError(f"{tokens} + {task.max_tokens} tokens of reply do not fit max_model_len {room}")
         except ValueError as error:
             skipped[cell] = str(error)
@@ -183,7 +176,7 @@ def _cell(question: ToolQuestion) -> str:
 
 
 # ------------------------------------------------------------------------------------------------ can it be measured at all
-def why_no_tools(session: Session) -> str | None:
+def reason_without_tools(session: Session) -> str | None:
     """Why this server cannot be asked with tools; None if it can. Two small requests. MeasureError if it is unwell."""
     client, dialect = session.client, session.dialect
     if not dialect.is_chat:
@@ -193,9 +186,9 @@ def why_no_tools(session: Session) -> str | None:
     body = {"messages": messages, "max_tokens": 1, "tools": definitions, "tool_choice": "auto"}
     response = client.post(CHAT, body)
     if response.status in {400, 422, 501}:
-        what = response.message
-        mend = f"; {NO_TOOLS}" if "tool" in what and "pars" in what else ""
-        return f"the server takes no tools: HTTP {response.status}: {what}{mend}"
+        message = response.message
+        remedy = f"; {NO_TOOLS}" if "tool" in message and "pars" in message else ""
+        return f"the server takes no tools: HTTP {response.status}: {message}{remedy}"
     if response.status != 200:
         raise MeasureError(f"{client.endpoint.base_url}{CHAT}: HTTP {response.status}: {response.message}")
     try:
@@ -203,9 +196,7 @@ def why_no_tools(session: Session) -> str | None:
         without = count_prompt(client, dialect, messages, [])
     except NotMeasured:
         return None  # nothing to tell it by; the replies will show
-    if with_tools <= without:
-        return TEMPLATE_IGNORES_TOOLS
-    return None
+    return TEMPLATE_IGNORES_TOOLS if with_tools <= without else None
 
 
 def grammar_notes(suite: SuiteRecipe, fingerprint: Fingerprint | None) -> list[str]:

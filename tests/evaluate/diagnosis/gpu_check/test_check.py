@@ -21,8 +21,8 @@ from assay_evaluate.diagnosis.gpu_check import check as module
 from assay_evaluate.diagnosis.gpu_check.check import check_formats
 from assay_evaluate.diagnosis.gpu_check.sides import (
     activation_bits,
-    are_quantized,
-    no_kernel,
+    quantizes_activations,
+    reason_without_kernel,
     self_test_sides,
     sides_on,
     with_plain_activations,
@@ -68,14 +68,14 @@ class Machine:
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool | None, bool]]:
     """(precision, whether activations are quantized, whether it has an emulated twin) of every pair that was asked."""
-    found: list[tuple[str, bool | None, bool]] = []
+    result: list[tuple[str, bool | None, bool]] = []
 
     def ask(pair: Any, check: FormatCheck, length: Any) -> tuple[FormatCheck, list[str]]:
-        found.append((pair.precision, pair.quantizes, pair.emulated is not None))
+        result.append((pair.precision, pair.quantizes, pair.emulated is not None))
         return check, []
 
-    monkeypatch.setattr(module, "_asked", ask)
-    return found
+    monkeypatch.setattr(module, "_ask_pair", ask)
+    return result
 
 
 def run(
@@ -92,7 +92,7 @@ def run(
 def test_waves(tmp_path: Path, asked: list[Any]) -> None:
     machine = Machine()
     checks = run(tmp_path, machine)
-    assert [(one.precision, one.outcome) for one in checks] == [("a", "PASS"), ("b", "PASS"), ("c", "PASS")]
+    assert [(check.precision, check.outcome) for check in checks] == [("a", "PASS"), ("b", "PASS"), ("c", "PASS")]
     assert sorted(machine.started[:2]) == [("gpu-check", "a"), ("gpu-check", "b")]
     assert sorted(machine.started[2:4]) == [("gpu-check-emulated", "a"), ("gpu-check-emulated", "b")]
     assert machine.started[4:] == [("gpu-check", "c"), ("gpu-check-emulated", "c")]
@@ -102,7 +102,7 @@ def test_waves(tmp_path: Path, asked: list[Any]) -> None:
 
 def test_no_wave_begins_that_cannot_end(tmp_path: Path, asked: list[Any]) -> None:
     checks = run(tmp_path, Machine(), seconds=module.WAVE_S - 1)
-    assert [one.outcome for one in checks] == ["NOT MEASURED"] * 3 and not asked
+    assert [check.outcome for check in checks] == ["NOT MEASURED"] * 3 and not asked
     assert checks[0].reasons == (
         "no time was left for it: a wave takes about 170 s; name it with --formats, or give --minutes",
     )
@@ -112,9 +112,9 @@ def test_a_format_that_is_not_served_fails_unless_that_was_foreseen(tmp_path: Pa
     machine = Machine(refuses=lambda spec: spec.checkpoint.name in "ab")
     foreseen = {"a": replayed(finding=("kernel", "no kernel for it")), "c": replayed(("linear", "w", "MacheteLinearKernel"))}
     a, b, c = run(tmp_path, machine, foreseen=foreseen)
-    said = "vLLM stopped before it was ready (exit status 1): ValueError: no kernel"
-    assert (a.outcome, a.reasons) == ("NOT SERVED", ("as foreseen: no kernel for it", said))
-    assert (b.outcome, b.reasons) == ("FAIL", (f"not served: {said}",))
+    text = "vLLM stopped before it was ready (exit status 1): ValueError: no kernel"
+    assert (a.outcome, a.reasons) == ("NOT SERVED", ("as foreseen: no kernel for it", text))
+    assert (b.outcome, b.reasons) == ("FAIL", (f"not served: {text}",))
     assert c.outcome == "PASS" and c.kernels is not None and c.kernels.foreseen is not None
     assert ("gpu-check-emulated", "a") not in machine.started and machine.running == 0
 
@@ -142,11 +142,11 @@ def test_where_marlin_keeps_activations_emulation_does(tmp_path: Path, asked: li
 
 def test_activations_of_a_server(tmp_path: Path) -> None:
     plain, quantized = checkpoint(tmp_path / "plain"), checkpoint(tmp_path / "quantized", FLOAT4)
-    assert are_quantized(plain, FP4) is False and are_quantized(plain, ()) is False
-    assert are_quantized(quantized, FP4) is False
-    assert are_quantized(quantized, ("Using XLinearKernel for NVFP4 GEMM", "Using 'Y' NvFp4 MoE backend")) is True
-    assert are_quantized(quantized, (FP4[0], "Using 'FLASHINFER_TRTLLM' NvFp4 MoE backend")) is None
-    assert are_quantized(quantized, ("assay-emulate: Glm: 3 modules dequantized",)) is True
+    assert quantizes_activations(plain, FP4) is False and quantizes_activations(plain, ()) is False
+    assert quantizes_activations(quantized, FP4) is False
+    assert quantizes_activations(quantized, ("Using XLinearKernel for NVFP4 GEMM", "Using 'Y' NvFp4 MoE backend")) is True
+    assert quantizes_activations(quantized, (FP4[0], "Using 'FLASHINFER_TRTLLM' NvFp4 MoE backend")) is None
+    assert quantizes_activations(quantized, ("assay-emulate: Glm: 3 modules dequantized",)) is True
     assert (activation_bits(plain), activation_bits(quantized)) == (16, 4)
     assert with_plain_activations(quantized, tmp_path / "twin") == with_plain_activations(quantized, tmp_path / "twin")
 
@@ -156,9 +156,9 @@ def test_int8_on_blackwell(tmp_path: Path) -> None:
     int8, fp8 = (
         checkpoint(tmp_path / "i", {"type": "int", "num_bits": 8}), checkpoint(tmp_path / "f", {"type": "float"})
     )  # fmt: skip
-    assert no_kernel(int8, "NVIDIA B200") == "vLLM has no INT8 kernel for Blackwell"
-    assert no_kernel(int8, "NVIDIA H200") is None and no_kernel(fp8, "NVIDIA B200") is None
-    assert no_kernel(int8, "NVIDIA L4") is None and no_kernel(int8, None) is None
+    assert reason_without_kernel(int8, "NVIDIA B200") == "vLLM has no INT8 kernel for Blackwell"
+    assert reason_without_kernel(int8, "NVIDIA H200") is None and reason_without_kernel(fp8, "NVIDIA B200") is None
+    assert reason_without_kernel(int8, "NVIDIA L4") is None and reason_without_kernel(int8, None) is None
 
 
 # ------------------------------------------------------------------------------------------------ how they are served

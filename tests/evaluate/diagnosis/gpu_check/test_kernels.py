@@ -6,7 +6,7 @@ import pytest
 from replayed import HOPPER, replayed
 
 from assay.records.preflight.gpu_check import ForeseenKernel, Kernels
-from assay_evaluate.diagnosis.gpu_check.kernels import compare_kernels, keeps_activations, names, refusal
+from assay_evaluate.diagnosis.gpu_check.judgement import compare_kernels, foreseen_refusal, is_named_in, keeps_activations
 
 
 def test_a_kernel_is_named_by_its_backend_or_its_class() -> None:
@@ -23,25 +23,25 @@ def test_a_kernel_is_named_by_its_backend_or_its_class() -> None:
 
 def test_a_kernel_that_ran_for_the_draft_alone_is_not_named() -> None:
     foreseen = replayed(("experts", "fp8_block", "TRITON (TritonExperts)"))
-    found = compare_kernels(foreseen, HOPPER)
-    assert found.foreseen is not None and found.foreseen[0].line is None
-    assert names("Using TRITON Fp8 MoE backend", "TRITON (TritonExperts)")
-    assert not names("Selected CutlassFP8ScaledMMLinearKernel for X", "FP8ScaledMMLinearKernel"), "whole words"
+    result = compare_kernels(foreseen, HOPPER)
+    assert result.foreseen is not None and result.foreseen[0].line is None
+    assert is_named_in("Using TRITON Fp8 MoE backend", "TRITON (TritonExperts)")
+    assert not is_named_in("Selected CutlassFP8ScaledMMLinearKernel for X", "FP8ScaledMMLinearKernel"), "whole words"
 
 
 def test_what_is_not_foreseen_says_why() -> None:
     assert compare_kernels("no serving environment", HOPPER) == Kernels(
         foreseen=None, unknown="no serving environment", chosen=HOPPER
     )
-    found = compare_kernels(replayed(("linear", "mxfp4", None), finding=("unknown", "vLLM asks torch.ops")), ())
-    assert (found.foreseen, found.unknown) == (None, "vLLM asks torch.ops; M: chosen later")
+    result = compare_kernels(replayed(("linear", "mxfp4", None), finding=("unknown", "vLLM asks torch.ops")), ())
+    assert (result.foreseen, result.unknown) == (None, "vLLM asks torch.ops; M: chosen later")
     assert compare_kernels(replayed(), ()).unknown == "the replay found no quantized module"
 
 
 def test_a_refusal_is_foreseen() -> None:
-    assert refusal(replayed(finding=("kernel", "no kernel for it"))) == "no kernel for it"
-    assert refusal(replayed(finding=("unknown", "who knows"))) is None
-    assert refusal(replayed()) is None and refusal("not replayed") is None
+    assert foreseen_refusal(replayed(finding=("kernel", "no kernel for it"))) == "no kernel for it"
+    assert foreseen_refusal(replayed(finding=("unknown", "who knows"))) is None
+    assert foreseen_refusal(replayed()) is None and foreseen_refusal("not replayed") is None
 
 
 @pytest.mark.parametrize(

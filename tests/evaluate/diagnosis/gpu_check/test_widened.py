@@ -20,8 +20,8 @@ TRAINED = Path(__file__).resolve().parents[4] / "examples" / "tiny_glm" / "check
 def logits(folder: Path) -> torch.Tensor:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
-        found: torch.Tensor = model(torch.arange(20, 84)[None]).logits
-    return found
+        result: torch.Tensor = model(torch.arange(20, 84)[None]).logits
+    return result
 
 
 @pytest.mark.slow

@@ -27,9 +27,8 @@ from assay.recipes.profile import ProfileRecipe
 from assay.records.diagnosis.lever import Failure, LeverReport, Observation
 from assay_evaluate.diagnosis.endpoint import ProbedEndpoint, find_endpoint
 from assay_evaluate.diagnosis.levers.reproduction import command_of, port_of, reproduce, shrink
-from assay_evaluate.diagnosis.levers.search import LeverSettings, find_levers
+from assay_evaluate.diagnosis.levers.search import LeverSettings, choose_changes, compare_observations, find_levers, pick
 from assay_evaluate.diagnosis.levers.settings import LEVERS, Facts, Setting, Start, with_setting
-from assay_evaluate.diagnosis.levers.structure import choose_changes, compare_observations, pick
 from assay_evaluate.serving.server import ServerSpec
 from assay_evaluate.statistics.proportions import clopper_pearson
 
@@ -42,12 +41,13 @@ HABIT = Setting(4)
 # ------------------------------------------------------------------------------------------------ structure and size
 def observation(*passes: list[tuple[int, str, int | None]], num_requests: int = 50) -> Observation:
     """Passes of failures (request, kind, position)."""
-    found = tuple(
-        tuple(Failure(request=str(r), kind=kind, position=position, detail="") for r, kind, position in one) for one in passes
+    result = tuple(
+        tuple(Failure(request=str(r), kind=kind, position=position, detail="") for r, kind, position in failures)
+        for failures in passes
     )
     asked = num_requests * len(passes)
     return Observation(
-        setting={}, num_requests=asked, rate=clopper_pearson(sum(map(len, found)), asked), passes=found, seconds=0.0
+        setting={}, num_requests=asked, rate=clopper_pearson(sum(map(len, result)), asked), passes=result, seconds=0.0
     )
 
 
@@ -193,10 +193,10 @@ def test_a_healthy_server_needs_no_lever() -> None:
 def test_habits_of_the_model_are_no_failures() -> None:
     """A reply that is garbled alone, too, says nothing of the server."""
     start = scripted(lambda server, setting: True)
-    found, _ = find_levers(
+    result, _ = find_levers(
         start, LeverSettings(num_requests=8, concurrency=4, max_tokens=16), label="habit", base=HABIT, facts=facts
     )
-    assert found.baseline.failures == ()
+    assert result.baseline.failures == ()
 
 
 @pytest.mark.slow
@@ -281,8 +281,8 @@ def run_bundle(folder: Path, url: str, *words: str) -> tuple[int, str]:
 
 @pytest.mark.slow
 def test_the_bundle_reproduces_on_the_faulty_server_only(tmp_path: Path) -> None:
-    report, found = search("concurrency", levers=("concurrency", "eager"))
-    done = reproduce(report, found, tmp_path / "bundle", None)
+    report, result = search("concurrency", levers=("concurrency", "eager"))
+    done = reproduce(report, result, tmp_path / "bundle", None)
     assert 2 <= len(done.smallest) <= 4 and done.bundle == str(tmp_path / "bundle")
     assert sorted(path.name for path in (tmp_path / "bundle").iterdir()) == [
         "README.md", "levers.json", "reproduce.py", "requests.json", "server.sh",
@@ -293,13 +293,13 @@ def test_the_bundle_reproduces_on_the_faulty_server_only(tmp_path: Path) -> None
     assert all("".join(chr(i) for i in request["expected"]) == HEALTHY[:16] for request in kept["requests"])
     assert LeverReport.load(tmp_path / "bundle" / "levers.json") == done
     with scripted(RULES["concurrency"])(Setting(8)) as faulty:
-        code, said = run_bundle(tmp_path / "bundle", faulty.base_url)
-        assert code == 1 and said.splitlines()[-1].endswith("requests failed: reproduced")
+        code, text = run_bundle(tmp_path / "bundle", faulty.base_url)
+        assert code == 1 and text.splitlines()[-1].endswith("requests failed: reproduced")
     with scripted(RULES["nothing"])(Setting(8)) as healthy:
-        code, said = run_bundle(tmp_path / "bundle", healthy.base_url + "/v1", "--passes", "1")
-        assert (code, said) == (0, f"0 of {len(done.smallest)} requests failed: not reproduced\n")
-    code, said = run_bundle(tmp_path / "bundle", "http://127.0.0.1:9")
-    assert code == 2 and "cannot be asked" in said and "Traceback" not in said
+        code, text = run_bundle(tmp_path / "bundle", healthy.base_url + "/v1", "--passes", "1")
+        assert (code, text) == (0, f"0 of {len(done.smallest)} requests failed: not reproduced\n")
+    code, text = run_bundle(tmp_path / "bundle", "http://127.0.0.1:9")
+    assert code == 2 and "cannot be asked" in text and "Traceback" not in text
 
 
 KEY = "hunter2-of-the-server"
@@ -308,13 +308,13 @@ KEY = "hunter2-of-the-server"
 @pytest.mark.slow
 def test_the_bundle_asks_a_server_with_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers that assay starts have one. It comes from the environment, is in no file, and goes to no other address."""
-    report, found = search("concurrency", levers=("concurrency", "eager"))
+    report, result = search("concurrency", levers=("concurrency", "eager"))
     bundle = tmp_path / "bundle"
-    reproduce(report, found, bundle, None)
+    reproduce(report, result, bundle, None)
     with ScriptedVllm(Setting(8), RULES["concurrency"]) as server:
         server.headers = {"Authorization": f"Bearer {KEY}"}  # type: ignore[misc]
-        code, said = run_bundle(bundle, server.base_url)
-        assert code == 2 and "HTTP 401" in said and "VLLM_API_KEY" in said, "not asked is not reproduced"
+        code, text = run_bundle(bundle, server.base_url)
+        assert code == 2 and "HTTP 401" in text and "VLLM_API_KEY" in text, "not asked is not reproduced"
         monkeypatch.setenv("VLLM_API_KEY", KEY)
         assert run_bundle(bundle, server.base_url)[0] == 1
         monkeypatch.setenv("MINE", KEY)
@@ -327,8 +327,8 @@ def test_the_bundle_asks_a_server_with_a_key(tmp_path: Path, monkeypatch: pytest
             http('{"choices": [{"text": "a", "token_ids": [1], "logprobs": {"tokens": 5}}]}'),
         ):  # fmt: skip
             with RawServer(reply) as odd:
-                code, said = run_bundle(bundle, odd.base_url, "--passes", "1")
-            assert (code, "Traceback" in said, KEY in said) == (1, False, False), said
+                code, text = run_bundle(bundle, odd.base_url, "--passes", "1")
+            assert (code, "Traceback" in text, KEY in text) == (1, False, False), text
     assert not [path for path in bundle.iterdir() if KEY in path.read_text()]
 
 

@@ -17,7 +17,7 @@ from faults.planting import faulty_spec, planted
 from assay_evaluate.diagnosis.endpoint import ProbedEndpoint
 from assay_evaluate.diagnosis.levers.reproduction import reproduce
 from assay_evaluate.diagnosis.levers.search import LeverSettings, find_levers
-from assay_evaluate.diagnosis.levers.settings import Setting, Start, facts_of, served_here
+from assay_evaluate.diagnosis.levers.settings import Setting, Start, facts_of, serve_here
 
 pytestmark = pytest.mark.serve
 
@@ -33,7 +33,7 @@ class Servers:
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         flags = {"block_size": 32, "num_gpu_blocks_override": BLOCKS, "max_model_len": 1024}
         self.spec = faulty_spec(folder / "vllm.log", enable_prefix_caching=True, **flags)
-        self._start, self._stack = served_here(self.spec), stack
+        self._start, self._stack = serve_here(self.spec), stack
         self._pool = stack.enter_context(ThreadPoolExecutor())
         self._running: dict[Setting, Future[ProbedEndpoint]] = {}
         for early in (Setting(1), Setting(1, speculation=False)):

@@ -19,13 +19,13 @@ from assay_cli.commands.diagnose.locate import show
 from assay_evaluate.diagnosis.locate.compare import (
     compare,
     compare_ranks,
-    entering,
-    first_parting,
-    outlier,
-    parting_of_ranks,
+    find_first_parting,
+    find_outlier,
+    find_rank_parting,
     relative_distance,
+    shares_of_error,
 )
-from assay_evaluate.diagnosis.locate.locate import bytes_to_keep, remedy_for, why_keep
+from assay_evaluate.diagnosis.locate.locate import bytes_to_keep, explain_role, remedy_for
 from assay_evaluate.diagnosis.locate.reading import SKETCH_WIDTH, PointReading, Reading
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.plan.planner import make_plan
@@ -51,7 +51,7 @@ BASE = {f"model.layers.{layer}.mlp.down_proj": (draw(), draw()) for layer in ran
 
 def reading(errors: dict[int, float], ranks: int = 1, noisy: float = 0.0) -> Reading:
     """Six layers; layer i adds an error of errors[i] of its size, and every later one sees it at its input."""
-    found: Reading = {}
+    result: Reading = {}
     for rank in range(ranks):
         points: dict[str, PointReading] = {}
         carried = noisy
@@ -60,35 +60,35 @@ def reading(errors: dict[int, float], ranks: int = 1, noisy: float = 0.0) -> Rea
             leaving = (carried**2 + own**2) ** 0.5
             points[name] = point(name, "linear", output + draw(leaving), partial=ranks > 1, input_TS=given + draw(carried))
             carried = leaving
-        found[rank] = points
-    return found
+        result[rank] = points
+    return result
 
 
 def test_the_first_place_that_differs_is_named_and_nothing_where_nothing_does() -> None:
     healthy, broken = reading({}), reading({3: 0.2})
     points, missing = compare(healthy, healthy, healthy)
-    assert first_parting(points) is None and outlier(points) is None and missing == []
-    found = first_parting(compare(healthy, broken, healthy)[0])
-    assert found is not None
-    assert (found.name, found.layer, found.role, found.rank) == ("model.layers.3.mlp.down_proj", 3, "dense_mlp", None)
-    assert found.why.startswith("outputs differ by 0.")
+    assert find_first_parting(points) is None and find_outlier(points) is None and missing == []
+    result = find_first_parting(compare(healthy, broken, healthy)[0])
+    assert result is not None
+    assert (result.name, result.layer, result.role, result.rank) == ("model.layers.3.mlp.down_proj", 3, "dense_mlp", None)
+    assert result.why.startswith("outputs differ by 0.")
 
 
 def test_noise_of_the_first_side_is_no_difference() -> None:
     healthy, again = reading({}), reading({}, noisy=0.01)
-    assert first_parting(compare(healthy, reading({}, noisy=0.02), again)[0]) is None
-    found = first_parting(compare(healthy, reading({4: 0.4}, noisy=0.01), again)[0])
-    assert found is not None and found.layer == 4
+    assert find_first_parting(compare(healthy, reading({}, noisy=0.02), again)[0]) is None
+    result = find_first_parting(compare(healthy, reading({4: 0.4}, noisy=0.01), again)[0])
+    assert result is not None and result.layer == 4
 
 
 def test_where_every_layer_differs_a_little_the_one_that_adds_most_stands_out() -> None:
     even = dict.fromkeys(range(6), 0.05)
     healthy = reading({})
-    assert outlier(compare(healthy, reading(even), healthy)[0]) is None
+    assert find_outlier(compare(healthy, reading(even), healthy)[0]) is None
     points = compare(healthy, reading(even | {4: 0.6}), healthy)[0]
-    found = outlier(points)
-    assert found is not None and found.layer == 4
-    first = first_parting(points)
+    result = find_outlier(points)
+    assert result is not None and result.layer == 4
+    first = find_first_parting(points)
     assert first is not None and first.layer == 0
 
 
@@ -99,9 +99,9 @@ def test_a_fault_of_one_rank_is_laid_at_its_door() -> None:
     own = healthy[1][name]
     assert own.sketch_TS is not None
     broken[1][name] = point(name, "linear", own.sketch_TS * 2, partial=True, rms=2.0, input_TS=own.input_TS)
-    found = first_parting(compare(healthy, broken, healthy)[0])
-    assert found is not None and (found.layer, found.rank) == (2, 1)
-    assert found.why == "outputs differ by 0.5 of their size (RMS 1 and 2) on rank 1"
+    result = find_first_parting(compare(healthy, broken, healthy)[0])
+    assert result is not None and (result.layer, result.rank) == (2, 1)
+    assert result.why == "outputs differ by 0.5 of their size (RMS 1 and 2) on rank 1"
 
 
 def test_non_finite_values_and_other_experts_count_whatever_the_distance() -> None:
@@ -115,11 +115,11 @@ def test_non_finite_values_and_other_experts_count_whatever_the_distance() -> No
     rerouted: Reading = {0: {**healthy[0], "b.router": point("b.router", "router", None, chosen_TK=other)}}
     points = compare(healthy, rerouted)[0]
     assert [one.agreement for one in points] == [None, 0.9]
-    found = first_parting(points)
-    assert found is not None and found.why == "other experts are chosen for 10.0% of the tokens"
+    result = find_first_parting(points)
+    assert result is not None and result.why == "other experts are chosen for 10.0% of the tokens"
     infinite: Reading = {0: {**healthy[0], "a": point("a", "linear", sketch, non_finite=4)}}
-    found = first_parting(compare(healthy, infinite)[0])
-    assert found is not None and found.why == "0 non-finite values on side A, 4 on side B"
+    result = find_first_parting(compare(healthy, infinite)[0])
+    assert result is not None and result.why == "0 non-finite values on side A, 4 on side B"
 
 
 def test_experts_are_compared_on_the_tokens_both_sides_sent_them() -> None:
@@ -159,18 +159,18 @@ def test_error_is_laid_on_the_roles_that_bring_it_in() -> None:
         rms = float(np.linalg.norm(at_first + direction) / np.linalg.norm(at_first))
         b[0][name] = point(name, kind, at_first + direction, rms=rms)
     points = compare(a, b)[0]
-    found = entering(points, ["attention", "routed_expert"])
-    assert list(found) == ["routed_expert", "attention"]
-    assert found["attention"] == pytest.approx(0.36, abs=0.02) and sum(found.values()) == pytest.approx(1)
-    assert entering(points, ["attention"]) == {"attention": 1.0}  # the experts are not quantized: they hand it on
-    assert entering(compare(a, a)[0], ["attention", "routed_expert"]) == {}
+    result = shares_of_error(points, ["attention", "routed_expert"])
+    assert list(result) == ["routed_expert", "attention"]
+    assert result["attention"] == pytest.approx(0.36, abs=0.02) and sum(result.values()) == pytest.approx(1)
+    assert shares_of_error(points, ["attention"]) == {"attention": 1.0}  # the experts are not quantized: they hand it on
+    assert shares_of_error(compare(a, a)[0], ["attention", "routed_expert"]) == {}
 
 
 # ------------------------------------------------------------------------------------------------ ranks
 def shares(scaled: tuple[int, int, int] | None, factor: float = 4.0, num_ranks: int = 2) -> Reading:
     """Three layers of eight experts whose weights differ a little between ranks; `scaled`: (rank, layer, expert)."""
     draw_size = np.random.default_rng(3)
-    found: Reading = {}
+    result: Reading = {}
     for rank in range(num_ranks):
         points: dict[str, PointReading] = {}
         for layer in range(3):
@@ -182,45 +182,45 @@ def shares(scaled: tuple[int, int, int] | None, factor: float = 4.0, num_ranks: 
                 rms *= factor if (rank, layer, expert) == scaled else 1.0
                 points[name] = point(name, "expert", None, partial=True, rms=float(np.exp(draw_size.normal(0, 2))))
                 points[f"{name}.w2_weight"] = point(f"{name}.w2_weight", "weight", None, partial=True, rms=rms)
-        found[rank] = points
-    return found
+        result[rank] = points
+    return result
 
 
 def test_healthy_ranks_do_not_stand_out() -> None:
     for num_ranks in (2, 4):
         points, missing = compare_ranks(shares(None, num_ranks=num_ranks))
-        assert parting_of_ranks(points) is None and missing == []
+        assert find_rank_parting(points) is None and missing == []
 
 
 @pytest.mark.parametrize("where", [(0, 1, 2), (1, 1, 2), (1, 2, 7), (0, 0, 0)])
 def test_weights_of_the_wrong_size_name_their_rank(where: tuple[int, int, int]) -> None:
     rank, layer, expert = where
     for factor in (4.0, 0.2, 1.5):
-        found = parting_of_ranks(compare_ranks(shares(where, factor))[0])
-        assert found is not None
-        assert (found.rank, found.layer, found.expert, found.role) == (rank, layer, expert, "routed_expert")
+        result = find_rank_parting(compare_ranks(shares(where, factor))[0])
+        assert result is not None
+        assert (result.rank, result.layer, result.expert, result.role) == (rank, layer, expert, "routed_expert")
 
 
 def test_a_share_that_is_not_finite_names_its_rank() -> None:
     broken = shares(None)
     name = "model.layers.1.mlp.experts.4"
     broken[1][name] = point(name, "expert", None, partial=True, non_finite=12)
-    found = parting_of_ranks(compare_ranks(broken)[0])
-    assert found is not None and (found.name, found.rank, found.why) == (name, 1, "12 non-finite values")
+    result = find_rank_parting(compare_ranks(broken)[0])
+    assert result is not None and (result.name, result.rank, result.why) == (name, 1, "12 non-finite values")
 
 
 def test_ranks_must_hold_the_same_residual_stream() -> None:
     broken = shares(None)
     name = "model.layers.2.input_layernorm"
     broken[1][name] = point(name, "norm", draw())
-    found = parting_of_ranks(compare_ranks(broken)[0])
-    assert found is not None and (found.name, found.rank) == (name, None)  # two ranks cannot tell which of them is right
+    result = find_rank_parting(compare_ranks(broken)[0])
+    assert result is not None and (result.name, result.rank) == (name, None)  # two ranks cannot tell which of them is right
     four = shares(None, num_ranks=4)
     for rank in (0, 2):
         one = {**four, rank: {**four[rank], name: point(name, "norm", draw())}}
-        lonely = parting_of_ranks(compare_ranks(one)[0])
+        lonely = find_rank_parting(compare_ranks(one)[0])
         assert lonely is not None and (lonely.name, lonely.rank) == (name, rank)
-    assert found.why.startswith("ranks hold different values of what they must hold alike: outputs differ by")
+    assert result.why.startswith("ranks hold different values of what they must hold alike: outputs differ by")
 
 
 # ------------------------------------------------------------------------------------------------ sketches, roles, remedy
@@ -238,10 +238,10 @@ def test_statistics_of_a_point_are_those_of_all_its_calls_together() -> None:
     whole = Point("x", "linear", False)
     whole.add(values[:1], 4)
     whole.add(values[1:], 4)
-    told = whole.told()
+    reported = whole.told()
     clean = torch.tensor([1.0, -2.0, 3.0, 0.0, 0.5, 0.0])
-    assert (told["num_tokens"], told["max_abs"], told["non_finite"]) == (3, 3.0, 2)
-    assert told["mean"] == pytest.approx(float(clean.mean())) and told["rms"] == pytest.approx(
+    assert (reported["num_tokens"], reported["max_abs"], reported["non_finite"]) == (3, 3.0, 2)
+    assert reported["mean"] == pytest.approx(float(clean.mean())) and reported["rms"] == pytest.approx(
         float(clean.square().mean().sqrt())
     )
 
@@ -320,10 +320,10 @@ def test_the_remedy_says_why_and_what_a_byte_brings(tmp_path: Path, tiny_glm: Pa
     shares = {"routed_expert": 0.6, "attention": 0.2}
     experts, attention = (more[role] / 1e6 for role in shares)
     gains = f"`routed_expert` 60% for {experts:.3g} MB ({0.6 / experts:.2%} per MB), `attention` 20% for {attention:.3g} MB"
-    assert why_keep("attention", "layer 2 stands out", shares, tmp_path).startswith(
+    assert explain_role("attention", "layer 2 stands out", shares, tmp_path).startswith(
         f"layer 2 stands out; error that keeping a role in BF16 would spare, for its bytes: {gains} ("
     )
-    assert why_keep("routed_expert", None, shares, tmp_path / "x") == "`routed_expert` brings most of the error in"
+    assert explain_role("routed_expert", None, shares, tmp_path / "x") == "`routed_expert` brings most of the error in"
 
 
 def test_numbers_have_headers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -331,11 +331,11 @@ def test_numbers_have_headers(capsys: pytest.CaptureFixture[str]) -> None:
         name="model.layers.2.mlp.experts", kind="moe", layer=2, expert=None, role="routed_expert", rank=0, partial=False,
         distance=0.25, added=0.125, noise=0.0, max_abs=(3.0, 4.0), mean=(0.0, 0.0), rms=(1.0, 1.5), non_finite=(0, 0),
     )  # fmt: skip
-    found = LocateReport(
+    result = LocateReport(
         how="servers", a="A", b="B", tensor_parallel_size=1, num_prompts=1, num_tokens=9, first=None, outlier=None, remedy=None,
         sentence="they differ", points=(place,), not_compared=(), seconds=0.0,
     )  # fmt: skip
-    show(found, Console(soft_wrap=True, width=200))
+    show(result, Console(soft_wrap=True, width=200))
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[2:] == [
         "place rank adds apart by RMS A, B largest A, B",

@@ -11,7 +11,7 @@ from faults.planting import faulty_spec, planted
 
 from assay.records.diagnosis.locate import LocateReport
 from assay_evaluate.diagnosis.locate.locate import Side, judge_servers, locate_ranks, prompts
-from assay_evaluate.diagnosis.locate.reading import Reading, Watched, read_activations
+from assay_evaluate.diagnosis.locate.reading import Reading, WatchedServer, read_activations
 from assay_evaluate.serving.server import serve
 
 pytestmark = pytest.mark.serve
@@ -28,7 +28,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def healthy(two_ranks: str) -> tuple[Reading, Reading, list[tuple[int, ...]]]:
     """The healthy server read twice, and the prompts as ids."""
-    server = Watched(two_ranks, "model")
+    server = WatchedServer(two_ranks, "model")
     reading, ids = read_activations(server, prompts())
     return reading, read_activations(server, ids)[0], ids
 
@@ -60,7 +60,7 @@ def test_every_place_of_both_ranks_is_read(healthy: tuple[Reading, Reading, list
 
 def located(url: str, healthy: tuple[Reading, Reading, list[tuple[int, ...]]]) -> LocateReport:
     before, again, ids = healthy
-    after, _ = read_activations(Watched(url, "model"), ids)
+    after, _ = read_activations(WatchedServer(url, "model"), ids)
     return judge_servers(Side("healthy", url=url), Side("now", url=url), before, again, after, ids, 0.0)
 
 
@@ -78,13 +78,13 @@ def test_a_healthy_server_does_not_differ_from_itself(
 def test_an_expert_scaled_on_one_rank_is_named(
     layer: int, expert: int, rank: int, factor: float, two_ranks: str, healthy: tuple[Reading, Reading, list[tuple[int, ...]]]
 ) -> None:
-    with planted(two_ranks, "expert scaled", layer=layer, expert=expert, factor=factor, rank=rank) as told:
+    with planted(two_ranks, "expert scaled", layer=layer, expert=expert, factor=factor, rank=rank) as reported:
         against_healthy = located(two_ranks, healthy)
         between_ranks = locate_ranks(Side("tiny-glm", url=two_ranks))
-    assert told["events"] == 1
-    for found in (against_healthy.first, between_ranks.first):
-        assert found is not None
-        assert (found.layer, found.expert, found.role, found.rank) == (layer, expert, "routed_expert", rank)
+    assert reported["events"] == 1
+    for result in (against_healthy.first, between_ranks.first):
+        assert result is not None
+        assert (result.layer, result.expert, result.role, result.rank) == (layer, expert, "routed_expert", rank)
     assert against_healthy.first is not None
     assert against_healthy.first.name == f"model.layers.{layer}.mlp.experts.{expert}"
 
@@ -93,8 +93,8 @@ def test_a_fault_of_the_whole_layer_is_on_every_rank(
     two_ranks: str, healthy: tuple[Reading, Reading, list[tuple[int, ...]]]
 ) -> None:
     with planted(two_ranks, "expert scaled", layer=1, expert=6, factor=2.0):
-        found = located(two_ranks, healthy).first
-    assert found is not None and (found.layer, found.expert, found.rank) == (1, 6, None)
+        result = located(two_ranks, healthy).first
+    assert result is not None and (result.layer, result.expert, result.rank) == (1, 6, None)
     assert located(two_ranks, healthy).first is None  # healed
 
 
@@ -105,10 +105,10 @@ def test_the_command_compares_servers_and_ranks(two_ranks: str, run: Run, tmp_pa
     with planted(two_ranks, "expert scaled", layer=2, expert=1, factor=3.0, rank=1):
         code, out, _ = run("locate", two_ranks, "--ranks", "--prompts", "2", "--json")
     assert code == 1
-    found = LocateReport.model_validate_json(out)
-    assert found.first is not None
-    assert found.first.name == "model.layers.2.mlp.experts.1.w2_weight" and found.first.rank == 1
-    assert found.sentence.startswith("model.layers.2.mlp.experts.1.w2_weight on rank 1: its weights are 3.")
+    result = LocateReport.model_validate_json(out)
+    assert result.first is not None
+    assert result.first.name == "model.layers.2.mlp.experts.1.w2_weight" and result.first.rank == 1
+    assert result.sentence.startswith("model.layers.2.mlp.experts.1.w2_weight on rank 1: its weights are 3.")
 
 
 def test_what_the_command_refuses(two_ranks: str, run: Run, tmp_path: Path) -> None:

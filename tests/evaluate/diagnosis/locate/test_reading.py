@@ -8,7 +8,7 @@ import pytest
 from raw_server import RawServer
 
 from assay.errors import MeasureError, ServeError
-from assay_evaluate.diagnosis.locate.reading import Watched, read_weights
+from assay_evaluate.diagnosis.locate.reading import WatchedServer, read_weights
 
 
 def answering(body: str, status: str = "200 OK") -> RawServer:
@@ -21,11 +21,11 @@ def point(**more: object) -> dict[str, object]:
 
 
 def test_ranks_in_order_and_the_key_sent() -> None:
-    told = {"results": [{"rank": rank, "points": [point(rms=rank / 2)]} for rank in (1, 0)]}
-    with answering(json.dumps(told)) as server:
-        watched = Watched(server.base_url, "model", {"Authorization": "Bearer sk-1234567890"})
-        found = read_weights(watched)
-    assert [(rank, points["w"].rms) for rank, points in found.items()] == [(0, 0.0), (1, 0.5)]
+    reported = {"results": [{"rank": rank, "points": [point(rms=rank / 2)]} for rank in (1, 0)]}
+    with answering(json.dumps(reported)) as server:
+        watched = WatchedServer(server.base_url, "model", {"Authorization": "Bearer sk-1234567890"})
+        result = read_weights(watched)
+    assert [(rank, points["w"].rms) for rank, points in result.items()] == [(0, 0.0), (1, 0.5)]
     assert "Authorization: Bearer sk-1234567890" in server.heads[0] and "sk-" not in repr(watched)
 
 
@@ -39,14 +39,14 @@ def test_workers_that_answer_something_else(body: str) -> None:
         answering(body) as server,
         pytest.raises(MeasureError, match="the answer of weigh_parameters is not"),
     ):
-        read_weights(Watched(server.base_url, "model"))
+        read_weights(WatchedServer(server.base_url, "model"))
 
 
 def test_a_prompt_that_is_refused_or_answered_with_html() -> None:
     refusal = answering('{"error": {"message": "too long"}}', "400 Bad Request")
     with refusal as server, pytest.raises(MeasureError, match=r"^http://127.0.0.1:\d+: HTTP 400 to a prompt: too long$"):
-        Watched(server.base_url, "model").prefill("x")
+        WatchedServer(server.base_url, "model").prefill("x")
     with answering("<html>") as server, pytest.raises(MeasureError, match="the answer of /v1/completions is not what"):
-        Watched(server.base_url, "model").prefill("x")
+        WatchedServer(server.base_url, "model").prefill("x")
     with pytest.raises(ServeError, match=r"/v1/completions: no reply \(ConnectionRefusedError.*is the server running\?$"):
-        Watched("http://127.0.0.1:9", "model").prefill("x")
+        WatchedServer("http://127.0.0.1:9", "model").prefill("x")

@@ -48,8 +48,8 @@ def test_the_healthy_server_raises_no_alarm(endpoint: ProbedEndpoint) -> None:
 def test_a_planted_fault_is_seen_by_its_probe(fault: str, endpoint: ProbedEndpoint) -> None:
     parameters, probe = SEEN[fault]
     more = {"tokens": foreign_ids()} if fault == "foreign tokens" else {}
-    with planted(endpoint.base_url, fault, **parameters, **more) as told:
+    with planted(endpoint.base_url, fault, **parameters, **more) as reported:
         report = run_probes(endpoint, PROBES, [probe])
-    assert told["events"] > 0
-    assert [one.name for one in report.alarms] == [probe]
+    assert reported["events"] > 0
+    assert [alarm.name for alarm in report.alarms] == [probe]
     assert rpc(endpoint.base_url, "planted")[0]["events"] == 0  # healed

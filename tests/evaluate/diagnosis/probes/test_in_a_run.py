@@ -16,8 +16,7 @@ from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
 from assay.records.probe import ProbeReport, ProbeSettings, load_probes
 from assay.records.serving import Fingerprint
-from assay_evaluate.diagnosis.probes.run_probes import PROBES
-from assay_evaluate.diagnosis.probes.served import probe_checkpoint
+from assay_evaluate.diagnosis.probes.run_probes import PROBES, probe_checkpoint
 from assay_evaluate.run.candidate import Candidate
 from assay_evaluate.run.evaluate import evaluate
 from assay_evaluate.serving.server import Server, ServerSpec

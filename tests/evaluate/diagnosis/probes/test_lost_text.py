@@ -43,7 +43,7 @@ def probed(gateway: Gateway, *names: str, **options: Any) -> list[ProbeResult]:
 
 
 def alarms(results: list[ProbeResult]) -> dict[str, str]:
-    return {one.name: str(one.reason) for one in results if one.status == "alarm"}
+    return {result.name: str(result.reason) for result in results if result.status == "alarm"}
 
 
 TEXT_ALONE: dict[str, tuple[Change, str]] = {
@@ -63,9 +63,9 @@ TEXT_ALONE: dict[str, tuple[Change, str]] = {
 def test_text_that_is_not_what_its_ids_decode_to(what: str) -> None:
     change, sentence = TEXT_ALONE[what]
     gateway = Gateway(change, 16)
-    found = alarms(probed(gateway, "text"))
-    assert gateway.hits > 0 and sentence in found["text"], found
-    assert found["text"].startswith(f"{gateway.hits} of ") and " replies contradict themselves (text " in found["text"]
+    result = alarms(probed(gateway, "text"))
+    assert gateway.hits > 0 and sentence in result["text"], result
+    assert result["text"].startswith(f"{gateway.hits} of ") and " replies contradict themselves (text " in result["text"]
 
 
 @pytest.mark.parametrize("what", ["white space", "a sign that is spelt out", "everything", "the last third"])
@@ -102,14 +102,14 @@ OTHERS: dict[str, tuple[Change, str, str]] = {
 def test_replies_that_contradict_themselves(what: str) -> None:
     change, probe, sentence = OTHERS[what]
     gateway = Gateway(change, 16 if change is not finish_renamed else 3)
-    found = alarms(probed(gateway, probe, least_tokens=70 if change is finish_renamed else 40))
-    assert gateway.hits > 0 and sentence in found[probe], found
+    result = alarms(probed(gateway, probe, least_tokens=70 if change is finish_renamed else 40))
+    assert gateway.hits > 0 and sentence in result[probe], result
 
 
 def test_replies_to_other_requests() -> None:
     gateway = Swapping(16)
-    found = alarms(probed(gateway, "recompute", "garble"))
-    assert gateway.hits > 0 and "garble" in found and "recompute" in found
+    result = alarms(probed(gateway, "recompute", "garble"))
+    assert gateway.hits > 0 and "garble" in result and "recompute" in result
 
 
 @pytest.mark.parametrize("extras", [True, False])
@@ -168,15 +168,15 @@ def test_servers_without_ids(what: str) -> None:
     """With log-probabilities, and with nothing but texts and counts."""
     change, logprobs, probe, sentence = PLAIN[what]
     gateway = Gateway(change, 16 if change is not finish_renamed else 3)
-    found = alarms(
+    result = alarms(
         probed(gateway, "garble", "text", extras=False, logprobs=logprobs, least_tokens=70 if change is finish_renamed else 40)
     )
-    assert gateway.hits > 0 and sentence in found.get(probe, ""), found
+    assert gateway.hits > 0 and sentence in result.get(probe, ""), result
 
 
 def test_swapped_replies_of_texts_alone() -> None:
-    found = alarms(probed(Swapping(16), "garble", extras=False, logprobs=False))
-    assert "repeated" in found["garble"], found
+    result = alarms(probed(Swapping(16), "garble", extras=False, logprobs=False))
+    assert "repeated" in result["garble"], result
 
 
 @pytest.mark.parametrize(("extras", "logprobs"), [(True, True), (False, True), (False, False)])
@@ -186,4 +186,4 @@ def test_a_clean_server_alarms_nothing(seed: str, extras: bool, logprobs: bool) 
         settings = SETTINGS.model_copy(update={"seed": seed, "num_requests": 24})
         report = run_probes(find_endpoint(server.base_url), settings)
     assert alarms(list(report.results)) == {}
-    assert [one.undecided for one in report.results if one.undecided] == []
+    assert [result.undecided for result in report.results if result.undecided] == []

@@ -13,8 +13,8 @@ from assay.recipes.profile import ProfileRecipe
 from assay.records.probe import Offer, ProbeReport, ProbeSettings
 from assay_evaluate.client.client import Client
 from assay_evaluate.diagnosis.endpoint import ProbedEndpoint, find_endpoint
+from assay_evaluate.diagnosis.probes.garble import is_own
 from assay_evaluate.diagnosis.probes.probe_session import ProbeSession
-from assay_evaluate.diagnosis.probes.replies.habits import is_own
 from assay_evaluate.diagnosis.probes.run_probes import run_probes
 from assay_evaluate.serving.server import ServerSpec, serve
 

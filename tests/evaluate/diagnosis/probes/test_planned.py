@@ -36,7 +36,7 @@ class Counted(StubServer):
 @pytest.mark.parametrize(("extras", "logprobs"), [(True, True), (False, True), (False, False)])
 def test_no_more_is_sent_than_was_said(extras: bool, logprobs: bool) -> None:
     """Of a healthy server exactly what was said, but for the room that odd replies would take."""
-    said: list[str] = []
+    text: list[str] = []
     with Counted(extras=extras, logprobs=logprobs) as server, StubServer(drafts=False) as undrafted:
         endpoint = find_endpoint(server.base_url)
         assert server.num_asked <= MOST_DISCOVERY_REQUESTS
@@ -44,10 +44,10 @@ def test_no_more_is_sent_than_was_said(extras: bool, logprobs: bool) -> None:
         planned = plan_requests(SMALL, list(PROBES), endpoint.offer, endpoint.max_model_len, has_pair=True)
         with Client(endpoint) as client:
             before = server.num_asked
-            run_probes(endpoint, SMALL, without_speculation=pair, client=client, on_progress=said.append)
+            run_probes(endpoint, SMALL, without_speculation=pair, client=client, on_progress=text.append)
             num_paired = SMALL.num_requests // 2 if extras else 0  # on the other server
             num_sent = server.num_asked - before + num_paired
-        assert said[0] == planned.sentence(SMALL)
+        assert text[0] == planned.sentence(SMALL)
         assert num_sent == planned.total.num_requests - planned.odd.num_requests
         num_aborted = 4 if endpoint.offer.streams else 0
         assert planned.aborted.num_requests == num_aborted
@@ -71,9 +71,9 @@ def test_settings_are_fitted_to_a_limit(most: int, names: list[str]) -> None:
 
 
 def test_a_limit_that_is_too_low() -> None:
-    with pytest.raises(MeasureError) as told:
+    with pytest.raises(MeasureError) as reported:
         fit_settings(ProbeSettings(), 20, list(PROBES))
-    assert str(told.value) == "--requests 20: these probes send 41 at least; name fewer of them with --probes"
+    assert str(reported.value) == "--requests 20: these probes send 41 at least; name fewer of them with --probes"
 
 
 def test_what_a_limit_costs() -> None:

@@ -23,12 +23,12 @@ from assay_evaluate.client.exchanges import Ask, Exchange
 from assay_evaluate.client.generated_logprobs import TokenRow, read_rows
 from assay_evaluate.client.journal import Reply, TokenLogprobs
 from assay_evaluate.diagnosis.endpoint import find_endpoint
-from assay_evaluate.diagnosis.probes.consensus import positions_of
-from assay_evaluate.diagnosis.probes.divergences import part
+from assay_evaluate.diagnosis.probes import garble
+from assay_evaluate.diagnosis.probes.determinism import compare_replies
 from assay_evaluate.diagnosis.probes.probe_session import RescoredReply
-from assay_evaluate.diagnosis.probes.replies import habits
-from assay_evaluate.diagnosis.probes.replies.detectors import longest_loop, signs_in
+from assay_evaluate.diagnosis.probes.ranking import positions_of
 from assay_evaluate.diagnosis.probes.run_probes import PROBES, run_probes
+from assay_evaluate.diagnosis.probes.signs import longest_loop, signs_in
 from assay_evaluate.statistics.rates import exceeds_p, lower_bound, sentence, trials_needed, trials_to_tell, upper_bound
 from assay_evaluate.statistics.trends import find_step
 
@@ -85,8 +85,8 @@ def test_rates_of_two_sides() -> None:
     assert needed is not None
     draw = np.random.default_rng(4)
     pairs = zip(draw.binomial(needed, 0.02, 2000), draw.binomial(needed, 0.005, 2000), strict=True)
-    told = np.mean([exceeds_p(int(a), needed, int(b), needed) <= 0.025 for a, b in pairs])
-    assert 0.78 < told < 0.86
+    reported = np.mean([exceeds_p(int(a), needed, int(b), needed) <= 0.025 for a, b in pairs])
+    assert 0.78 < reported < 0.86
     with pytest.raises(ValueError, match="3 events in 2 trials"):
         exceeds_p(3, 2, 0, 2)
 
@@ -223,9 +223,11 @@ def test_a_planted_fault_is_seen(name: str) -> None:
     fault, expected = FAULTS[name]
     crowd = SMALL.concurrency if name in CROWDED else 1
     report = probed(SMALL, [*expected, "acceptance", "routing"], fault=fault, gather=crowd, least_tokens=FEW.get(name, 40))
-    seen = {result.name for result in report.alarms}
-    assert expected <= seen, [(r.name, r.sentence, r.reason, r.details) for r in report.results if r.name in expected - seen]
-    assert seen <= expected
+    observed = {result.name for result in report.alarms}
+    assert expected <= observed, [
+        (r.name, r.sentence, r.reason, r.details) for r in report.results if r.name in expected - observed
+    ]
+    assert observed <= expected
     for result in report.alarms:
         assert result.reason and (result.events == 0 or result.first_event_at is not None or result.name == "determinism")
 
@@ -323,7 +325,7 @@ def test_text_in_another_script_is_a_habit_only_if_it_is_written_alone_too(
         is_odd = position == 3 and sum(call.prompt_ids) % 5 == 0 and (is_always or call.in_flight > 1)
         return OTHER if is_odd else token
 
-    monkeypatch.setattr(habits, "is_own", lambda scored, temperature: True)
+    monkeypatch.setattr(garble, "is_own", lambda scored, temperature: True)
     [result] = probed(SMALL, ["garble"], fault=Fault(choose=choose), gather=SMALL.concurrency).results
     assert result.status == status, result.reason
     assert bool(result.details["num_habits"]) is is_always
@@ -337,20 +339,20 @@ def late(every: int, kinds: set[str]) -> Callable[[dict[str, Any], tuple[int, An
         is_score = "prompt_logprobs" in body
         if answered[0] != 200 or body["max_tokens"] == 1 != is_score or ("score" in kinds) != is_score or "tools" in body:
             return answered
-        found, before[0] = (before[0] if next(numbers) % every == every - 1 else None), answered  # type: ignore[assignment]
-        return found or answered
+        result, before[0] = (before[0] if next(numbers) % every == every - 1 else None), answered  # type: ignore[assignment]
+        return result or answered
 
     return gateway
 
 
 def test_a_reply_to_another_request_is_an_alarm_wherever_it_comes() -> None:
-    results = {one.name: one for one in behind(late(4, {"generated"}), ["argmax", "swapped"])}
+    results = {witnesse.name: witnesse for witnesse in behind(late(4, {"generated"}), ["argmax", "swapped"])}
     assert (results["swapped"].status, results["swapped"].events) == ("alarm", 3)
     assert results["swapped"].reason == "3 of 12 replies answer another request's prompt"
-    assert {one.what for one in results["swapped"].witnesses} == {"its prompt's ids are those of another prompt"}
-    results = {one.name: one for one in behind(late(8, {"score"}), ["recompute", "swapped"])}
+    assert {witnesse.what for witnesse in results["swapped"].witnesses} == {"its prompt's ids are those of another prompt"}
+    results = {witnesse.name: witnesse for witnesse in behind(late(8, {"score"}), ["recompute", "swapped"])}
     assert results["swapped"].status == "alarm" and results["swapped"].events is not None and results["swapped"].events >= 3
-    assert all("AnothersReply: " in one.what for one in results["swapped"].witnesses)
+    assert all("AnothersReply: " in witnesse.what for witnesse in results["swapped"].witnesses)
 
 
 def test_a_drawn_token_outside_the_top_is_not_missing_there() -> None:
@@ -462,16 +464,16 @@ def exchange(ids: list[int], rows: list[TokenRow]) -> Exchange:
 
 
 def test_part_tells_near_ties_from_decisions() -> None:
-    ours = exchange(
+    reference = exchange(
         [4, 5, 6],
         [TokenRow(4, -0.1, ((4, -0.1), (9, -3.0))), TokenRow(5, -0.7, ((5, -0.7), (8, -0.75))), TokenRow(6, -0.2, ())],
     )
-    near = part(ours, exchange([4, 8, 6], [TokenRow(4, -0.1, ())]))
+    near = compare_replies(reference, exchange([4, 8, 6], [TokenRow(4, -0.1, ())]))
     assert (near.position, near.lead_nats, near.deltas) == (1, pytest.approx(0.05), (0.0,))
-    far = part(ours, exchange([7, 5, 6], []))
+    far = compare_replies(reference, exchange([7, 5, 6], []))
     assert (far.position, far.lead_nats) == (0, pytest.approx(2.9)), "not listed: at least as far as the last listed"
-    assert part(ours, exchange([4, 5, 6], [])).position is None
-    assert dataclasses.astuple(part(ours, exchange([4, 5], [])))[2:4] == (2, None), "one ends earlier"
+    assert compare_replies(reference, exchange([4, 5, 6], [])).position is None
+    assert dataclasses.astuple(compare_replies(reference, exchange([4, 5], [])))[2:4] == (2, None), "one ends earlier"
 
 
 def test_read_rows_of_both_apis() -> None:
@@ -489,9 +491,9 @@ def test_slots_are_places_in_a_wave() -> None:
     texts = ["a" * number for number in range(1, 8)]
     asks = [Ask(text, "/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}) for text in texts]
     with StubServer() as server, Client(Address(server.base_url, "stub")) as client:
-        found = client.ask_together(asks, 3, in_waves=True)
+        result = client.ask_together(asks, 3, in_waves=True)
         assert [one.slot for one in client.ask_together(asks, 1)] == [0] * 7
-    assert [one.slot for one in found] == [0, 1, 2, 0, 1, 2, 0] and {one.status for one in found} == {"answered"}
+    assert [one.slot for one in result] == [0, 1, 2, 0, 1, 2, 0] and {one.status for one in result} == {"answered"}
     assert set(client.tally.exchanges) == set(texts)
 
 

@@ -23,8 +23,8 @@ from assay_evaluate.client.client import Client, NotMeasured
 from assay_evaluate.run.suite import _measure_task
 from assay_evaluate.tasks.generated import arithmetic_items, run_generated
 from assay_evaluate.tasks.items import arithmetic_item
-from assay_evaluate.tasks.lm_eval.cot import _part_of_translation, run_lm_eval
-from assay_evaluate.tasks.looks import Look, asked_for, in_drawn_order, items_at, planned_looks
+from assay_evaluate.tasks.lm_eval.task import _part_of_translation, run_lm_eval
+from assay_evaluate.tasks.looks import Look, in_drawn_order, items_at, planned_looks, task_at_look
 
 ARITHMETIC = ArithmeticTask(kind="arithmetic", name="arithmetic", num_items=3, num_steps=(3, 4), max_tokens=64)
 
@@ -124,12 +124,12 @@ def test_arithmetic_is_scored_truncation_failure_and_script_are_told_apart(tmp_p
     assert result.accuracy is not None
     assert (result.accuracy.value, result.accuracy.n) == (3 / 5, 5)
     assert dict(session.tally.totals) == {"num_drafts": 3, "num_draft_tokens": 6, "num_accepted_tokens": 3}
-    told = acceptance(session.tally, {})
-    assert told is not None and (told.num_replies, told.rate) == (2, 0.5)
+    reported = acceptance(session.tally, {})
+    assert reported is not None and (reported.num_replies, reported.rate) == (2, 0.5)
     # linearised: deviations accepted - rate x drafted of 3 - 2 and 0 - 1, over 6 drafted tokens of 2 replies
-    assert told.rate_standard_error == pytest.approx(np.sqrt(2 * (1 + 1)) / 6)
+    assert reported.rate_standard_error == pytest.approx(np.sqrt(2 * (1 + 1)) / 6)
     in_total = acceptance(AcceptanceTally(), {"num_drafts": 3, "num_draft_tokens": 6, "num_accepted_tokens": 3})
-    assert in_total == told.model_copy(update={"num_replies": None, "rate_standard_error": None})
+    assert in_total == reported.model_copy(update={"num_replies": None, "rate_standard_error": None})
 
 
 @pytest.mark.parametrize(
@@ -156,15 +156,15 @@ def test_questions_of_one_number_are_a_cluster_in_translations(tmp_path: Path, t
     for name in ("local_gsm8k", "other_gsm8k"):
         (folder / f"{name}.yaml").write_text(one.replace("task: local_gsm8k", f"task: {name}"))
     fields: dict[str, Any] = {"kind": "lm_eval", "name": "maths", "tasks": ("local_gsm8k", "other_gsm8k"), "max_tokens": 64}
-    found = {}
+    result = {}
     for translations in (False, True):
         task = LmEvalTask(**fields, include_path=str(folder), translations=translations)
         with FakeServer(reply_from_file) as server, session_with(server, tmp_path) as session:
-            found[translations] = [(item.item, item.cluster) for item in run_lm_eval(session, task).items]
-    names = [item for item, _ in found[True]]
+            result[translations] = [(item.item, item.cluster) for item in run_lm_eval(session, task).items]
+    names = [item for item, _ in result[True]]
     assert len(names) == len(set(names)) == 2 * len(ANSWERS)
-    assert found[True] == [(name, name.split("/")[1]) for name in names]
-    assert found[False] == [(name, None) for name in names]
+    assert result[True] == [(name, name.split("/")[1]) for name in names]
+    assert result[False] == [(name, None) for name in names]
 
 
 def test_how_a_task_is_judged_is_recorded_and_no_part_of_the_suites_hash(tmp_path: Path) -> None:
@@ -178,10 +178,10 @@ def test_how_a_task_is_judged_is_recorded_and_no_part_of_the_suites_hash(tmp_pat
         with FakeServer(lambda body: Scripted("#### 1")) as server, session_with(server, tmp_path) as session:
             chances[chance] = _measure_task(session, suite, task, WHO, None).chance
     assert chances == {0.0: 0.0, 0.25: 0.25}
-    found = {task.name: task.chance for name in ("full", "languages") for task in load_recipe(SuiteRecipe, name).tasks}
+    result = {task.name: task.chance for name in ("full", "languages") for task in load_recipe(SuiteRecipe, name).tasks}
     listed = [task for task in load_recipe(SuiteRecipe, "languages").tasks if isinstance(task, LmEvalTask)]
     assert {task.name: task.translations for task in listed} == {"mgsm": True, "mmlu-languages": True}
-    assert {name: chance for name, chance in found.items() if chance} == {
+    assert {name: chance for name, chance in result.items() if chance} == {
         "gpqa-diamond": 0.25, "mmlu-pro": 0.1, "mmlu-languages": 0.1,
     }  # fmt: skip
     with pytest.raises(ValueError, match="needs several tasks, one for each language"):
@@ -242,10 +242,10 @@ def test_a_range_of_items_grows_by_new_ones(tmp_path: Path, task_folder: Path) -
     found, asked = [], []
     with FakeServer(reply_from_file) as server, session_with(server, tmp_path) as session:
         for look in looks:
-            found.append(run_lm_eval(session, asked_for(task, look.reference_samples, look.limit)))
+            found.append(run_lm_eval(session, task_at_look(task, look.reference_samples, look.limit)))
             asked.append(len(server.requests))
         by_limit = run_lm_eval(session, task.model_copy(update={"limit": None}))
-        second = run_lm_eval(dataclasses.replace(session, takes_second_replies=True, sample=1), asked_for(task, 1, 2))
+        second = run_lm_eval(dataclasses.replace(session, takes_second_replies=True, sample=1), task_at_look(task, 1, 2))
         drawn = in_drawn_order(session.seed, "local_gsm8k", range(6))
     assert asked == [4, 8, 12]
     assert len(server.requests) == 12
@@ -329,8 +329,8 @@ def test_seeds_are_sent_only_where_vllm_survives_and_honours_them(tmp_path: Path
         )
 
     cpu, gpu, drafts = {"cpu": "x"}, {"gpus": "8x H200 (141 GB)"}, {"method": "mtp", "num_speculative_tokens": 1}
-    seen = [takes_seeds(fingerprint(*one)) for one in ((gpu, None), (gpu, drafts), (cpu, None), (cpu, drafts))]
-    assert seen == [True, False, False, False]
+    observed = [takes_seeds(fingerprint(*one)) for one in ((gpu, None), (gpu, drafts), (cpu, None), (cpu, drafts))]
+    assert observed == [True, False, False, False]
     with FakeServer() as server, session_with(server, tmp_path) as session:
         run_generated(dataclasses.replace(session, sends_seeds=False), ARITHMETIC, arithmetic_items(ARITHMETIC, "eval-test"))
     assert all("seed" not in body for _, body in server.requests)

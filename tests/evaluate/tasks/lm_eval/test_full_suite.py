@@ -15,8 +15,8 @@ from lm_eval_questions import session_with
 
 from assay.recipes.load import load_recipe
 from assay.recipes.suite import LmEvalTask, SuiteRecipe
-from assay_evaluate.tasks.lm_eval.cot import run_lm_eval
 from assay_evaluate.tasks.lm_eval.load import _configs, _manager, load_tasks
+from assay_evaluate.tasks.lm_eval.task import run_lm_eval
 
 pytestmark = pytest.mark.slow
 
@@ -41,9 +41,9 @@ def gpqa(i: int) -> Row:
 
 
 def letter_of_the_right_one(prompt: str) -> str:
-    found = re.search(r"\(([A-D])\) right of \d", prompt)
-    assert found is not None
-    return f"It cannot be another. The answer is ({found[1]})."
+    result = re.search(r"\(([A-D])\) right of \d", prompt)
+    assert result is not None
+    return f"It cannot be another. The answer is ({result[1]})."
 
 
 def says_what_the_filter_wants(name: str) -> str:
@@ -92,12 +92,12 @@ def sum_in(prompt: str) -> str:
 
 def leaves() -> list[tuple[LmEvalTask, str]]:
     """Every task named, with one leaf of what is a group (mathematics of 14 subjects)."""
-    found = []
+    result = []
     for suite in ("full", "languages"):
         for task in load_recipe(SuiteRecipe, suite).tasks:
             if isinstance(task, LmEvalTask):
-                found += [(task, f"{name}_math" if name.startswith("mmlu_pro") else name) for name in task.tasks]
-    return found
+                result += [(task, f"{name}_math" if name.startswith("mmlu_pro") else name) for name in task.tasks]
+    return result
 
 
 def local_copy(folder: Path, name: str, rows: Callable[[int], Row]) -> str:
@@ -140,13 +140,13 @@ def test_a_task_by_name_is_built_asked_and_scored(tmp_path: Path, task: LmEvalTa
 def test_what_a_task_draws_at_random_is_the_same_in_every_run(tmp_path: Path) -> None:
     """gpqa shuffles its choices with Python's own generator while it is loaded: unseeded, no two runs ask the same question."""
     name = local_copy(tmp_path, "gpqa_diamond_cot_zeroshot", gpqa)
-    seen = []
+    observed = []
     for number in range(3):
         task = LmEvalTask(kind="lm_eval", name="gpqa", tasks=(name,), max_tokens=64, include_path=str(tmp_path))
         random.seed(number)
         before = random.getstate()
         [loaded] = load_tasks(task)["tasks"].values()
         assert random.getstate() == before  # nor does it disturb anybody else's
-        seen.append([doc["answer"] for doc in loaded.eval_docs])
-    assert seen[0] == seen[1] == seen[2]
-    assert len(set(seen[0])) > 1
+        observed.append([doc["answer"] for doc in loaded.eval_docs])
+    assert observed[0] == observed[1] == observed[2]
+    assert len(set(observed[0])) > 1

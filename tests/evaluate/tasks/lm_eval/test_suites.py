@@ -14,8 +14,8 @@ from lm_eval_questions import ANSWERS, REPLIES, session_with
 
 from assay.recipes.load import load_recipe, recipe_names
 from assay.recipes.suite import LmEvalTask, SuiteRecipe
-from assay_evaluate.tasks.lm_eval.cot import run_lm_eval
 from assay_evaluate.tasks.lm_eval.load import CODE_EVAL, _configs, _manager, configs_of
+from assay_evaluate.tasks.lm_eval.task import run_lm_eval
 
 pytestmark = pytest.mark.slow
 
@@ -53,11 +53,11 @@ def test_a_task_of_ones_own_comes_before_lm_evals_of_that_name(tmp_path: Path) -
     """Also where another name is lm-eval's, so that its index is needed; that index stays as it is for others."""
     (tmp_path / "mine.yaml").write_text("task: gsm8k\ndataset_path: mine\ntag: mgsm_cot_native\noutput_type: generate_until\n")
     task = LmEvalTask(kind="lm_eval", name="x", tasks=("gsm8k", "mmlu_pro"), max_tokens=64, include_path=str(tmp_path))
-    found, theirs = configs_of(task), _configs(_manager(None, True), ["gsm8k", "mmlu_pro"])
-    assert len(found) == 15 and found["gsm8k"]["dataset_path"] == "mine"
-    assert theirs["gsm8k"]["dataset_path"] == "openai/gsm8k"
-    assert {name: one for name, one in found.items() if name != "gsm8k"} == {
-        name: one for name, one in theirs.items() if name != "gsm8k"
+    result, candidate = configs_of(task), _configs(_manager(None, True), ["gsm8k", "mmlu_pro"])
+    assert len(result) == 15 and result["gsm8k"]["dataset_path"] == "mine"
+    assert candidate["gsm8k"]["dataset_path"] == "openai/gsm8k"
+    assert {name: one for name, one in result.items() if name != "gsm8k"} == {
+        name: one for name, one in candidate.items() if name != "gsm8k"
     }
     tagged = task.model_copy(update={"tasks": ("mgsm_cot_native", "mmlu_pro_law")})  # a tag, too, is the folder's alone
     assert configs_of(tagged).keys() == {"gsm8k", "mmlu_pro_law"}
@@ -207,12 +207,12 @@ def lm_eval_alone(folder: Path, name: str, say: Callable[[str], str]) -> dict[st
 @pytest.mark.parametrize("which", ["flexible-extract", "strict-match"])
 def test_gsm8k_is_scored_item_by_item_as_lm_eval_does(tmp_path: Path, gsm8k_folder: Path, name: str, which: str) -> None:
     """Twelve saved replies, both files and both filters of gsm8k; `gsm8k` with its five examples."""
-    said = {**REPLIES, **MORE_REPLIES}
+    text = {**REPLIES, **MORE_REPLIES}
     asked: list[list[dict[str, str]]] = []
 
     def reply(body: dict[str, Any]) -> Scripted:
         asked.append(body["messages"])
-        return Scripted(said[question_in(body["messages"][-1]["content"])])
+        return Scripted(text[question_in(body["messages"][-1]["content"])])
 
     task = LmEvalTask(
         kind="lm_eval", name="gsm8k", tasks=(name,), max_tokens=512, include_path=str(gsm8k_folder),
@@ -220,7 +220,7 @@ def test_gsm8k_is_scored_item_by_item_as_lm_eval_does(tmp_path: Path, gsm8k_fold
     )  # fmt: skip
     with FakeServer(reply) as server, session_with(server, tmp_path) as session:
         result = run_lm_eval(session, task)
-    alone = lm_eval_alone(gsm8k_folder, name, lambda prompt: said[question_in(prompt)])
+    alone = lm_eval_alone(gsm8k_folder, name, lambda prompt: text[question_in(prompt)])
     assert {int(item.item.split("/")[1]): item.correct for item in result.items} == alone[which]
     assert len(alone[which]) == 12
     assert 0 < sum(alone[which].values()) < 12
@@ -248,6 +248,6 @@ def test_unknown_metric_or_filter(tmp_path: Path, gsm8k_folder: Path, more: dict
     ("dataset_name", "language"), [("zh", "zh"), ("main", "und"), ("default", "und"), (None, "und"), ("de", "de")]
 )
 def test_language_of_a_part(dataset_name: str | None, language: str) -> None:
-    from assay_evaluate.tasks.lm_eval.cot import _language
+    from assay_evaluate.tasks.lm_eval.task import _language
 
     assert _language(dataset_name) == language

@@ -15,7 +15,7 @@ from assay_evaluate.asking.dialect import Dialect
 from assay_evaluate.asking.session import Session
 from assay_evaluate.client.client import Client
 from assay_evaluate.client.journal import Identity, Journal
-from assay_evaluate.tasks.lm_eval.cot import run_lm_eval
+from assay_evaluate.tasks.lm_eval.task import run_lm_eval
 
 TINY = Path(__file__).resolve().parents[4] / "examples" / "tiny_glm" / "checkpoint"
 QUESTION = "Q: 2 + 2\nA: Let's think step by step."
@@ -40,10 +40,10 @@ def test_default_length_cuts_the_prompt_to_nothing(tmp_path: Path, task_folder: 
     from lm_eval.models.openai_completions import LocalCompletionsAPI
 
     with FakeServer() as server:
-        theirs = LocalCompletionsAPI(base_url=f"{server.base_url}/v1/completions", model="m", tokenizer=str(TINY))
-        theirs.generate_until([instance({"until": [], "max_gen_toks": 16384})], disable_tqdm=True)
+        candidate = LocalCompletionsAPI(base_url=f"{server.base_url}/v1/completions", model="m", tokenizer=str(TINY))
+        candidate.generate_until([instance({"until": [], "max_gen_toks": 16384})], disable_tqdm=True)
         ((_, body),) = server.requests
-    assert theirs.max_length == 2047
+    assert candidate.max_length == 2047
     assert body["prompt"] == [[]]
 
     with FakeServer(reply_from_file, max_model_len=32768) as server, session_with(server, tmp_path) as session:
@@ -61,8 +61,8 @@ def test_finish_reason_is_ignored(tmp_path: Path, task_folder: Path) -> None:
     assert LocalChatCompletion(base_url="http://127.0.0.1:9", model="m").parse_generations(cut) == ["2 + 2 is 4, no, wait"]
 
     def reply(body: dict[str, Any]) -> Scripted:
-        found = reply_from_file(body)
-        return Scripted(found.text, finish_reason="length") if "2 + 2" in body["messages"][-1]["content"] else found
+        result = reply_from_file(body)
+        return Scripted(result.text, finish_reason="length") if "2 + 2" in body["messages"][-1]["content"] else result
 
     with FakeServer(reply) as server, session_with(server, tmp_path) as session:
         result = run_lm_eval(session, task_in(task_folder))

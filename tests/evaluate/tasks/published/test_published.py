@@ -33,7 +33,7 @@ from assay_evaluate.preflight.data_sets import check_data_sets
 from assay_evaluate.run.candidate import Candidate
 from assay_evaluate.run.evaluate import evaluate
 from assay_evaluate.tasks.published import store
-from assay_evaluate.tasks.published.choice import needed_sources, wanted_sources
+from assay_evaluate.tasks.published.choice import needed_sources, published_sources
 from assay_evaluate.tasks.published.pins import PINS
 from assay_evaluate.tasks.ruler_task import run_ruler
 from assay_evaluate.transport.download import NotDownloaded, download
@@ -96,7 +96,7 @@ def test_the_files_are_those_of_rulers_scripts() -> None:
 
 def test_the_data_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ASSAY_DATA", str(tmp_path / "mine"))
-    assert store.place_of("squad") == tmp_path / "mine" / "squad"
+    assert store.folder_of("squad") == tmp_path / "mine" / "squad"
     monkeypatch.delenv("ASSAY_DATA")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert store.data_folder() == tmp_path / "cache" / "assay"
@@ -109,8 +109,8 @@ def test_what_a_task_needs() -> None:
     assert needed_sources(task_of(tasks=("niah_single_1", "vt", "cwe", "qa_2"))) == ("hotpotqa",)
     assert needed_sources(task_of(tasks=("needle_grid",), languages=("zh",))) == ()
     assert needed_sources(task_of(tasks=("needle_grid",), languages=("zh", "en"))) == ("essays",)
-    assert wanted_sources(task_of(squad="mine.json")) == ("essays", "hotpotqa")
-    assert wanted_sources(task_of(sources="generated")) == ()
+    assert published_sources(task_of(squad="mine.json")) == ("essays", "hotpotqa")
+    assert published_sources(task_of(sources="generated")) == ()
 
 
 # ------------------------------------------------------------------------------------------------ download
@@ -211,10 +211,10 @@ def test_what_cannot_be_had_is_generated_and_named_and_stays_so(texts: TextServe
 
 
 def test_files_of_ones_own_come_first_and_generated_asks_nobody(texts: TextServer, tmp_path: Path) -> None:
-    mine = tmp_path / "mine.json"
-    mine.write_bytes(FILES["squad"]["dev-v2.0.json"])
-    result, _ = run(tmp_path, task_of(tasks=("qa_1",), squad=str(mine)))
-    assert (result.sources, result.note) == ({"squad": str(mine)}, None)
+    own = tmp_path / "mine.json"
+    own.write_bytes(FILES["squad"]["dev-v2.0.json"])
+    result, _ = run(tmp_path, task_of(tasks=("qa_1",), squad=str(own)))
+    assert (result.sources, result.note) == ({"squad": str(own)}, None)
     result, _ = run(tmp_path, task_of(tasks=("qa_1", "vt"), sources="generated"))
     assert result.sources == {"squad": "generated"} and texts.asked == []
 

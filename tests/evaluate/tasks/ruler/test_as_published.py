@@ -11,18 +11,12 @@ from pathlib import Path
 import pytest
 from published_texts import FILES
 
-from assay_evaluate.tasks.ruler import (
-    Prompt,
-    RulerItem,
-    Sources,
-    TextFolder,
-    read_hotpotqa,
-    read_squad,
-    read_text_folder,
-    ruler_item,
-)
+from assay_evaluate.tasks.ruler.haystacks import TextFolder, read_text_folder
+from assay_evaluate.tasks.ruler.items import RulerItem
 from assay_evaluate.tasks.ruler.niah import DEPTHS
-from assay_evaluate.tasks.ruler.qa import NUM_PUBLISHED, QaQuestion, QaSource
+from assay_evaluate.tasks.ruler.qa import NUM_PUBLISHED, QaQuestion, QaSource, read_hotpotqa, read_squad
+from assay_evaluate.tasks.ruler.tasks import Sources, ruler_item
+from assay_evaluate.tasks.ruler.tokens import Prompt
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 
@@ -173,7 +167,7 @@ def test_a_needle_in_noise_stands_before_any_line_alike() -> None:
 
 def test_the_first_500_questions_are_asked_first() -> None:
     documents = tuple(f"Number {number}." for number in range(700))
-    source = QaSource(tuple(QaQuestion(f"Which is {one}?", ("it",), (one,)) for one in documents), documents)
+    source = QaSource(tuple(QaQuestion(f"Which is {document}?", ("it",), (document,)) for document in documents), documents)
     asked = [make("qa_1", 80, Sources(squad=source), index).facts["about"] for index in range(701)]
     assert set(asked[:NUM_PUBLISHED]) == set(documents[:NUM_PUBLISHED]) and asked[:NUM_PUBLISHED] != [
         *documents[:NUM_PUBLISHED]

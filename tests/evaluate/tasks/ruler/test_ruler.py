@@ -13,19 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from assay_evaluate.tasks.ruler import (
-    REPLY_TOKENS,
-    STYLES,
-    TASKS,
-    RulerError,
-    RulerItem,
-    Style,
-    TokenCounter,
-    ruler_item,
-    ruler_items,
-    score,
-)
-from assay_evaluate.tasks.ruler.sizing import SLACK, largest_fitting
+from assay_evaluate.tasks.ruler.draft import RulerError
+from assay_evaluate.tasks.ruler.items import SLACK, STYLES, RulerItem, Style, largest_fitting, score
+from assay_evaluate.tasks.ruler.tasks import REPLY_TOKENS, TASKS, ruler_item
+from assay_evaluate.tasks.ruler.tokens import TokenCounter
 from assay_evaluate.tasks.ruler.words import NUM_COMPOUNDS, NUM_KEYS, compound, key, stride
 
 CHECKPOINT = Path(__file__).resolve().parents[4] / "examples" / "tiny_glm" / "checkpoint"
@@ -43,7 +34,7 @@ NEEDLE = re.compile(r"One of the special magic (\w+) for (\S+) is: (\S+)\.")
 def solve_needles(question: str) -> list[str]:
     asked = question.rsplit("\n", 1)[1]
     names = re.findall(r"[a-z]+-[a-z]+|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", asked)
-    return [value for name in names for _, found, value in NEEDLE.findall(question) if found == name]
+    return [value for name in names for _, result, value in NEEDLE.findall(question) if result == name]
 
 
 def solve_tracking(question: str) -> list[str]:
@@ -67,11 +58,11 @@ def solve_frequent(question: str) -> list[str]:
 
 
 def solve_question(question: str) -> list[str]:
-    if found := re.search(r"Who built the (.+) of (\w+)\?$", question):
-        return re.findall(rf"\n{found[2]} is a .*?Its {found[1]} was built by (\w+ \w+) in", question)
-    found = re.search(r"In which town was the person born who built the (.+) of (\w+)\?$", question)
-    assert found is not None
-    builder = re.findall(rf"\n{found[2]} is a .*?Its {found[1]} was built by (\w+ \w+) in", question)[0]
+    if result := re.search(r"Who built the (.+) of (\w+)\?$", question):
+        return re.findall(rf"\n{result[2]} is a .*?Its {result[1]} was built by (\w+ \w+) in", question)
+    result = re.search(r"In which town was the person born who built the (.+) of (\w+)\?$", question)
+    assert result is not None
+    builder = re.findall(rf"\n{result[2]} is a .*?Its {result[1]} was built by (\w+ \w+) in", question)[0]
     return re.findall(rf"\n{builder} was a .*? was born in (\w+) in", question)
 
 
@@ -112,10 +103,10 @@ def test_the_prompt_alone_gives_the_answer(task: str) -> None:
 )
 def test_needles_are_as_many_and_of_the_kind_published(task: str, needles: int, expected: int, value: str) -> None:
     item = make(task, 2048)
-    found = NEEDLE.findall(item.question)
-    assert len(found) == needles and len(item.expected) == expected == len(item.depths)
+    result = NEEDLE.findall(item.question)
+    assert len(result) == needles and len(item.expected) == expected == len(item.depths)
     assert all(re.fullmatch(value, one) for one in item.expected)
-    names = Counter(name for _, name, _ in found)
+    names = Counter(name for _, name, _ in result)
     assert set(names.values()) == ({4} if task == "niah_multivalue" else {1})
     assert item.comparable == (task in ("niah_single_1", "niah_multikey_2", "niah_multikey_3"))
 
@@ -157,7 +148,7 @@ def test_every_task_fills_its_length_as_transformers_counts(style: Style) -> Non
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
-    for item in ruler_items(TASKS, [1024, 3000], 1, seed="eval", style=style, count_tokens=COUNT):
+    for item in (make(task, length, 0, style) for task in TASKS for length in (1024, 3000)):
         if isinstance(item.prompt, str):
             assert item.prompt.endswith(item.answer_prefix)
             num_tokens = len(tokenizer(item.prompt)["input_ids"])
@@ -219,26 +210,27 @@ def test_largest_fitting_against_trying_all(seed: int) -> None:
     room, last = draw.randrange(60, 3 * counts[-1] // 2 + 61), len(counts) - 1
     best = max(units for units, tokens in enumerate(counts) if tokens <= room)
     calls: list[int] = []
-    found = largest_fitting(lambda units: calls.append(units) or counts[units], room, 0, last)  # type: ignore[func-returns-value]
-    assert found is not None and found.num_tokens == counts[found.units] <= room and len(calls) <= 20
-    assert found.units == best or counts[best] - found.num_tokens <= SLACK * room
+    result = largest_fitting(lambda units: calls.append(units) or counts[units], room, 0, last)  # type: ignore[func-returns-value]
+    assert result is not None and result.num_tokens == counts[result.units] <= room and len(calls) <= 20
+    assert result.units == best or counts[best] - result.num_tokens <= SLACK * room
     assert largest_fitting(lambda units: counts[units], counts[0] - 1, 0, last) is None
 
 
 # ------------------------------------------------------------------------------------------------ always the same
 @pytest.mark.slow
 def test_same_items_in_any_company_and_in_another_process() -> None:
-    all_of_them = {
-        item.id: item.sha256 for item in ruler_items(TASKS, [1024, 2048], 2, seed="eval", style="chat", count_tokens=COUNT)
-    }
+    items = [make(task, length, index) for task in TASKS for length in (1024, 2048) for index in range(2)]
+    all_of_them = {item.id: item.sha256 for item in items}
     assert len(set(all_of_them.values())) == len(all_of_them) == 52
     for index in (1, 0):
         for task in reversed(TASKS):
             assert make(task, 2048, index).sha256 == all_of_them[f"{task}/2048/{index}"]
     program = (
-        "import json, sys\nfrom pathlib import Path\nfrom assay_evaluate.tasks.ruler import *\n"
+        "import json, sys\nfrom pathlib import Path\nfrom assay_evaluate.tasks.ruler.tasks import ruler_item\n"
+        "from assay_evaluate.tasks.ruler.tokens import TokenCounter\n"
         "count = TokenCounter(Path(sys.argv[1]))\n"
-        "items = ruler_items(['qa_2', 'cwe', 'niah_multikey_3'], [1024], 2, seed='eval', style='chat', count_tokens=count)\n"
+        "items = [ruler_item(task, 1024, index, seed='eval', style='chat', count_tokens=count)\n"
+        "         for task in ['qa_2', 'cwe', 'niah_multikey_3'] for index in range(2)]\n"
         "print(json.dumps({item.id: item.sha256 for item in items}))"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "7"}

@@ -5,37 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from assay.records.base import Interval
-from assay_evaluate.tasks.ruler import (
-    GENERATOR_VERSION,
-    LANGUAGES,
-    TASKS,
-    GridCell,
-    Prompt,
-    QaQuestion,
-    QaSource,
-    RulerError,
-    RulerItem,
-    Sources,
-    TokenCounter,
-    grid_cells,
-    grid_item,
-    match_all,
-    match_any,
-    needle_grid,
-    read_hotpotqa,
-    read_items,
-    read_squad,
-    read_text_folder,
-    ruler_item,
-    write_items,
-)
-from assay_evaluate.tasks.ruler.haystacks import generated, hide, split_sentences
+from assay_evaluate.tasks.ruler.draft import RulerError
+from assay_evaluate.tasks.ruler.haystacks import generated, hide, read_text_folder, split_sentences
+from assay_evaluate.tasks.ruler.items import GENERATOR_VERSION, RulerItem, from_saved_fields, match_all, match_any
+from assay_evaluate.tasks.ruler.languages import LANGUAGES
+from assay_evaluate.tasks.ruler.qa import QaQuestion, QaSource, read_hotpotqa, read_squad
+from assay_evaluate.tasks.ruler.tasks import TASKS, Sources, grid_item, ruler_item
+from assay_evaluate.tasks.ruler.tokens import Prompt, TokenCounter
 
 CHECKPOINT = Path(__file__).resolve().parents[4] / "examples" / "tiny_glm" / "checkpoint"
 
@@ -267,38 +248,11 @@ def test_grid_needle_lies_at_its_depth_in_every_language(language: str, depth: f
     assert item.id == f"needle_grid/{language}/{depth:g}/4000/1" and not item.comparable
 
 
-def test_grid_has_every_cell_and_its_interval() -> None:
-    items = list(
-        needle_grid(
-            [400, 800],
-            3,
-            seed="eval",
-            style="chat",
-            count_tokens=words,
-            depths=(0.0, 1.0),
-            languages=("en", "es"),
-            reply_tokens=20,
-        )
-    )
-    assert len({item.id for item in items}) == len(items) == 24
-    cells = grid_cells((item, float(item.index > 0 or item.language == "en")) for item in items)
-    assert [(cell.length_tokens, cell.depth, cell.language) for cell in cells] == [
-        (length, depth, language) for length in (400, 800) for depth in (0.0, 1.0) for language in ("en", "es")
-    ]
-    # all of 3: (alpha / 2)^(1/3) to 1
-    around = Interval(value=1.0, low=cells[0].accuracy.low, high=1.0, n=3, level=0.95, coverage="at_least")
-    assert cells[0] == GridCell(400, 0.0, "en", around)
-    assert cells[0].accuracy.low == pytest.approx(0.025 ** (1 / 3))
-    assert cells[1].accuracy.value == pytest.approx(2 / 3) and cells[1].accuracy.n == 3
-
-
 def test_grid_refusals() -> None:
     with pytest.raises(RulerError, match=r"depth 1.5: not between 0 \(the front\) and 1 \(the end\)"):
         grid_item(400, 1.5, 0, seed="eval", style="chat", count_tokens=words)
     with pytest.raises(RulerError, match="language 'tlh': unknown to the needle grid; there are en, zh, es, ru, ja"):
         grid_item(400, 1, 0, seed="eval", style="chat", count_tokens=words, language="tlh")  # type: ignore[arg-type]
-    with pytest.raises(RulerError, match="niah_single_1/300/0: not an item of the needle grid"):
-        grid_cells([(make("niah_single_1", 300), 1.0)])
 
 
 # ------------------------------------------------------------------------------------------------ metrics
@@ -310,31 +264,10 @@ def test_metrics_are_the_published_ones() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ saved items
-def test_saved_and_read_back(tmp_path: Path) -> None:
-    items = [make(task, 400, index) for task in ("niah_multivalue", "fwe", "qa_1", "vt") for index in range(2)]
-    assert write_items(tmp_path / "out" / "items.jsonl", items) == 8
-    assert list(read_items(tmp_path / "out" / "items.jsonl")) == items
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["items.jsonl"]
-    first = json.loads((tmp_path / "out" / "items.jsonl").read_text(encoding="utf-8").splitlines()[0])
-    assert {"sha256", "id", "prompt_tokens", "depths", "expected", "style", "seed", "generator_version"} <= first.keys()
-    assert first["sha256"] == items[0].sha256 != replace(items[0], seed="eval-2").sha256
-
-
-def test_a_changed_line_is_noticed(tmp_path: Path) -> None:
-    file = tmp_path / "items.jsonl"
-    write_items(file, [make("fwe", 300, 0), make("fwe", 300, 1)])
-    lines = file.read_text(encoding="utf-8").splitlines()
-    fields = json.loads(lines[1])
-    for change in ({"expected": ["easy"]}, {"prompt_tokens": 1}, {"id": "fwe/300/0"}):
-        file.write_text("\n".join([lines[0], json.dumps({**fields, **change})]), encoding="utf-8")
-        with pytest.raises(RulerError, match=r"items\.jsonl:2: fwe/300/[01] was changed after it was written"):
-            list(read_items(file))
-    for line in ('{"sha256": "0"}', "[]", "{", json.dumps({**fields, "more": 1})):
-        file.write_text(line, encoding="utf-8")
-        with pytest.raises(RulerError, match=r"items\.jsonl:1: not an item"):
-            list(read_items(file))
-    with pytest.raises(RulerError, match=r"none\.jsonl: cannot be read"):
-        list(read_items(tmp_path / "none.jsonl"))
+def test_saved_and_read_back() -> None:
+    for item in (make(task, 400, index) for task in ("niah_multivalue", "fwe", "qa_1", "vt") for index in range(2)):
+        assert from_saved_fields(json.loads(json.dumps(asdict(item)))) == item
+        assert item.sha256 != replace(item, seed="eval-2").sha256
 
 
 # ------------------------------------------------------------------------------------------------ tokens

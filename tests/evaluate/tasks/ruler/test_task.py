@@ -18,7 +18,8 @@ from assay_evaluate.asking.session import Session
 from assay_evaluate.client.client import Client
 from assay_evaluate.client.journal import Identity, Journal
 from assay_evaluate.statistics.item_pairs import pair_items
-from assay_evaluate.tasks.ruler import LANGUAGES, TASKS
+from assay_evaluate.tasks.ruler.languages import LANGUAGES
+from assay_evaluate.tasks.ruler.tasks import TASKS
 from assay_evaluate.tasks.ruler_task import run_ruler
 
 REFERENCE = Identity("reference", "f")
@@ -89,15 +90,15 @@ def test_partial_credit_is_kept_and_correct_means_all(tmp_path: Path) -> None:
         return Scripted(" ".join(numbers[:3]))
 
     with FakeServer(find_numbers) as server, session_with(server, tmp_path) as session:
-        ours = run_ruler(session, task_of(tasks=("niah_multivalue",)), tmp_path, REFERENCE)
+        reference = run_ruler(session, task_of(tasks=("niah_multivalue",)), tmp_path, REFERENCE)
     with FakeServer(three) as server, session_with(server, tmp_path, "candidate") as session:
-        theirs = run_ruler(session, task_of(tasks=("niah_multivalue",)), tmp_path, REFERENCE)
+        candidate = run_ruler(session, task_of(tasks=("niah_multivalue",)), tmp_path, REFERENCE)
         assert server.count("/tokenize") == 0  # items came from the journal
-    assert [(item.correct, item.score) for item in ours.items] == [(True, 1.0)] * 2
-    assert [(item.correct, item.score) for item in theirs.items] == [(False, 0.75)] * 2
-    assert theirs.mean_score is not None
-    assert (theirs.mean_score.value, theirs.accuracy.value if theirs.accuracy else None) == (0.75, 0)
-    assert pair_items(ours, theirs).flips.right_to_wrong == 2
+    assert [(item.correct, item.score) for item in reference.items] == [(True, 1.0)] * 2
+    assert [(item.correct, item.score) for item in candidate.items] == [(False, 0.75)] * 2
+    assert candidate.mean_score is not None
+    assert (candidate.mean_score.value, candidate.accuracy.value if candidate.accuracy else None) == (0.75, 0)
+    assert pair_items(reference, candidate).flips.right_to_wrong == 2
 
 
 def test_the_reference_decides_what_every_checkpoint_is_asked(tmp_path: Path) -> None:
@@ -182,7 +183,7 @@ def test_needle_grid_and_sources_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("extra_tokens", [0, 1])
 def test_the_checkpoints_own_tokenizer_counts_where_it_agrees_with_the_server(tmp_path: Path, extra_tokens: int) -> None:
     """One probe goes to the server; a server that counts otherwise is asked for every count."""
-    from assay_evaluate.tasks.ruler import TokenCounter
+    from assay_evaluate.tasks.ruler.tokens import TokenCounter
 
     here = TokenCounter(TINY)
     with FakeServer(find_numbers, max_model_len=None) as server, session_with(server, tmp_path) as session:

@@ -52,33 +52,33 @@ class AgentServer(RawServer):
     def parts_for(self, head: bytes, body: bytes) -> Sequence[Part]:
         if head.startswith(b"GET"):
             return (http("{}"),)
-        told = json.loads(body)
+        reported = json.loads(body)
         with self.lock:
-            self.bodies.append(told)
-            instead = self.before(len(self.bodies) - 1, told)
+            self.bodies.append(reported)
+            instead = self.before(len(self.bodies) - 1, reported)
         if instead is not None:
             return instead
-        status, data = self.script.reply(told)
+        status, data = self.script.reply(reported)
         return (http(json.dumps(data), f"{status} ?"),)
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny-swe")
-    found = build_dataset(folder)
+    result = build_dataset(folder)
     swe_suite.EXAMPLE_REPOSITORIES = folder / "repositories"
-    return found
+    return result
 
 
 def ask(dataset: Path, server: Any, folder: Path, **more: Any) -> Finished:
     options = {"filter": INSTANCE, "num_attempts": 1, "num_agents": 1, **more}
     task = local_task(dataset, **options)
     rows = [row for row in rows_of(dataset) if row["instance_id"] == INSTANCE]
-    (found,) = run_agents(
+    (result,) = run_agents(
         task, rows, [folder / "repeat-0"], server, settings=settings_for(task), runtime=None, run="r", model_name="m",
         num_agents=1, on_progress=lambda line: None, pacing=FAST,
     )  # fmt: skip
-    return found
+    return result
 
 
 def issue_of(dataset: Path) -> str:
@@ -94,8 +94,8 @@ def test_every_behaviour_once_in_one_trajectory(dataset: Path, tmp_path: Path) -
 
     steps = [Step(f"echo {number}") for number in range(len(FAILING))] + [Step("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")]
     with Misbehaving(ScriptedModel([Script(steps, issue_of(dataset))])) as server:
-        found = ask(dataset, server, tmp_path, step_limit=len(FAILING) + 9, max_tokens=1, request_timeout_s=1)
-    assert (found.failures, list(found.predictions)) == ({}, [INSTANCE])
+        result = ask(dataset, server, tmp_path, step_limit=len(FAILING) + 9, max_tokens=1, request_timeout_s=1)
+    assert (result.failures, list(result.predictions)) == ({}, [INSTANCE])
     trajectory = json.loads((tmp_path / "repeat-0" / INSTANCE / f"{INSTANCE}.traj.json").read_text())
     outputs = [message["extra"]["raw_output"] for message in trajectory["messages"] if message["role"] == "tool"]
     assert outputs == [f"{number}\n" for number in range(len(FAILING))]
@@ -117,8 +117,8 @@ def test_a_call_of_another_shape_is_asked_again(dataset: Path, tmp_path: Path) -
             return (http(json.dumps({"choices": [{"message": message, "finish_reason": "tool_calls"}]})),)
 
     with Odd(ScriptedModel(load_scripts({INSTANCE: "solve"}))) as server:
-        found = ask(dataset, server, tmp_path, step_limit=20)
-    assert found.failures == {} and found.predictions[INSTANCE]["model_patch"].startswith("diff --git")
+        result = ask(dataset, server, tmp_path, step_limit=20)
+    assert result.failures == {} and result.predictions[INSTANCE]["model_patch"].startswith("diff --git")
 
 
 WRITTEN = (
@@ -132,13 +132,13 @@ def test_what_the_model_writes_is_the_models(dataset: Path, tmp_path: Path) -> N
     """A step that failed, not machinery that is tried again and never scored."""
     steps = [Step("ls", arguments=arguments) for arguments in WRITTEN] + [Step("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")]
     with AgentServer(ScriptedModel([Script(steps, issue_of(dataset))])) as server:
-        found = ask(dataset, server, tmp_path, max_format_errors=99, step_limit=len(steps))
-    assert found.failures == {} and list(found.predictions) == [INSTANCE]
+        result = ask(dataset, server, tmp_path, max_format_errors=99, step_limit=len(steps))
+    assert result.failures == {} and list(result.predictions) == [INSTANCE]
     trajectory = json.loads((tmp_path / "repeat-0" / INSTANCE / f"{INSTANCE}.traj.json").read_text())
     figures = measure(trajectory, native_tool_calls=True)
     assert (figures["num_steps"], figures["num_tool_calls"], trajectory["info"]["exit_status"]) == (13, 13, "Submitted")
     assert (
-        ask(dataset, server, tmp_path).predictions == found.predictions
+        ask(dataset, server, tmp_path).predictions == result.predictions
     )  # read again; the server, which is gone, is not asked
 
 
@@ -153,8 +153,8 @@ def test_one_reply_of_another_server_is_not_the_end(dataset: Path, tmp_path: Pat
             return None
 
     with Gateway(ScriptedModel(load_scripts({INSTANCE: "solve"}))) as server:
-        found = ask(dataset, server, tmp_path / "once")
-    assert found.failures == {} and list(found.predictions) == [INSTANCE]
+        result = ask(dataset, server, tmp_path / "once")
+    assert result.failures == {} and list(result.predictions) == [INSTANCE]
     with Gateway(ScriptedModel(load_scripts({INSTANCE: "solve"}))) as server:
         server.others = frozenset(range(2, 99))  # type: ignore[misc]
         with pytest.raises(MeasureError, match=r"came back as another server \(another, before scripted-1\)"):
@@ -197,8 +197,8 @@ def test_no_secret_reaches_an_agent_or_its_files(dataset: Path, tmp_path: Path, 
     printed = Step("env; cat /proc/$PPID/environ | tr '\\0' '\\n'", f"Your key is {KEY}.")
     steps = [printed, printed, Step("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")]
     with Repeats(ScriptedModel([Script(steps, issue_of(dataset))])) as server:
-        found = ask(dataset, server, tmp_path, num_attempts=2)
-    assert found.failures == {} and f"Authorization: Bearer {KEY}" in server.heads[-1]
+        result = ask(dataset, server, tmp_path, num_attempts=2)
+    assert result.failures == {} and f"Authorization: Bearer {KEY}" in server.heads[-1]
     texts = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert sum(path.name.endswith(".traj.json") for path in texts) == 2  # one failed at the HTTP 400
     assert any(b"LANG=C.UTF-8" in text for text in texts.values()), "the environment was printed"

@@ -45,25 +45,25 @@ ENDS = {
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny-swe")
-    found = build_dataset(folder)
+    result = build_dataset(folder)
     swe_suite.EXAMPLE_REPOSITORIES = folder / "repositories"
-    return found
+    return result
 
 
 @pytest.fixture(scope="module")
 def logs(dataset: Path) -> Iterator[None]:
     """Where the harness would start a container, its eval script is run here; it grades what that leaves behind."""
-    kept = grading._hear
+    original = grading._run_grader
 
-    def with_logs(spec: dict[str, Any], log: Path, **more: Any) -> dict[str, grading.Grade]:
-        rows = {row["instance_id"]: row for row in spec["rows"]}
-        for one in spec["predictions"]:
-            if not list(Path(spec["log_folder"]).glob(f"*/*/{one['instance_id']}/test_output.txt")):
-                write_log(rows[one["instance_id"]], one["model_patch"], Path(spec["log_folder"]), spec["model_name"])
-        return kept(spec, log, **more)
+    def with_logs(spec: dict[str, Any], log: Path, rows: dict[str, Any], label: str) -> dict[str, grading.Grade]:
+        for prediction in spec["predictions"]:
+            instance = prediction["instance_id"]
+            if not list(Path(spec["log_folder"]).glob(f"*/*/{instance}/test_output.txt")):
+                write_log(rows[instance], prediction["model_patch"], Path(spec["log_folder"]), spec["model_name"])
+        return original(spec, log, rows, label)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grading, "_hear", with_logs)
+        patch.setattr(grading, "_run_grader", with_logs)
         patch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
         yield
 
@@ -80,8 +80,8 @@ class Undisturbed:
 
     @property
     def predictions(self) -> dict[str, dict[str, Any]]:
-        found: dict[str, dict[str, Any]] = json.loads((self.folder / "repeat-0" / "preds.json").read_text())
-        return {name: {**one, "model_name_or_path": "m"} for name, one in found.items()}
+        result: dict[str, dict[str, Any]] = json.loads((self.folder / "repeat-0" / "preds.json").read_text())
+        return {name: {**one, "model_name_or_path": "m"} for name, one in result.items()}
 
 
 @pytest.fixture(scope="module")
@@ -108,25 +108,25 @@ def ask(dataset: Path, server: Any, folder: Path, lines: list[str] | None = None
 
 def commands(folder: Path) -> dict[str, list[str]]:
     """Instance -> every command it ran, and what came of it."""
-    found = {}
+    result = {}
     for path in sorted((folder / "repeat-0").glob("*/*.traj.json")):
         if ".failed-" in path.name:
             continue
         messages = json.loads(path.read_text())["messages"]
-        found[path.parent.name] = [
+        result[path.parent.name] = [
             str(m.get("extra", {}).get("actions", "")) + str(m.get("extra", {}).get("raw_output", ""))
             for m in messages
             if m["role"] in {"assistant", "tool"}
         ]
-    return found
+    return result
 
 
 # ------------------------------------------------------------------------------------------------ what is asked
 def test_every_way_to_end_is_told_apart(undisturbed: Undisturbed) -> None:
     figures = undisturbed.result.swe
     assert figures is not None
-    assert {one.instance: one.exit_status for one in figures.trajectories} == ENDS
-    assert {one.fault for one in figures.trajectories} == {"model"}
+    assert {trajectory.instance: trajectory.exit_status for trajectory in figures.trajectories} == ENDS
+    assert {trajectory.fault for trajectory in figures.trajectories} == {"model"}
     assert {k for k, v in undisturbed.predictions.items() if v["model_patch"]} == {
         k for k, v in ENDS.items() if v == "Submitted"
     }
@@ -160,10 +160,10 @@ def test_a_server_killed_in_the_middle_changes_nothing(dataset: Path, tmp_path: 
 
     server.before_reply = die_twice
     with server:
-        (found,) = ask(dataset, server, tmp_path, lines)
-    assert found.predictions == undisturbed.predictions
+        (result,) = ask(dataset, server, tmp_path, lines)
+    assert result.predictions == undisturbed.predictions
     assert commands(tmp_path) == commands(undisturbed.folder)
-    assert (found.failures, found.purged) == ({}, [])
+    assert result.failures == {}
     assert not list(tmp_path.glob("**/*.failed-*"))
     assert sum("agents wait for it" in line for line in lines) == 2 == sum("the server is back" in line for line in lines)
 
@@ -190,19 +190,19 @@ def test_whatever_happens_reruns_end_where_an_undisturbed_run_does(
 
     left = sorted(ENDS.keys() - second)[0]
     with ScriptedModel(load_scripts({**MANY, left: "broken"})) as server:
-        (found,) = ask(dataset, server, tmp_path, num_attempts=2)
-    assert list(found.failures) == [left] and found.failures[left].startswith("RequestFailed: HTTP 500: ")
-    assert sorted(found.predictions) == sorted(ENDS.keys() - {left})
-    assert json.loads((tmp_path / "repeat-0" / "preds.json").read_text()) == found.predictions
+        (result,) = ask(dataset, server, tmp_path, num_attempts=2)
+    assert list(result.failures) == [left] and result.failures[left].startswith("RequestFailed: HTTP 500: ")
+    assert sorted(result.predictions) == sorted(ENDS.keys() - {left})
+    assert json.loads((tmp_path / "repeat-0" / "preds.json").read_text()) == result.predictions
     assert len(list(tmp_path.glob(f"repeat-0/{left}/*.failed-*"))) == 2
 
     with ScriptedModel(load_scripts(MANY)) as server:
-        (found,) = ask(dataset, server, tmp_path)
+        (result,) = ask(dataset, server, tmp_path)
     assert asked_about(dataset, server) == {left}
-    assert found.predictions == undisturbed.predictions
+    assert result.predictions == undisturbed.predictions
     assert commands(tmp_path) == commands(undisturbed.folder)
     with ScriptedModel([]) as server:
-        assert ask(dataset, server, tmp_path)[0].predictions == found.predictions
+        assert ask(dataset, server, tmp_path)[0].predictions == result.predictions
     assert server.requests == []
 
 
@@ -212,12 +212,12 @@ def finished_in(folder: Path) -> set[str]:
 
 def agents_processes() -> list[psutil.Process]:
     """Only ours: this process may have others' children, as multiprocessing's resource tracker of an earlier module."""
-    found = []
+    result = []
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
             if any("swebench.agent_worker" in word for word in child.cmdline()):
-                found.append(child)
-    return found
+                result.append(child)
+    return result
 
 
 def kill_agents() -> None:
@@ -256,10 +256,10 @@ def test_the_key_reaches_the_server_and_no_file(dataset: Path, tmp_path: Path) -
 
 
 def test_a_request_is_no_attempt_while_the_server_is_away() -> None:
-    told: list[str] = []
+    reported: list[str] = []
     server = ScriptedModel([])
     server.live()
-    gate = ServerGate(server.base_url, 30, 0.02, lambda event, **more: told.append(event))
+    gate = ServerGate(server.base_url, 30, 0.02, lambda event, **more: reported.append(event))
     tried = 0
     for attempt in GatedRetry(gate, 2, 0.01):
         with attempt:
@@ -268,7 +268,7 @@ def test_a_request_is_no_attempt_while_the_server_is_away() -> None:
                 server.die()
                 threading.Timer(0.2, server.live).start()
                 raise RequestFailed("Connection refused")
-    assert (tried, told) == (4, ["paused", "resumed"] * 3)
+    assert (tried, reported) == (4, ["paused", "resumed"] * 3)
     with pytest.raises(RequestFailed):  # while it lives, two are
         for attempt in GatedRetry(gate, 2, 0.01):
             with attempt:
@@ -314,8 +314,13 @@ def test_two_sides_graded_by_the_harness_from_logs(dataset: Path, undisturbed: U
     assert figures.outcomes == {"empty_patch": 3, "resolved": 4, "unresolved": 1}
     assert (figures.num_instances, figures.num_resolved, figures.num_infrastructure, figures.gold_failed) == (8, 4, 0, ())
     assert figures.num_format_errors == 5  # three replies without a call, two misshapen calls
-    assert [one.instance for one in figures.trajectories if one.looped] == ["tiny__lru-6", "tiny__ranges-9"]
-    calls = {one.instance: (one.num_valid_tool_calls, one.num_tool_calls) for one in figures.trajectories}
+    assert [trajectory.instance for trajectory in figures.trajectories if trajectory.looped] == [
+        "tiny__lru-6",
+        "tiny__ranges-9",
+    ]
+    calls = {
+        trajectory.instance: (trajectory.num_valid_tool_calls, trajectory.num_tool_calls) for trajectory in figures.trajectories
+    }
     assert calls == {
         "tiny__csvline-4": (2, 2), "tiny__lru-6": (8, 8), "tiny__ranges-7": (5, 5), "tiny__ranges-9": (2, 2),
         "tiny__roman-2": (5, 5), "tiny__slug-8": (5, 7), "tiny__wordwrap-3": (5, 5), "tiny__wordwrap-5": (5, 5),
@@ -335,13 +340,13 @@ def test_repeats_and_instances_whose_gold_patch_fails_here(dataset: Path, tmp_pa
     changed.write_text("".join(json.dumps(row) + "\n" for row in rows))
     more = {"local_repositories": str(dataset.parent / "repositories")}
     with ScriptedModel(load_scripts(CAREFUL)) as server:
-        found = measure_side(changed, REFERENCE, server, tmp_path, [], num_repeats=2, filter="tiny__(roman|slug|lru)", **more)
-        assert found.swe is not None and found.swe.gold_failed == ("tiny__roman-2",)
-        assert [(item.item, item.sample, item.correct, item.cluster) for item in found.items] == [
+        result = measure_side(changed, REFERENCE, server, tmp_path, [], num_repeats=2, filter="tiny__(roman|slug|lru)", **more)
+        assert result.swe is not None and result.swe.gold_failed == ("tiny__roman-2",)
+        assert [(item.item, item.sample, item.correct, item.cluster) for item in result.items] == [
             ("tiny__lru-6", 0, False, "tiny/lru"), ("tiny__slug-8", 0, True, "tiny/slug"),
             ("tiny__lru-6", 1, False, "tiny/lru"), ("tiny__slug-8", 1, True, "tiny/slug"),
         ]  # fmt: skip
-        assert (found.num_samples, found.pass_at_k and found.pass_at_k.value) == (2, 0.5)
+        assert (result.num_samples, result.pass_at_k and result.pass_at_k.value) == (2, 0.5)
         with pytest.raises(NotMeasured, match=r"no gold patch passes on this host \(tiny__roman-2: unresolved"):
             measure_side(changed, REFERENCE, server, tmp_path, [], filter="tiny__roman", **more)
 

@@ -41,10 +41,10 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="dk", ignore_cleanup_errors=True) as own:  # a socket's path must be short
         try:
             with docker_daemon(Path(own)):
-                found = build_dataset(folder)
+                result = build_dataset(folder)
                 swe_suite.EXAMPLE_REPOSITORIES = folder / "repositories"
-                build_images(found)
-                yield found
+                build_images(result)
+                yield result
         except NoDocker as error:
             pytest.skip(f"SWE-bench in containers: {error}")
 
@@ -98,9 +98,9 @@ def test_a_container_that_is_taken_away_is_the_machinerys_fault(dataset: Path, t
 
     server.before_reply = take_away
     with server:
-        found = run_swe(prepare(task), server, REFERENCE, tmp_path, on_progress=lambda line: None, pacing=FAST)
-    assert {item.item: item.correct for item in found.items} == {"tiny__lru-6": False, "tiny__slug-8": True}
-    assert found.swe is not None and [one.num_attempts for one in found.swe.trajectories] == [2, 1]
+        result = run_swe(prepare(task), server, REFERENCE, tmp_path, on_progress=lambda line: None, pacing=FAST)
+    assert {item.item: item.correct for item in result.items} == {"tiny__lru-6": False, "tiny__slug-8": True}
+    assert result.swe is not None and [trajectory.num_attempts for trajectory in result.swe.trajectories] == [2, 1]
     (failed,) = tmp_path.glob("swe/*/*/repeat-0/*/*.failed-0.traj.json")
     assert json.loads(failed.read_text())["info"]["exit_status"] == "ContainerGone"
     assert left_behind() == []
@@ -113,8 +113,8 @@ def test_patches_that_do_not_apply_or_never_end_are_the_models(dataset: Path, tm
     nowhere = "diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -9 +9 @@\n-a\n+b\n"
     patches = {"tiny__roman-2": nowhere, "tiny__slug-8": endless, "tiny__lru-6": ""}
     task, runtime = options(dataset, grading_timeout_s=15), find_runtime("docker")
-    found = grade(task, list(rows.values()), patches, tmp_path, "m", runtime=runtime, on_progress=lambda line: None)
-    assert found == {
+    result = grade(task, list(rows.values()), patches, tmp_path, "m", runtime=runtime, on_progress=lambda line: None)
+    assert result == {
         "tiny__roman-2": Grade("patch_does_not_apply", "the patch does not apply"),
         "tiny__slug-8": Grade("tests_timed_out", "the tests ran into their time limit"),
         "tiny__lru-6": Grade("empty_patch"),
@@ -132,9 +132,9 @@ def test_tiny_glm_on_vllm_fails_properly(dataset: Path, tmp_path: Path) -> None:
     )  # fmt: skip
     prepared = prepare(options(dataset, max_tokens=64, temperature=1.0, num_agents=2, filter="tiny__(roman|slug)"))
     with serve(spec) as server:
-        found = run_swe(prepared, server, REFERENCE, tmp_path, on_progress=lambda line: None, pacing=FAST)
-    assert [item.correct for item in found.items] == [False, False]
-    figures = found.swe
+        result = run_swe(prepared, server, REFERENCE, tmp_path, on_progress=lambda line: None, pacing=FAST)
+    assert [item.correct for item in result.items] == [False, False]
+    figures = result.swe
     assert figures is not None and (figures.num_resolved, figures.num_infrastructure, figures.num_retried) == (0, 0, 0)
     assert figures.exit_statuses.keys() <= {"RepeatedFormatError", "ContextWindowExceededError"}
     assert figures.outcomes == {"empty_patch": 2}

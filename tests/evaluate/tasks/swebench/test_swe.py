@@ -30,11 +30,17 @@ from assay_evaluate.statistics.swe_difference import (
     sentence,
 )
 from assay_evaluate.tasks.swebench.dataset import check_rows, load_instances
-from assay_evaluate.tasks.swebench.exits import classify
 from assay_evaluate.tasks.swebench.grading import Grade, read_report
-from assay_evaluate.tasks.swebench.predictions import exit_of, settle, trajectory_path
 from assay_evaluate.tasks.swebench.settings import settings_for
-from assay_evaluate.tasks.swebench.trajectories import is_valid_call, longest_loop, measure
+from assay_evaluate.tasks.swebench.trajectories import (
+    classify,
+    exit_of,
+    is_valid_call,
+    longest_loop,
+    measure,
+    settle,
+    trajectory_path,
+)
 
 ROW = {
     "instance_id": "tiny__roman-2", "repo": "tiny/roman", "base_commit": "c0ffee", "problem_statement": "4 is IIII",
@@ -90,13 +96,12 @@ def test_empty_patches_of_the_machinery_are_purged_from_a_folder_that_mini_swe_a
     (tmp_path / "preds.json").write_text(
         json.dumps({k: {"instance_id": k, "model_name_or_path": "x", "model_patch": v} for k, v in before.items()})
     )
-    kept, purged = settle(tmp_path, "me")
-    assert purged == ["a__a-2", "a__a-4", "a__a-6"]  # server gone, no trajectory at all, cut short
+    kept = settle(tmp_path, "me")  # without a__a-2, a__a-4 and a__a-6: server gone, no trajectory at all, cut short
     assert {k: v["model_patch"] for k, v in kept.items()} == {"a__a-1": "diff a", "a__a-3": "", "a__a-5": ""}
     assert json.loads((tmp_path / "preds.json").read_text()) == kept
     assert (tmp_path / "a__a-2" / "a__a-2.failed-0.traj.json").is_file()
     assert not trajectory_path(tmp_path, "a__a-2").exists()
-    assert settle(tmp_path, "me") == (kept, [])
+    assert settle(tmp_path, "me") == kept
 
 
 def test_a_broken_preds_json_is_one_line(tmp_path: Path) -> None:
@@ -143,9 +148,9 @@ def test_a_trajectory_is_measured_from_its_own_file() -> None:
         *step("pytest", "1 passed in 0.13s"),
         {"role": "exit", "content": "", "extra": {"exit_status": "Submitted", "submission": "diff é\n"}},
     ]
-    found = measure({"info": {"submission": "diff é\n"}, "messages": messages}, native_tool_calls=True)
-    assert found.pop("patch_sha256") is not None
-    assert found == {
+    result = measure({"info": {"submission": "diff é\n"}, "messages": messages}, native_tool_calls=True)
+    assert result.pop("patch_sha256") is not None
+    assert result == {
         "num_steps": 6, "prompt_tokens": 600, "output_tokens": 60, "num_cut_off": 1, "num_format_errors": 2,
         "num_tool_calls": 5, "num_valid_tool_calls": 4,
         "longest_loop_steps": 3, "looped": True, "patch_bytes": 8, "accepted_tokens": None,
@@ -159,8 +164,8 @@ def test_speculation_is_added_up_where_the_server_tells_it() -> None:
     message["extra"]["response"]["metrics"] = {
         "speculative_decoding": {"num_spec_steps": 4, "num_draft_tokens": 8, "num_accepted_draft_tokens": 3}
     }
-    found = measure({"messages": [message, message]}, native_tool_calls=True)
-    assert (found["accepted_tokens"], found["drafted_tokens"]) == (6, 16)
+    result = measure({"messages": [message, message]}, native_tool_calls=True)
+    assert (result["accepted_tokens"], result["drafted_tokens"]) == (6, 16)
 
 
 @pytest.mark.parametrize(
@@ -196,22 +201,22 @@ def test_one_run_of_500_resolves_about_3_6_points() -> None:
     sizes = REPOSITORIES["verified"]
     repositories = [name for name, size in sizes.items() for _ in range(size)]
     pairs = [InstancePair(f"i-{i}", repositories[i * 37 % 500], float(i < 43), float(43 <= i < 85)) for i in range(500)]
-    found = difference(pairs)
-    assert (found.reference_only, found.candidate_only, found.num_instances, found.num_repositories) == (43, 42, 500, 12)
-    assert round(100 * found.resolution, 1) == 3.6
-    assert found.by_repository is not None and found.drop == found.by_instance.model_copy(
+    result = difference(pairs)
+    assert (result.reference_only, result.candidate_only, result.num_instances, result.num_repositories) == (43, 42, 500, 12)
+    assert round(100 * result.resolution, 1) == 3.6
+    assert result.by_repository is not None and result.drop == result.by_instance.model_copy(
         update={
-            "low": min(found.by_instance.low, found.by_repository.low),
-            "high": max(found.by_instance.high, found.by_repository.high),
+            "low": min(result.by_instance.low, result.by_repository.low),
+            "high": max(result.by_instance.high, result.by_repository.high),
             "coverage": "at_least",
         }
     )
-    assert found.degrees_of_freedom == pytest.approx(3.33, abs=0.005)
-    assert (found.by_repository.high, found.resolution_by_repository) == (1.0, None)
-    assert found.num_equal_repositories == pytest.approx(500**2 / sum(size**2 for size in sizes.values()))
+    assert result.degrees_of_freedom == pytest.approx(3.33, abs=0.005)
+    assert (result.by_repository.high, result.resolution_by_repository) == (1.0, None)
+    assert result.num_equal_repositories == pytest.approx(500**2 / sum(size**2 for size in sizes.values()))
     resolves = "One run of 500 instances resolves about ±3.6 points (17 % of the instances come out differently)."
-    assert resolution_sentence(found) == resolves
-    by_instance = f"{-100 * found.by_instance.low:.1f} gained to {100 * found.by_instance.high:.1f} lost"
+    assert resolution_sentence(result) == resolves
+    by_instance = f"{-100 * result.by_instance.low:.1f} gained to {100 * result.by_instance.high:.1f} lost"
     assert sentence(pairs, 0.95) == (
         f"By instance {by_instance}; 12 repositories count as 3.9 of equal size: damage that one repository in five "
         f"has is in none "
@@ -219,7 +224,7 @@ def test_one_run_of_500_resolves_about_3_6_points() -> None:
         "these_clusters` "
         f"claims it of these). {resolves}"
     )
-    assert difference(pairs, of_these_repositories=True).drop == found.by_instance
+    assert difference(pairs, of_these_repositories=True).drop == result.by_instance
     assert sentence(pairs, 0.95, of_these_repositories=True) == (
         f"The interval is for instances like these of these 12 repositories, not for other repositories. {resolves}"
     )
@@ -227,16 +232,16 @@ def test_one_run_of_500_resolves_about_3_6_points() -> None:
 
 def test_so_many_repositories_of_equal_size_allow_a_claim_about_others() -> None:
     pairs = [InstancePair(f"i-{i}", f"r-{i % 42}", float(i < 26), float(26 <= i < 51)) for i in range(300)]
-    found = difference(pairs)
-    assert found.by_repository is not None and found.by_repository.high < 0.1
-    assert found.resolution_by_repository == pytest.approx(found.resolution * stats.t.ppf(0.975, 41) / 1.95996, rel=1e-2)
+    result = difference(pairs)
+    assert result.by_repository is not None and result.by_repository.high < 0.1
+    assert result.resolution_by_repository == pytest.approx(result.resolution * stats.t.ppf(0.975, 41) / 1.95996, rel=1e-2)
     by_instance, by_repository = (
-        f"{-100 * one.low:.1f} gained to {100 * one.high:.1f} lost" for one in (found.by_instance, found.by_repository)
+        f"{-100 * one.low:.1f} gained to {100 * one.high:.1f} lost" for one in (result.by_instance, result.by_repository)
     )
     assert sentence(pairs, 0.95) == (
         f"By instance {by_instance}, with 42 repositories as clusters {by_repository} (t with 40.9 degrees of freedom); "
         "the wider end counts: the verdict is about repositories like these, not these instances only. "
-        + resolution_sentence(found)
+        + resolution_sentence(result)
     )
 
 
@@ -267,19 +272,24 @@ def test_the_resolution_of_several_trajectories_is_that_of_their_means(num_traje
     chances = rng.beta(0.35, 0.35, 500)
     drawn = rng.binomial(num_trajectories, chances, (2, 2000, 500)) / num_trajectories
     truth = 1.96 * (drawn[0] - drawn[1]).mean(axis=1).std()
-    found = [
-        difference([InstancePair(str(i), str(i), ours, theirs) for i, (ours, theirs) in enumerate(zip(*one, strict=True))])
+    result = [
+        difference(
+            [
+                InstancePair(str(i), str(i), reference, candidate)
+                for i, (reference, candidate) in enumerate(zip(*one, strict=True))
+            ]
+        )
         for one in drawn[:, :5].transpose(1, 0, 2).tolist()
     ]
-    assert [one.resolution for one in found] == pytest.approx([truth] * 5, rel=0.12)
-    assert ("root mean square" in resolution_sentence(found[0])) == (num_trajectories > 1)
+    assert [one.resolution for one in result] == pytest.approx([truth] * 5, rel=0.12)
+    assert ("root mean square" in resolution_sentence(result[0])) == (num_trajectories > 1)
 
 
 def test_without_any_difference_a_run_still_resolves_only_so_much() -> None:
     pairs = [InstancePair(f"i-{i}", f"r-{i % 3}", 1.0, 1.0) for i in range(10)]
-    found = difference(pairs)
-    assert (found.by_instance, found.drop.low, found.drop.high) == (paired_difference(0, 0, 10), found.by_instance.low, 1.0)
-    assert found.resolution == pytest.approx(found.by_instance.high, abs=1e-9)
+    result = difference(pairs)
+    assert (result.by_instance, result.drop.low, result.drop.high) == (paired_difference(0, 0, 10), result.by_instance.low, 1.0)
+    assert result.resolution == pytest.approx(result.by_instance.high, abs=1e-9)
 
 
 def test_repositories_that_fall_together_widen_the_interval() -> None:
@@ -304,13 +314,13 @@ def test_the_cluster_interval_agrees_with_a_regression_on_a_constant_with_cluste
     fit = sm.OLS(reference - candidate, np.ones(120)).fit(
         cov_type="cluster", cov_kwds={"groups": repository, "use_correction": False, "df_correction": True}, use_t=True
     )
-    found = difference(pairs).by_repository
-    assert found is not None
+    result = difference(pairs).by_repository
+    assert result is not None
     half = fit.bse[0] * np.sqrt(10 / 9) * 2.2621571628  # equally large: CR2 is the usual factor, with t of 9 degrees at 97.5 %
     by_t = clustered_mean([pair.reference - pair.candidate for pair in pairs], repository).interval()
     assert [by_t.value, by_t.low, by_t.high] == pytest.approx([fit.params[0], fit.params[0] - half, fit.params[0] + half])
-    assert (found.value, found.high) == (by_t.value, 1.0)
-    assert found.low <= by_t.low
+    assert (result.value, result.high) == (by_t.value, 1.0)
+    assert result.low <= by_t.low
 
 
 def as_task(results: dict[tuple[str, int], bool | None]) -> TaskResult:
@@ -328,20 +338,20 @@ def as_task(results: dict[tuple[str, int], bool | None]) -> TaskResult:
 
 
 def test_several_trajectories_of_an_instance_are_one_share() -> None:
-    ours = as_task(
+    reference = as_task(
         {("a-1", 0): True, ("a-1", 1): False, ("b-1", 0): True, ("b-1", 1): True, ("c-1", 0): True, ("c-1", 1): None}
     )
-    theirs = as_task({("a-1", 0): False, ("a-1", 1): False, ("b-1", 0): True, ("b-1", 1): True, ("d-1", 0): True})
-    assert pair_instances(ours, theirs) == [InstancePair("a-1", "a", 0.5, 0.0), InstancePair("b-1", "b", 1.0, 1.0)]
-    found = difference(pair_instances(ours, theirs))
-    assert (found.drop.value, found.reference_only, found.candidate_only) == (0.25, 1, 0)
+    candidate = as_task({("a-1", 0): False, ("a-1", 1): False, ("b-1", 0): True, ("b-1", 1): True, ("d-1", 0): True})
+    assert pair_instances(reference, candidate) == [InstancePair("a-1", "a", 0.5, 0.0), InstancePair("b-1", "b", 1.0, 1.0)]
+    result = difference(pair_instances(reference, candidate))
+    assert (result.drop.value, result.reference_only, result.candidate_only) == (0.25, 1, 0)
 
 
 def test_what_a_run_can_show_and_needs_follows_the_repositories() -> None:
     """Twelve losses in one repository of four: t of 3 degrees, where 80 independent instances would show half of that loss."""
-    ours = as_task({(f"{i % 4}-{i}", 0): True for i in range(80)})
-    theirs = as_task({(f"{i % 4}-{i}", 0): not (i % 4 == 0 and i < 48) for i in range(80)})
-    pairs = pair_items(ours, theirs)
+    reference = as_task({(f"{i % 4}-{i}", 0): True for i in range(80)})
+    candidate = as_task({(f"{i % 4}-{i}", 0): not (i % 4 == 0 and i < 48) for i in range(80)})
+    pairs = pair_items(reference, candidate)
     error = np.sqrt(sum((drop - 0.15) ** 2 for drop in (0.6, 0.0, 0.0, 0.0)) / 3 / 4)
     assert pairs.discordant == (12, 0)
     assert pairs.detectable() == pytest.approx(error * stats.t.ppf([0.975, 0.8], 3).sum())
@@ -457,14 +467,18 @@ def test_parquet_is_read_as_jsonl_is(tmp_path: Path) -> None:
 
 def test_every_sampling_parameter_is_pinned(tmp_path: Path) -> None:
     task = options(tmp_path, temperature=0.7, top_p=0.9, top_k=20, thinking_tokens=5, step_limit=33)
-    told = settings_for(task, {"enable_thinking": True})
-    assert told.model["model_kwargs"] == {
+    reported = settings_for(task, {"enable_thinking": True})
+    assert reported.model["model_kwargs"] == {
         "temperature": 0.7, "top_p": 0.9, "presence_penalty": 0.0, "frequency_penalty": 0.0, "max_tokens": 10,
         "top_k": 20, "min_p": 0.0, "repetition_penalty": 1.0, "thinking_token_budget": 5,
         "chat_template_kwargs": {"enable_thinking": True}, "parallel_tool_calls": True,
     }  # fmt: skip
-    assert (told.agent["step_limit"], told.agent["cost_limit"], told.agent["max_consecutive_format_errors"]) == (33, 0.0, 3)
-    assert told.sha256 != settings_for(options(tmp_path, temperature=0.6)).sha256
+    assert (reported.agent["step_limit"], reported.agent["cost_limit"], reported.agent["max_consecutive_format_errors"]) == (
+        33,
+        0.0,
+        3,
+    )
+    assert reported.sha256 != settings_for(options(tmp_path, temperature=0.6)).sha256
     assert settings_for(options(tmp_path, num_agents=1)).sha256 == settings_for(options(tmp_path, num_agents=9)).sha256
 
 

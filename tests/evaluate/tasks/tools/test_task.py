@@ -58,10 +58,10 @@ WHERE = {
 
 def right(body: dict[str, Any]) -> Scripted:
     """What a perfect model does."""
-    found = solve(body["messages"][-1]["content"], body.get("tools", []))
-    if found is None:
+    result = solve(body["messages"][-1]["content"], body.get("tools", []))
+    if result is None:
         return Scripted("There is no tool for that.")
-    return Scripted(None, finish_reason="tool_calls", tool_calls=(as_call(*found),), output_tokens=30)
+    return Scripted(None, finish_reason="tool_calls", tool_calls=(as_call(*result),), output_tokens=30)
 
 
 def reference_reply(body: dict[str, Any]) -> Scripted:
@@ -79,10 +79,10 @@ def candidate_reply(body: dict[str, Any]) -> Scripted:
     place = WHERE.get(body["messages"][-1]["content"])
     if place is None or place[:2] != (8, None) or place[2] == 7:
         return right(body)
-    found = solve(body["messages"][-1]["content"], body["tools"])
-    match place[2], found:
+    result = solve(body["messages"][-1]["content"], body["tools"])
+    match place[2], result:
         case 0, _:
-            return Scripted(tool_calls=(call_something(body, but=str(found and found[0])),), output_tokens=30)
+            return Scripted(tool_calls=(call_something(body, but=str(result and result[0])),), output_tokens=30)
         case 1, (name, arguments):
             return Scripted(tool_calls=(as_call(name, dict(list(arguments.items())[1:])),), output_tokens=30)  # required: gone
         case 2, (name, arguments):
@@ -100,7 +100,7 @@ def candidate_reply(body: dict[str, Any]) -> Scripted:
 
 def call_something(body: dict[str, Any], but: str = "") -> dict[str, Any]:
     """A call of the first tool offered that is not `but`, with arguments that no tool takes."""
-    return as_call(next(one["function"]["name"] for one in body["tools"] if one["function"]["name"] != but), {"x": 1})
+    return as_call(next(tool["function"]["name"] for tool in body["tools"] if tool["function"]["name"] != but), {"x": 1})
 
 
 def other_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -237,7 +237,7 @@ def test_both_sides_get_the_same_requests_and_no_grammar_is_asked_for(world: Wor
             assert body["tool_choice"] == "auto"
             assert body["temperature"] == 0.0
             assert not {"parallel_tool_calls", "stop", "response_format", "guided_json"} & body.keys()
-            assert all("strict" not in one["function"] for one in body["tools"])
+            assert all("strict" not in tool["function"] for tool in body["tools"])
     texts = {name: sorted(json.dumps(body, sort_keys=True) for body in world.asked(name)) for name in ("fp8", "w4a16")}
     assert texts["fp8"] == sorted(2 * texts["w4a16"])  # the reference is asked a second time, for the noise floor
     assert len(texts["w4a16"]) == 40

@@ -30,12 +30,13 @@ from assay_evaluate.tasks.tools.calls import (
     is_valid,
     judge,
     read_calls,
+    tool_calls,
+    trigger_fidelity,
 )
 from assay_evaluate.tasks.tools.catalogue import CATALOGUE_VERSION, all_tools
 from assay_evaluate.tasks.tools.dialogue import fit, messages_of, prompt_counter
-from assay_evaluate.tasks.tools.figures import tool_calls, trigger_fidelity
 from assay_evaluate.tasks.tools.languages import OtherLanguage
-from assay_evaluate.tasks.tools.parameters import in_words
+from assay_evaluate.tasks.tools.parameters import describe_value
 from assay_evaluate.tasks.tools.questions import ToolQuestion, tool_question
 
 SEED = "eval-tools-test"
@@ -98,7 +99,7 @@ def test_questions_in_other_languages_mean_one_tool(language: OtherLanguage) -> 
         if item.kind == "tool":
             assert meant == {item.expected_tool}
             assert item.expected is not None
-            assert all(in_words(name, value) in item.question for name, value in item.expected.items() if name != "code")
+            assert all(describe_value(name, value) in item.question for name, value in item.expected.items() if name != "code")
             assert item.expected.get("code", "") in item.question
         elif item.kind == "missing":
             assert meant.isdisjoint(tool.name for tool in item.tools)
@@ -123,17 +124,28 @@ def test_items_depend_on_nothing_but_seed_cell_and_index() -> None:
 def test_schemas_are_schemas_and_use_every_type() -> None:
     from jsonschema import Draft202012Validator
 
-    seen: set[str] = set()
+    observed: set[str] = set()
 
     def walk(schema: dict[str, Any]) -> None:
-        seen.update([schema["type"], *(key for key in ("enum", "pattern", "default", "uniqueItems") if key in schema)])
+        observed.update([schema["type"], *(key for key in ("enum", "pattern", "default", "uniqueItems") if key in schema)])
         for inner in [*schema.get("properties", {}).values(), *([schema["items"]] if "items" in schema else [])]:
             walk(inner)
 
     for tool in all_tools():
         Draft202012Validator.check_schema(tool.schema)
         walk(tool.schema)
-    assert seen == {"object", "array", "string", "integer", "number", "boolean", "enum", "pattern", "default", "uniqueItems"}
+    assert observed == {
+        "object",
+        "array",
+        "string",
+        "integer",
+        "number",
+        "boolean",
+        "enum",
+        "pattern",
+        "default",
+        "uniqueItems",
+    }
     assert len({tool.name for tool in all_tools()}) == 160
 
 
@@ -178,12 +190,12 @@ TALK = next(one for one in questions(8) if one.kind == "talk")
 def test_replies_where_a_tool_is_right(
     reply: Reply, names: list[str], left: bool, valid: bool | None, equal: bool | None, correct: bool
 ) -> None:
-    found = judge(ITEM, reply)
-    assert found == ToolItem(
+    result = judge(ITEM, reply)
+    assert result == ToolItem(
         num_tools=8, prompt_tokens=None, expected_tool=RIGHT[0], called=tuple(names), left_in_text=left, schema_valid=valid,
         arguments_equal=equal,
     )  # fmt: skip
-    assert is_correct(found, reply) is correct
+    assert is_correct(result, reply) is correct
 
 
 @pytest.mark.parametrize(
@@ -199,9 +211,9 @@ def test_replies_where_a_tool_is_right(
 )
 def test_replies_where_none_is_right(reply: Reply, correct: bool, answer: str) -> None:
     assert OTHER.name not in [tool.name for tool in TALK.tools]
-    found = judge(TALK, reply)
-    assert (is_correct(found, reply), answer_of(reply, found)) == (correct, answer)
-    assert (found.expected_tool, found.arguments_equal) == (None, None)
+    result = judge(TALK, reply)
+    assert (is_correct(result, reply), answer_of(reply, result)) == (correct, answer)
+    assert (result.expected_tool, result.arguments_equal) == (None, None)
 
 
 def test_answers_are_equal_when_the_same_was_called() -> None:
@@ -232,14 +244,14 @@ def test_calls_left_in_text(text: str, left: bool) -> None:
 
 def test_equal_arguments() -> None:
     schema = {"properties": {"n": {"type": "number"}, "limit": {"type": "integer", "default": 10}, "who": {}}}
-    for found, expected, equal in [
+    for result, expected, equal in [
         ({"n": 2}, {"n": 2.0}, True), ({"n": 1}, {"n": True}, False), ({"n": 0}, {"n": False}, False),
         ({"n": 1, "limit": 10}, {"n": 1}, True), ({"n": 1}, {"n": 1, "limit": 10}, True), ({"limit": 9}, {}, False),
         ({"who": {"a": [1, "x"]}}, {"who": {"a": [1.0, "x"]}}, True), ({"who": ["a", "b"]}, {"who": ["b", "a"]}, False),
         ({"who": ["a"]}, {"who": ["a", "b"]}, False), ({"who": "Anna"}, {"who": "anna"}, False),
         ({"who": {}}, {"who": []}, False), ({"who": None}, {}, False),
     ]:  # fmt: skip
-        assert equal_arguments(found, expected, schema) is equal, (found, expected)
+        assert equal_arguments(result, expected, schema) is equal, (result, expected)
 
 
 def test_a_broken_argument_is_invalid() -> None:

@@ -12,8 +12,8 @@ from synthetic_run import make_fingerprint
 from assay.records.preflight.gpu_check import Drafts, ExactIds, ForeseenKernel, FormatCheck, Greedy, Kernels, Logprobs
 from assay_evaluate.client.generated_logprobs import TokenRow
 from assay_evaluate.client.journal import TokenLogprobs
-from assay_evaluate.diagnosis.gpu_check.asked import Greedily
-from assay_evaluate.diagnosis.gpu_check.judged import BOUNDS, Bounds, compare_drafts, compare_replies, compare_scores, judged
+from assay_evaluate.diagnosis.gpu_check.judgement import BOUNDS, Bounds, compare_drafts, compare_replies, compare_scores, judge
+from assay_evaluate.diagnosis.gpu_check.questions import GreedyReplies
 
 
 def row(token: int, logprob: float = -0.1, **others: float) -> TokenRow:
@@ -30,8 +30,8 @@ def test_replies_are_compared_until_they_part() -> None:
 
 
 def test_a_token_that_emulation_does_not_list_is_no_tie() -> None:
-    found = compare_replies([[row(8)]], [[row(1)]], 100.0)
-    assert found.num_ties == 0 and found.first == "reply 0 parts at token 0, where emulation prefers its own by inf nats"
+    result = compare_replies([[row(8)]], [[row(1)]], 100.0)
+    assert result.num_ties == 0 and result.first == "reply 0 parts at token 0, where emulation prefers its own by inf nats"
 
 
 def scored(*chosen: float) -> TokenLogprobs:
@@ -43,25 +43,25 @@ def scored(*chosen: float) -> TokenLogprobs:
 
 
 def test_unlikely_tokens_count_for_the_mean_alone() -> None:
-    found = compare_scores([scored(-1.25, -0.5), scored(-12.0)], [scored(-1.0, -0.5), scored(-10.0)], Bounds(0.5, 1.0))
-    assert found == Logprobs(num_tokens=3, mean_difference=0.75, max_difference=0.25, mean_bound=0.5, max_bound=1.0)
+    result = compare_scores([scored(-1.25, -0.5), scored(-12.0)], [scored(-1.0, -0.5), scored(-10.0)], Bounds(0.5, 1.0))
+    assert result == Logprobs(num_tokens=3, mean_difference=0.75, max_difference=0.25, mean_bound=0.5, max_bound=1.0)
 
 
 @pytest.mark.parametrize("wrong", [math.nan, -math.inf])
 def test_what_is_no_number_is_far_off(wrong: float) -> None:
-    found = compare_scores([scored(wrong, -0.5)], [scored(-1.0, -0.5)], Bounds(0.5, 1.0))
-    assert found.mean_difference > 1e30 and found.max_difference > 1e30
-    assert judged(check(logprobs=found)).outcome == "FAIL"
+    result = compare_scores([scored(wrong, -0.5)], [scored(-1.0, -0.5)], Bounds(0.5, 1.0))
+    assert result.mean_difference > 1e30 and result.max_difference > 1e30
+    assert judge(check(logprobs=result)).outcome == "FAIL"
 
 
 def test_drafts() -> None:
-    emulated = Greedily((), 200, 180)
-    assert compare_drafts(Greedily((), 100, 85), emulated) == Drafts(
+    emulated = GreedyReplies((), 200, 180)
+    assert compare_drafts(GreedyReplies((), 100, 85), emulated) == Drafts(
         num_drafted=100, accepted_share=0.85, emulated_share=0.9, least_share=0.81
     )
-    silent = compare_drafts(Greedily((), 0, 0), emulated)
-    assert silent is not None and judged(check(drafts=silent)).outcome == "FAIL"
-    assert compare_drafts(emulated, Greedily((), 0, 0)) is None
+    silent = compare_drafts(GreedyReplies((), 0, 0), emulated)
+    assert silent is not None and judge(check(drafts=silent)).outcome == "FAIL"
+    assert compare_drafts(emulated, GreedyReplies((), 0, 0)) is None
 
 
 # ------------------------------------------------------------------------------------------------ outcomes
@@ -83,8 +83,8 @@ GOOD = {"logprobs": NEAR, "greedy": GREEDY, "kernels": KERNELS, "drafts": DRAFTS
 
 
 def test_all_within_bounds_is_a_pass() -> None:
-    found = judged(check(**GOOD))
-    assert (found.outcome, found.reasons) == ("PASS", ())
+    result = judge(check(**GOOD))
+    assert (result.outcome, result.reasons) == ("PASS", ())
 
 
 @pytest.mark.parametrize(
@@ -104,18 +104,18 @@ def test_all_within_bounds_is_a_pass() -> None:
     ],
 )  # fmt: skip
 def test_each_part_can_fail(part: str, changes: dict[str, Any], says: str) -> None:
-    found = judged(check(**{**GOOD, part: GOOD[part].model_copy(update=changes)}))
-    assert (found.outcome, found.reasons) == ("FAIL", (says,))
+    result = judge(check(**{**GOOD, part: GOOD[part].model_copy(update=changes)}))
+    assert (result.outcome, result.reasons) == ("FAIL", (says,))
 
 
 def test_what_could_not_be_asked_is_no_pass() -> None:
-    found = judged(check(**GOOD, reasons=("prompt_logprob_token_ids: HTTP 400",)))
-    assert (found.outcome, found.reasons) == ("NOT MEASURED", ("prompt_logprob_token_ids: HTTP 400",))
+    result = judge(check(**GOOD, reasons=("prompt_logprob_token_ids: HTTP 400",)))
+    assert (result.outcome, result.reasons) == ("NOT MEASURED", ("prompt_logprob_token_ids: HTTP 400",))
 
 
 def test_a_failure_hides_nothing_that_was_not_measured() -> None:
-    found = judged(check(**{**GOOD, "logprobs": NEAR.model_copy(update={"max_difference": 9.0})}, reasons=("not asked",)))
-    assert found.outcome == "FAIL" and len(found.reasons) == 2
+    result = judge(check(**{**GOOD, "logprobs": NEAR.model_copy(update={"max_difference": 9.0})}, reasons=("not asked",)))
+    assert result.outcome == "FAIL" and len(result.reasons) == 2
 
 
 def test_bounds_are_wider_where_activations_are_rounded() -> None:

@@ -10,15 +10,15 @@ from fake_server import FakeServer
 from assay.errors import MeasureError
 from assay.records.preflight.gpu_check import ExactIds
 from assay_evaluate.client.client import Client
-from assay_evaluate.diagnosis.gpu_check.asked import EXACT_IDS_BOUND, TOP_K, exact_ids
+from assay_evaluate.diagnosis.gpu_check.questions import EXACT_IDS_BOUND, TOP_K, exact_ids
 
 TEXT = (5, 9, 17, 3, 40, 41)
 
 
 def test_given_ids_have_the_values_of_the_likeliest() -> None:
     with FakeServer(generate=frozenset({"plain", "packed", "exact"})) as server, Client(server) as client:
-        found = exact_ids(client, TEXT)
-    assert found == ExactIds(num_values=TOP_K * 5, max_difference=0.0, bound=EXACT_IDS_BOUND)
+        result = exact_ids(client, TEXT)
+    assert result == ExactIds(num_values=TOP_K * 5, max_difference=0.0, bound=EXACT_IDS_BOUND)
 
 
 def test_a_row_that_is_off_by_one_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,8 @@ import math
 
 from assay.records.probe import ProbeResult, Witness
 from assay_evaluate.client.exchanges import Exchange
-from assay_evaluate.client.journal import TokenLogprobs
 from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, witness
-from assay_evaluate.diagnosis.probes.replies.detectors import ID_ZERO_RUN, id_zero_run
+from assay_evaluate.diagnosis.probes.signs import ID_ZERO_RUN, id_zero_run
 
 COUNTER = "vllm:corrupted_requests_total"
 NOT_JSON = "not JSON compliant"
@@ -21,34 +20,24 @@ NOT_JSON = "not JSON compliant"
 
 def probe_nonfinite(session: ProbeSession) -> ProbeResult:
     """Everything that was asked in this run, generated and scored. Alarm: one single request, or the server's counter."""
-    needed = [session.greedy, session.sampled]
+    _ = session.greedy, session.sampled  # asked, if they were not yet
     if session.endpoint.offer.prompt_logprobs and session.endpoint.offer.token_ids:
-        needed += [[one.exchange for one in session.greedy_scored]]
-    looked = [one for one in session.client.tally.exchanges.values() if one.status in ("answered", "refused")]
-    events: list[Witness] = []
-    first = None
-    for number, exchange in enumerate(looked):
-        sign = nonfinite_sign(exchange)
-        if sign is not None:
-            events.append(sign)
-            first = first or number + 1
+        _ = session.greedy_scored
+    examined = [exchange for exchange in session.client.tally.exchanges.values() if exchange.status in ("answered", "refused")]
+    signs = [(number, sign) for number, exchange in enumerate(examined, 1) if (sign := nonfinite_sign(exchange)) is not None]
     counted = session.counted(COUNTER) if session.endpoint.offer.counts_nans else None
-    alarms = [f"{len(events)} of {len(looked)} requests had something that is not a number"] if events else []
+    alarms = [f"{len(signs)} of {len(examined)} requests had something that is not a number"] if signs else []
     if counted:
         alarms.append(f"the server counted {counted:.0f} corrupted requests (and everybody else's, if others use it)")
     return session.result(
         "nonfinite",
-        events=len(events),
-        trials=len(looked),
+        trials=len(examined),
         unit="request",
-        alarm="; ".join(alarms) or None,
-        num_requests=len(looked),
-        witnesses=events,
-        first_event_at=first,
-        requests_hit=max(len(events), int(counted or 0)),
-        details={
-            "server_counter": counted,
-        },
+        alarms=alarms,
+        witnesses=[sign for _, sign in signs],
+        first_event_at=signs[0][0] if signs else None,
+        requests_hit=max(len(signs), int(counted or 0)),
+        details={"server_counter": counted},
     )
 
 
@@ -58,16 +47,10 @@ def nonfinite_sign(exchange: Exchange) -> Witness | None:
         return witness(exchange, "refused: not JSON compliant") if NOT_JSON in (exchange.reply.error or "") else None
     for at, row in enumerate(exchange.rows):
         if math.isnan(row.logprob) or row.logprob == math.inf or any(math.isnan(value) for _, value in row.top):
-            what = "null" if row.has_null else "not a number"
-            return witness(exchange, f"a generated log-probability is {what}", at)
-    position = None if exchange.reply.logprobs is None else _first_bad(exchange.reply.logprobs)
-    if position is not None:
-        return witness(exchange, "a prompt log-probability is not a number", position)
+            return witness(exchange, f"a generated log-probability is {'null' if row.has_null else 'not a number'}", at)
+    if exchange.reply.logprobs is not None:  # of positions that something predicts: not of the first token of a prompt
+        for at, value in enumerate(exchange.reply.logprobs.chosen_P):
+            if not math.isfinite(value):
+                return witness(exchange, "a prompt log-probability is not a number", at)
     start = id_zero_run(exchange.reply.token_ids or ())
     return None if start is None else witness(exchange, f"token id 0 {ID_ZERO_RUN} times in a row", start)
-
-
-def _first_bad(prefill: TokenLogprobs) -> int | None:
-    """Of positions that something predicts: the first token of a prompt has no log-probability."""
-    bad = [i for i, value in enumerate(prefill.chosen_P) if not math.isfinite(value)]
-    return bad[0] if bad else None

@@ -17,7 +17,7 @@ from assay.records.measurement import ItemResult, TaskResult
 from assay_evaluate.asking.language import count_scripts, is_foreign
 from assay_evaluate.asking.session import Session, task_result
 from assay_evaluate.client.client import NotMeasured
-from assay_evaluate.client.journal import Reply, Request
+from assay_evaluate.client.journal import Request
 from assay_evaluate.tasks.lm_eval.load import (
     FEWSHOT_SEED,
     code_execution,
@@ -39,13 +39,16 @@ def run_lm_eval(session: Session, task: LmEvalTask) -> TaskResult:
     with quiet_lm_eval():
         try:
             loaded = load_tasks(task)
-            results, how = _ask_and_score(session, task, loaded)
+            results, note = _ask_and_score(session, task, loaded)
         except NotMeasured as error:
-            return task_result(task.name, "lm_eval", [], task.max_tokens, str(error), budget)
+            results, note = [], str(error)
         except (LookupError, ImportError) as error:  # a scorer that wants data it has not got: nltk's, say
-            why = f"{', '.join(task.tasks)}: cannot be scored: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            return task_result(task.name, "lm_eval", [], task.max_tokens, why, budget)
-    return task_result(task.name, "lm_eval", results, task.max_tokens, how, budget)
+            results, note = [], f"{', '.join(task.tasks)}: cannot be scored: {_describe(error)}"
+    return task_result(task.name, "lm_eval", results, task.max_tokens, note, budget)
+
+
+def _describe(error: Exception | None) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 @dataclass(frozen=True)
@@ -62,24 +65,23 @@ class _Kept:
 def _ask_and_score(session: Session, task: LmEvalTask, loaded: Any) -> tuple[list[ItemResult], str]:
     """Results of all documents, and how they were scored. lm-eval scores each sample by itself, as if it were the only one:
     its tasks' own ways of choosing among samples (majority, first) would hide how often each is right."""
-    results, how, num_cut = [], dict[str, None](), 0
-    for documents in _parts(task, session.seed, loaded):
+    results, notes, num_cut = [], dict[str, None](), 0
+    for documents in _passes(task, session.seed, loaded):
         for sample in range(task.fewest_samples):
-            model, found = _score_sample(session, task, loaded, sample, documents)
-            results += [result for items, _ in found for result in items]
-            how |= dict.fromkeys(text for _, text in found)
+            model, scored = _score_sample(session, task, loaded, sample, documents)
+            results += [result for items, _ in scored for result in items]
+            notes |= dict.fromkeys(note for _, note in scored)
             num_cut += model.num_cut_at_stops
-    told = list(how)
     if num_cut:
-        told.append(f"{num_cut} finished replies were cut at the task's stop strings")
-    return results, "; ".join(told)
+        notes[f"{num_cut} finished replies were cut at the task's stop strings"] = None
+    return results, "; ".join(notes)
 
 
 Documents = Mapping[str, Sequence[int]]
 """Task of lm-eval -> documents of it that are asked, ascending."""
 
 
-def _parts(task: LmEvalTask, seed: str, loaded: Any) -> Iterator[Documents | None]:
+def _passes(task: LmEvalTask, seed: str, loaded: Any) -> Iterator[Documents | None]:
     """What is asked in one pass of lm-eval: all at once (None), or of a range of items those that each look adds.
 
     A pass each, so that an item has the same prompt however many looks follow: examples in prompts are drawn in passing.
@@ -88,7 +90,7 @@ def _parts(task: LmEvalTask, seed: str, loaded: Any) -> Iterator[Documents | Non
     if not isinstance(task.limit, Range):
         yield None
         return
-    order = {name: in_drawn_order(seed, name, range(len(one.eval_docs))) for name, one in loaded["tasks"].items()}
+    order = {name: in_drawn_order(seed, name, range(len(lm_task.eval_docs))) for name, lm_task in loaded["tasks"].items()}
     for before, limit in pairwise([0, *growing_limits(task.limit)]):
         added = {name: sorted(documents[before:limit]) for name, documents in order.items()}
         if added := {name: documents for name, documents in added.items() if documents}:
@@ -102,16 +104,16 @@ def _score_sample(
     from lm_eval.evaluator import evaluate
 
     model = _model(session, task, sample, documents)
-    for one in loaded["tasks"].values():  # every sample of an item has the same examples
-        one.set_fewshot_seed(seed=FEWSHOT_SEED)
-    named = {name: loaded["tasks"][name] for name in documents or ()}
+    for lm_task in loaded["tasks"].values():  # every sample of an item has the same examples
+        lm_task.set_fewshot_seed(seed=FEWSHOT_SEED)
+    chosen = {name: loaded["tasks"][name] for name in documents or ()}
     code = task.allow_code_execution
     with secrets_out_of_reach(code), code_execution(code), seeded(), unforeseen_replies(loaded["tasks"]) as errors:
         rows_of = evaluate(
             model,
-            loaded if documents is None else {"tasks": named, "groups": {}, "group_map": {}},
+            loaded if documents is None else {"tasks": chosen, "groups": {}, "group_map": {}},
             limit=task.limit if documents is None else None,
-            samples=None if documents is None else {name: list(found) for name, found in documents.items()},
+            samples=None if documents is None else {name: list(numbers) for name, numbers in documents.items()},
             apply_chat_template=True,
             fewshot_as_multiturn=True,
             log_samples=True,
@@ -120,10 +122,10 @@ def _score_sample(
         )["samples"]
     if documents is not None:  # lm-eval numbers the chosen ones anew in requests, and not in what it returns
         model.kept = {(name, documents[name][place]): kept for (name, place), kept in model.kept.items()}
-    return model, [_score_named(task, name, loaded, rows, model, errors.get(name)) for name, rows in rows_of.items()]
+    return model, [_read_scores(task, name, loaded, rows, model, errors.get(name)) for name, rows in rows_of.items()]
 
 
-def _score_named(
+def _read_scores(
     task: LmEvalTask,
     name: str,
     loaded: Any,
@@ -135,9 +137,8 @@ def _score_named(
 
     NotMeasured if the task has no such metric or filter, the metric is a grade, or the scorer raised at every reply.
     """
-    said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     if not any(row["metrics"] for row in rows):
-        raise NotMeasured(f"{', '.join(task.tasks)}: cannot be scored: {said}")
+        raise NotMeasured(f"{', '.join(task.tasks)}: cannot be scored: {_describe(error)}")
     chosen, metric = _filter_and_metric(task, name, loaded, rows)
     language = _language(loaded["tasks"][name].config.dataset_name)
     part = _part_of_translation(task, name) if task.translations else None
@@ -164,14 +165,14 @@ def _score_named(
     how = f"{name} scored by {metric} after {chosen}"
     num_unread = sum(not row["metrics"] for row in rows if row["filter"] == chosen)
     if num_unread:
-        how += f"; the scorer of {name} failed on {num_unread} replies, which count as wrong ({said})"
+        how += f"; the scorer of {name} failed on {num_unread} replies, which count as wrong ({_describe(error)})"
     return results, how
 
 
 def _part_of_translation(task: LmEvalTask, name: str) -> str:
     """What a task's name says beyond its language: `economics` of mmlu_prox_lite_ar_economics, which mmlu_prox_lite_ar brought
     in; nothing of a task that is listed itself. NotMeasured if no listed name begins the task's."""
-    listed = [one for one in task.tasks if name == one or name.startswith(f"{one}_")]
+    listed = [prefix for prefix in task.tasks if name == prefix or name.startswith(f"{prefix}_")]
     if not listed:
         raise NotMeasured(
             f"{name} does not begin with any of {', '.join(task.tasks)}, so it is not known which of its questions are "
@@ -190,11 +191,11 @@ def _filter_and_metric(task: LmEvalTask, name: str, loaded: Any, rows: Sequence[
     """What the suite asks for; else `flexible-extract` if the task has that, or its first filter, and its first metric."""
     filters = list(dict.fromkeys(row["filter"] for row in rows))
     metrics = list(dict.fromkeys(metric for row in rows for metric in row["metrics"]))
-    for what, wanted, known in (("filter", task.filter, filters), ("metric", task.metric, metrics)):
-        if wanted is not None and wanted not in known:
-            raise NotMeasured(f"{name} has no {what} {wanted!r}; it has {', '.join(known)}")
+    for what, requested, known in (("filter", task.filter, filters), ("metric", task.metric, metrics)):
+        if requested is not None and requested not in known:
+            raise NotMeasured(f"{name} has no {what} {requested!r}; it has {', '.join(known)}")
     config = loaded["tasks"][name].config
-    listed = [one["metric"] for one in config.metric_list or () if one["metric"] in metrics]  # the others are functions
+    listed = [row["metric"] for row in config.metric_list or () if row["metric"] in metrics]  # the others are functions
     chosen = "flexible-extract" if "flexible-extract" in filters else filters[0]
     return task.filter or chosen, task.metric or [*listed, *metrics][0]
 
@@ -218,26 +219,22 @@ def _model(session: Session, task: LmEvalTask, sample: int, documents: Documents
             more=session.parameters(task),
         )
 
-    def keep(question: LmEvalQuestion, reply: Reply) -> _Kept:
-        text = question.text
-        result = session.result(
-            reply,
-            item=item(question),
-            sample=sample,
-            language="und",
-            prompt=text,
-            expected="",
-            correct=False,
-            answer=None,
-            thinking_budget_tokens=session.thinking_budget_tokens(task),
-            max_tokens=task.max_tokens,
-        )
-        scripts = count_scripts((reply.reasoning or "") + reply.text)
-        return _Kept(result, frozenset(count_scripts(text)), scripts)
-
     def ask(questions: Iterable[LmEvalQuestion]) -> Iterator[tuple[str, _Kept]]:
         for question, reply in session.ask_pairs(questions, request):
-            yield reply.text, keep(question, reply)
+            result = session.result(
+                reply,
+                item=item(question),
+                sample=sample,
+                language="und",
+                prompt=question.text,
+                expected="",
+                correct=False,
+                answer=None,
+                thinking_budget_tokens=session.thinking_budget_tokens(task),
+                max_tokens=task.max_tokens,
+            )
+            written_in = count_scripts((reply.reasoning or "") + reply.text)
+            yield reply.text, _Kept(result, frozenset(count_scripts(question.text)), written_in)
 
     cuts = task.stop_strings == "always" or (task.stop_strings == "auto" and not session.dialect.is_chat)
     return JournaledLM(ask, cuts_at_stops=cuts)

@@ -37,59 +37,67 @@ def probe_text(session: ProbeSession) -> ProbeResult:
     replies = session.generated()
     if not replies:
         return not_run("text", "request", "no request had a reply")
-    compared, reason = believed_texts(session, replies)
-    found = _contradictions(session, replies, compared)
-    looked = [
-        one
-        for one in replies
-        if one.id in compared or one.reply.output_tokens is not None or one.reply.usage_problem or one.reply.token_ids
-    ]
-    if not looked and not found:
+    compared, reason = credible_texts(session, replies)
+    contradictions = _find_all_contradictions(session, replies, compared)
+    has_counts = any(
+        exchange.id in compared
+        or exchange.reply.output_tokens is not None
+        or exchange.reply.usage_problem
+        or exchange.reply.token_ids
+        for exchange in replies
+    )
+    if not has_counts and not contradictions:
         return not_run("text", "request", "replies tell neither ids nor numbers of tokens", len(replies))
-    events = [(number, one, found[one.id]) for number, one in enumerate(replies, 1) if one.id in found]
-    kinds = Counter[str](each.kind for _, _, told in events for each in told)
-    first = events[0][2][0].sentence if events else ""
-    seen = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common())
+    events = [
+        (number, exchange, contradictions[exchange.id])
+        for number, exchange in enumerate(replies, 1)
+        if exchange.id in contradictions
+    ]
+    kinds = Counter[str](contradiction.kind for _, _, own in events for contradiction in own)
+    alarms = []
+    if events:
+        counts = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common())
+        first = events[0][2][0].sentence
+        alarms.append(f"{len(events)} of {len(replies)} replies contradict themselves ({counts}); the first: {first}")
     return session.result(
         "text",
-        events=len(events),
         trials=len(replies),
         unit="request",
-        alarm=f"{len(events)} of {len(replies)} replies contradict themselves ({seen}); the first: {first}" if events else None,
+        alarms=alarms,
         reason=reason,
-        num_requests=len(replies),
-        witnesses=[_witness(one, told[0]) for _, one, told in events],
+        witnesses=[_witness(exchange, own[0]) for _, exchange, own in events],
         first_event_at=events[0][0] if events else None,
         details={
             "kinds": dict(kinds),
             "num_decoded": len(compared),
-            "num_with_ids": sum(one.reply.token_ids is not None for one in replies),
-            "num_read": len(session.read_alike),
+            "num_with_ids": sum(exchange.reply.token_ids is not None for exchange in replies),
+            "num_read": len(session.is_text_of_rows),
         },
     )
 
 
-def _witness(exchange: Exchange, told: Contradiction) -> Witness:
-    at = len(exchange.text) if told.kind != "row" else 0
-    return witness(exchange, f"{told.kind}: {told.sentence}", told.position, excerpt_at=at)
+def _witness(exchange: Exchange, contradiction: Contradiction) -> Witness:
+    at = len(exchange.text) if contradiction.kind != "row" else 0
+    return witness(exchange, f"{contradiction.kind}: {contradiction.sentence}", contradiction.position, excerpt_at=at)
 
 
 # ------------------------------------------------------------------------------------------------ texts and ids
-def compared_texts(session: ProbeSession, replies: Sequence[Exchange]) -> dict[str, Compared]:
+def texts_against_ids(session: ProbeSession, replies: Sequence[Exchange]) -> dict[str, Compared]:
     """By id: text against what the server's /detokenize makes of the ids, of replies that have ids. Each is asked once."""
     if not session.endpoint.offer.detokenize:
         return {}
-    for one in replies:
-        if one.id in session.compared or not one.reply.token_ids or one.reply.has_tool_calls:
+    for exchange in replies:
+        reply = exchange.reply
+        if exchange.id in session.compared or not reply.token_ids or reply.has_tool_calls:
             continue
-        if isinstance(one.reply.stop_reason, str) or (told := _compare(session, one, one.reply.token_ids)) is None:
+        if isinstance(reply.stop_reason, str) or (comparison := _compare(session, exchange, reply.token_ids)) is None:
             continue
-        if not told.is_equal and one.reply.finish_reason == "stop" and len(one.reply.token_ids) > 1:
+        if not comparison.is_equal and reply.finish_reason == "stop" and len(reply.token_ids) > 1:
             # the token that ended it may be text of its own, which a reply leaves out
-            before = _compare(session, one, one.reply.token_ids[:-1])
-            told = Compared(True, None, True) if before is not None and before.is_equal else told
-        session.compared[one.id] = told
-    return {one.id: session.compared[one.id] for one in replies if one.id in session.compared}
+            before = _compare(session, exchange, reply.token_ids[:-1])
+            comparison = Compared(True, None, True) if before is not None and before.is_equal else comparison
+        session.compared[exchange.id] = comparison
+    return {exchange.id: session.compared[exchange.id] for exchange in replies if exchange.id in session.compared}
 
 
 def _compare(session: ProbeSession, exchange: Exchange, ids: Sequence[int]) -> Compared | None:
@@ -115,20 +123,22 @@ def _tokenized(session: ProbeSession, text: str) -> tuple[int, ...]:
     return session.client.post("/tokenize", {"prompt": text, "add_special_tokens": False}).tokens
 
 
-def believed_texts(session: ProbeSession, replies: Sequence[Exchange]) -> tuple[dict[str, Compared], str | None]:
-    """`compared_texts`; and why they are not believed: many differ, and /detokenize writes those texts otherwise, too.
+def credible_texts(session: ProbeSession, replies: Sequence[Exchange]) -> tuple[dict[str, Compared], str | None]:
+    """`texts_against_ids`; and why they are not believed: many differ, and /detokenize writes those texts otherwise, too.
 
     A text that /tokenize and /detokenize give back as it is can be written with this tokenizer. If its reply's ids decode to
     another one, it is not their text, be it in every reply.
     """
-    compared = compared_texts(session, replies)
-    differ = [one for one in replies if one.id in compared and not compared[one.id].is_equal]
+    compared = texts_against_ids(session, replies)
+    differ = [exchange for exchange in replies if exchange.id in compared and not compared[exchange.id].is_equal]
     if len(differ) <= FEW * len(compared):
         return compared, None
-    if session.endpoint.offer.tokenize and all(_comes_back(session, one) for one in differ[:MOST_ROUND_TRIPS]):
+    if session.endpoint.offer.tokenize and all(_comes_back(session, exchange) for exchange in differ[:MOST_ROUND_TRIPS]):
         return compared, None
-    why = f"the text of {len(differ)} of {len(compared)} replies is not what /detokenize makes of their ids, and /detokenize "
-    return {}, why + "writes their text otherwise as well: it is not believed"
+    return {}, (
+        f"the text of {len(differ)} of {len(compared)} replies is not what /detokenize makes of their ids, and /detokenize "
+        "writes their text otherwise as well: it is not believed"
+    )
 
 
 def _comes_back(session: ProbeSession, exchange: Exchange) -> bool:
@@ -140,50 +150,44 @@ def _comes_back(session: ProbeSession, exchange: Exchange) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------ each reply
-def _contradictions(
+def _find_all_contradictions(
     session: ProbeSession, replies: Sequence[Exchange], compared: dict[str, Compared]
 ) -> dict[str, list[Contradiction]]:
     ends = EndTokens()
-    for one in replies:
-        ends.learn(one.reply, compared.get(one.id))
-    longest = max((total for one in replies if (total := _total(one)) is not None), default=None)
-    found: dict[str, list[Contradiction]] = {}
-    for one in replies:
-        told = find_contradictions(
-            one.reply, max_tokens=one.ask.body["max_tokens"], room_tokens=_room(session, one, longest), rows=one.rows,
-            compared=compared.get(one.id), ends=ends,
-        )  # fmt: skip
-        if told:
-            found[one.id] = told
-    for name, one_more in (*_misread(session, replies), *_billed_otherwise(replies)):
-        found.setdefault(name, []).append(one_more)
-    return found
-
-
-def _total(exchange: Exchange) -> int | None:
-    reply = exchange.reply
-    return None if reply.prompt_tokens is None or reply.output_tokens is None else reply.prompt_tokens + reply.output_tokens
-
-
-def _room(session: ProbeSession, exchange: Exchange, longest: int | None) -> int | None:
-    """Tokens that the context leaves for a reply; of a server that does not tell, at least what its longest text leaves."""
+    for exchange in replies:
+        ends.learn(exchange.reply, compared.get(exchange.id))
+    counts = [(exchange.reply.prompt_tokens, exchange.reply.output_tokens) for exchange in replies]
+    # of a server that does not tell its longest context, it is at least as long as its longest text
+    longest = max((prompt + output for prompt, output in counts if prompt is not None and output is not None), default=None)
     most = session.endpoint.max_model_len or longest
-    return None if most is None or exchange.reply.prompt_tokens is None else most - exchange.reply.prompt_tokens
+    contradictions: dict[str, list[Contradiction]] = {}
+    for exchange in replies:
+        reply = exchange.reply
+        own = find_contradictions(
+            reply, max_tokens=exchange.ask.body["max_tokens"], rows=exchange.rows, compared=compared.get(exchange.id),
+            room_tokens=None if most is None or reply.prompt_tokens is None else most - reply.prompt_tokens, ends=ends,
+        )  # fmt: skip
+        if own:
+            contradictions[exchange.id] = own
+    for name, contradiction in (*_misread(session, replies), *_billed_otherwise(replies)):
+        contradictions.setdefault(name, []).append(contradiction)
+    return contradictions
 
 
 def _misread(session: ProbeSession, replies: Sequence[Exchange]) -> list[tuple[str, Contradiction]]:
     """Replies without ids whose log-probabilities are of other tokens than the text; not where they are so in most."""
-    for one in replies:
-        if one.id not in session.read_alike and (alike := reads_alike(one)) is not None:
-            session.read_alike[one.id] = alike
-    names = [one.id for one in replies if session.read_alike.get(one.id) is False]
-    if 2 * len(names) > len(session.read_alike):
+    known = session.is_text_of_rows
+    for exchange in replies:
+        if exchange.id not in known and (is_its_text := is_text_of_rows(exchange)) is not None:
+            known[exchange.id] = is_its_text
+    names = [exchange.id for exchange in replies if known.get(exchange.id) is False]
+    if 2 * len(names) > len(known):
         return []
     sentence = "the text is not what the tokens of its log-probabilities read"
     return [(name, Contradiction("text", sentence)) for name in names]
 
 
-def reads_alike(exchange: Exchange) -> bool | None:
+def is_text_of_rows(exchange: Exchange) -> bool | None:
     """Whether the tokens of a reply's log-probabilities read as its text; None: they are not told, or ids say more."""
     if exchange.reply.token_ids is not None or exchange.reply.has_tool_calls or exchange.reply.reasoning:
         return None
@@ -194,7 +198,7 @@ def reads_alike(exchange: Exchange) -> bool | None:
 def has_odd_rows(exchange: Exchange) -> bool:
     """Whether log-probabilities of a reply contradict it, so that they are kept."""
     is_odd = check_rows(exchange.rows) or check_count(exchange.reply, max_tokens=1 << 40, rows=exchange.rows)
-    return bool(is_odd) or reads_alike(exchange) is False
+    return bool(is_odd) or is_text_of_rows(exchange) is False
 
 
 def _billed_otherwise(replies: Sequence[Exchange]) -> list[tuple[str, Contradiction]]:
@@ -203,14 +207,14 @@ def _billed_otherwise(replies: Sequence[Exchange]) -> list[tuple[str, Contradict
     One token more or less may be another way to spell the same text. Where far more tokens than characters are billed,
     thinking is hidden in them, which may be longer the second time.
     """
-    kept = [
-        (one.id, (one.ask.prompt, one.text, one.reply.finish_reason), one.reply.output_tokens)
-        for one in replies
-        if one.reply.token_ids is None and not one.ask.body["temperature"] and not one.reply.thinking_tokens
-        and len(one.text) >= (one.reply.output_tokens or 0)
+    counted = [
+        (exchange.id, (exchange.ask.prompt, exchange.text, exchange.reply.finish_reason), exchange.reply.output_tokens)
+        for exchange in replies
+        if exchange.reply.token_ids is None and not exchange.ask.body["temperature"] and not exchange.reply.thinking_tokens
+        and len(exchange.text) >= (exchange.reply.output_tokens or 0)
     ]  # fmt: skip
     return [
         (str(name), Contradiction("count", f"{count} tokens are billed, and {usual} for the same reply to the same question"))
-        for name, (count, usual) in unlike_counts(kept).items()
+        for name, (count, usual) in unlike_counts(counted).items()
         if abs(count - usual) > 1
     ]

@@ -25,6 +25,7 @@ SEED = "eval-gpu-check"
 NUM_ITEMS = 4
 """Stories and lists of each language, of each kind."""
 TOP_K = 20
+OF_LIKELIEST: dict[str, Any] = {"prompt_logprobs": TOP_K, "flat_logprobs": True}
 TIMEOUT_S = 120.0
 EXACT_IDS_BOUND = 0.02
 """Nats. Both numbers are the same server's, of the same prompt asked alone; a row or an id that is off by one costs nats."""
@@ -42,7 +43,7 @@ class Length:
 
 
 @dataclass(frozen=True, eq=False)
-class Greedily:
+class GreedyReplies:
     """Greedy replies to the prompts, in their order, and what was drafted for them."""
 
     replies: tuple[tuple[TokenRow, ...], ...]
@@ -64,20 +65,20 @@ def make_prompts(client: Client) -> tuple[Text, ...]:
     ]
     prompts = []
     for item in items:
-        told = client.post("/tokenize", {"messages": [{"role": "user", "content": item.prompt}]})
-        if not told.tokens:
-            raise MeasureError(f"/tokenize: no tokens: HTTP {told.status}: {told.message}")
-        prompts.append(told.tokens)
+        reply = client.post("/tokenize", {"messages": [{"role": "user", "content": item.prompt}]})
+        if not reply.tokens:
+            raise MeasureError(f"/tokenize: no tokens: HTTP {reply.status}: {reply.message}")
+        prompts.append(reply.tokens)
     return tuple(prompts)
 
 
-def answer_greedily(client: Client, prompts: Sequence[Text], length: Length) -> Greedily:
+def answer_greedily(client: Client, prompts: Sequence[Text], length: Length) -> GreedyReplies:
     """All prompts at once. MeasureError: one is not answered."""
     asks = [_generation(f"greedy/{number}", prompt, length.reply_tokens, TOP_K) for number, prompt in enumerate(prompts)]
     answered = _ask(client, asks, length.num_together)
     drafts = AcceptanceTally()
     drafts.add([exchange.reply for exchange in answered])
-    return Greedily(
+    return GreedyReplies(
         tuple(exchange.rows for exchange in answered),
         drafts.totals["num_draft_tokens"],
         drafts.totals["num_accepted_tokens"],
@@ -86,22 +87,22 @@ def answer_greedily(client: Client, prompts: Sequence[Text], length: Length) -> 
 
 def score(client: Client, texts: Sequence[Text], length: Length) -> tuple[TokenLogprobs, ...]:
     """Log-probabilities of every token of each text but the first, and of the likeliest ids beside them."""
-    how = {"prompt_logprobs": TOP_K, "flat_logprobs": True}
-    asks = [_scoring(f"score/{number}", text, how) for number, text in enumerate(texts)]
+    asks = [_scoring(f"score/{number}", text, OF_LIKELIEST) for number, text in enumerate(texts)]
     return tuple(map(_scored, _ask(client, asks, length.num_together)))
 
 
 def exact_ids(client: Client, text: Text) -> ExactIds:
     """`prompt_logprob_token_ids` of the likeliest ids of one text, asked alone, as divergence does. MeasureError: refused."""
-    top = _scored(_ask(client, [_scoring("top", text, {"prompt_logprobs": TOP_K, "flat_logprobs": True})], 1)[0])
-    how = {"prompt_logprobs": 1, "prompt_logprob_token_ids": top.ids_PK.tolist(), "prompt_logprob_start": 0}
-    found = _scored(_ask(client, [_scoring("exact", text, how)], 1)[0])
-    if found.logprobs_PK.shape[1] != TOP_K + 1:
+    top = _scored(_ask(client, [_scoring("top", text, OF_LIKELIEST)], 1)[0])
+    options = {"prompt_logprobs": 1, "prompt_logprob_token_ids": top.ids_PK.tolist(), "prompt_logprob_start": 0}
+    exact_PK = _scored(_ask(client, [_scoring("exact", text, options)], 1)[0]).logprobs_PK
+    if exact_PK.shape[1] != TOP_K + 1:
         raise MeasureError("prompt_logprob_token_ids was taken, but no log-probabilities of those ids came back")
     # the server's own first choice stands in front, and not once more among the ids that were asked for
-    exact_PK = np.where(np.isnan(found.logprobs_PK[:, 1:]), found.logprobs_PK[:, :1], found.logprobs_PK[:, 1:])
+    exact_PK = np.where(np.isnan(exact_PK[:, 1:]), exact_PK[:, :1], exact_PK[:, 1:])
     apart_PK = np.abs(exact_PK - top.logprobs_PK)
-    return ExactIds(num_values=int(apart_PK.size), max_difference=_largest(apart_PK), bound=EXACT_IDS_BOUND)
+    largest = float(np.where(np.isnan(apart_PK), np.inf, apart_PK).max(initial=0.0))  # what cannot be compared is not alike
+    return ExactIds(num_values=int(apart_PK.size), max_difference=largest, bound=EXACT_IDS_BOUND)
 
 
 def take_speed(client: Client, prompts: Sequence[Text], length: Length) -> Speed:
@@ -133,8 +134,8 @@ def _generation(name: str, prompt: Text, num_tokens: int, top_k: int | None) -> 
     return Ask(name, COMPLETIONS, body if top_k is None else {**body, "logprobs": top_k})
 
 
-def _scoring(name: str, text: Text, how: dict[str, Any]) -> Ask:
-    settings = {"max_tokens": 1, "detokenize": False, **sampling(0.0, None), **how}
+def _scoring(name: str, text: Text, options: dict[str, Any]) -> Ask:
+    settings = {"max_tokens": 1, "detokenize": False, **sampling(0.0, None), **options}
     return Ask(name, GENERATE, {"token_ids": list(text), "sampling_params": settings}, logprobs_from=1)
 
 
@@ -150,8 +151,3 @@ def _scored(exchange: Exchange) -> TokenLogprobs:
     if exchange.reply.logprobs is None:
         raise MeasureError(f"{exchange.ask.path}: no log-probabilities of the prompt came back")
     return exchange.reply.logprobs
-
-
-def _largest(values: Any) -> float:
-    """Infinity where a value is not a number: what cannot be compared is not alike."""
-    return float(np.where(np.isnan(values), np.inf, values).max(initial=0.0))
