@@ -22,7 +22,8 @@ from assay.records.run import RUN_RECORD, RunRecord, calibration_of, plan_of, ve
 from assay.records.speed import SPEED_RECORD, SpeedRecord
 from assay.records.verdict import GateReport, Status, Verdict
 from assay.records.verification import Verification
-from assay_reports.choice import ChoiceWords, choice_words
+from assay_reports.choice import choice_words
+from assay_reports.schema import ChoiceWords
 
 UNQUANTIZED_LABELS = ("bf16", "fp16", "fp32", "source")
 """Labels under which an unquantized source is measured."""

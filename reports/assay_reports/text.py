@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 from assay import quantities
 from assay.records.base import Interval
 from assay.records.divergence import Estimate, StopChance, TextMean
 from assay.records.measurement import Divergence
+from assay.records.speed import SpeedRow
 from assay.records.verdict import Chosen
+from assay_evaluate.speed.ratio import mean_of, tpot_s, ttft_s
 
 NOT_MEASURED = "NOT MEASURED"
+K = TypeVar("K")
+V = TypeVar("V")
 LEAST_CHANGE = 0.0005
 """Of a chance to stop: less is 0.0 points in print."""
+
+
+def and_list(names: Sequence[str]) -> str:
+    """a, b and c"""
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+def count_of(number: int, noun: str) -> str:
+    """1 text, 1,200 texts"""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """Key -> its values, both in the order in which they come."""
+    groups: dict[K, list[V]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def percent(share: float | None) -> str:
@@ -98,7 +120,7 @@ def stop_sentence(stop: StopChance) -> str:
 
 
 def _texts(mean: Estimate) -> str:
-    return f"({mean.n} text{'s' if mean.n != 1 else ''})"
+    return f"({count_of(mean.n, 'text')})"
 
 
 def size(num_bytes: float | None) -> str:
@@ -196,12 +218,18 @@ def flag_value(value: Any) -> str:
     return "on" if value is True else ("off" if value is False else str(value))
 
 
+def latency_s(row: SpeedRow, what: str) -> float | None:
+    """`ttft` (of medians) or `tpot` (of means) of a row, as `assay speed` prints it. None: not measured."""
+    mean = mean_of(row, ttft_s if what == "ttft" else tpot_s)
+    return None if mean is None else mean.value
+
+
 FILTERS = {
     function.__name__: function
     for function in (
         percent, coverage, percent_interval, points, points_interval, change_interval, nats, nats_interval, size, ratio,
         tokens, tokens_interval, times_interval, count, pvalue, error, yes_no, computed, flag_value, gates_title,
-        stop_sentence, one_digit, kl_by_text,
+        stop_sentence, one_digit, kl_by_text, latency_s,
     )
 }  # fmt: skip
 """Names under which the templates know them."""

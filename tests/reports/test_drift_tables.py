@@ -14,7 +14,7 @@ from synthetic_run import make_drift, make_run, task_of
 from assay.records.base import Interval
 from assay.records.divergence import Estimate
 from assay.records.measurement import ItemResult, Measurement
-from assay_reports.drift import flips
+from assay_reports.numbers import flips
 from assay_reports.report import write_report
 
 

@@ -24,7 +24,7 @@ from assay.records.speed import NotMeasured, SpeedRecord, SpeedRepeat, SpeedRow
 from assay_reports.choice import choice_words
 from assay_reports.json_schema import report_schema
 from assay_reports.numbers import build_report
-from assay_reports.page.first import first_screen
+from assay_reports.page.findings import first_screen
 from assay_reports.report import context, document_parts, environment, render_html, render_markdown, write_report
 from assay_reports.run import load_run
 from assay_reports.schema import Limit, Report
@@ -67,7 +67,7 @@ def test_it_answers_which_why_and_what_next(sample: Report) -> None:
     assert first.answer == (
         "Keep fp8: no smaller checkpoint passes (nvfp4a16 fails; auto-4.5bpw, w4a16 and w4a16-gptq are undecided)"
     )
-    why = [(row.label, row.status, clause) for row, clause in first.why]
+    why = [(row.label, row.status, clause) for row, clause in first.clauses]
     assert why[0] == ("w4a16", "UNDERPOWERED", "loses 10.0 points on it; 10 allowed.")
     assert [label for label, _, _ in why] == ["w4a16", "w4a16-gptq", "auto-4.5bpw", "nvfp4a16", "bf16"]
     assert why[3] == ("nvfp4a16", "FAIL", "loses 25.0 points.")
