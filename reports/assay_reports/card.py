@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 from assay.errors import AssayError
 from assay.records.base import write_text_atomically
-from assay.records.manifest import MANIFEST, Manifest
-from assay.records.measurement import Measurement
+from assay.records.manifest import MANIFEST
 from assay.records.plan import Plan
 from assay.records.run import CARD
 from assay_reports.cards import columns, metadata, serving
@@ -85,7 +84,7 @@ def write_cards(run_dir: Path) -> Cards:
     for label in sorted(run.plans.keys() & run.manifests.keys()):
         path, manifest = run.checkpoints[label] / CARD, run.manifests[label]
         last = _measured_in(run.checkpoints[label], manifest.checkpoint_sha256)
-        measurement = _measurement_of(run, label, manifest)
+        measurement = run.measurement_of(label)
         if last is not None and (measurement is None or last.started > measurement.started):
             cards.left.append(f"{path}: left as it is: it is about a later measurement, suite {last.suite} at {last.started}")
             continue
@@ -142,7 +141,7 @@ def render_card(run: Run, label: str, checkpoint: Path) -> str:
 def render(run: Run, label: str, checkpoint: Path, *, repo: str | None = None) -> Card:
     """The card, from the run's records. repo: `owner/name`, where it is published; None: it stays in its folder."""
     plan, manifest = run.plans[label], run.manifests[label]
-    measured = _measurement_of(run, label, manifest)
+    measured = run.measurement_of(label)
     report = build_report(run) if measured is not None and run.reference is not None else None
     row = next((row for row in report.rows if row.label == label), None) if report else None
     measured = measured if row else None
@@ -185,7 +184,7 @@ def render(run: Run, label: str, checkpoint: Path, *, repo: str | None = None) -
             columns=shown_columns,
             lines=columns.table(shown_columns, report, run.speed),
             sampling=_sampling(report) if report else (),
-            instead=instead,
+            floor=next((other for other in report.rows if other.kind == "noise floor"), None) if report else None,
             limits=limits[:NUM_LIMITS],
             num_more_limits=max(0, len(limits) - NUM_LIMITS),
             no_divergence=why_none(report, "divergence", [row]) if report and row else "",
@@ -200,11 +199,6 @@ def render(run: Run, label: str, checkpoint: Path, *, repo: str | None = None) -
     )  # fmt: skip
     results = metadata.eval_results(row, report, measured, repo) if row and report and measured else None
     return Card(text, results)
-
-
-def _measurement_of(run: Run, label: str, manifest: Manifest) -> Measurement | None:
-    """The measurement of these very bytes: one of an older checkpoint with this name does not count."""
-    return next((m for m in run.measurements if m.label == label and m.checkpoint_sha256 == manifest.checkpoint_sha256), None)
 
 
 def _limits(run: Run, label: str) -> list[Limit]:
@@ -240,7 +234,7 @@ def _trust(row: Row | None, report: Report | None, instead: str | None, emulated
         limits=english.LIMITS_BEFORE if report.gates_chosen == "before the run" else english.LIMITS,
         suite=report.suite,
         served=english.AS_EMULATED if emulated else english.AS_SERVED,
-        instead=english.INSTEAD.format(instead=instead) if instead else "",
+        instead=instead,
     )
 
 

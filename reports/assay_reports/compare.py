@@ -13,7 +13,7 @@ from assay.quantities import change
 from assay.records.base import Interval, write_text_atomically
 from assay_reports.numbers import build_report
 from assay_reports.page import charts
-from assay_reports.page.findings import answer, candidates, name_of, tasks
+from assay_reports.page.findings import answer, candidates, tasks
 from assay_reports.page.svg import SERIES
 from assay_reports.report import document_parts, environment
 from assay_reports.run import load_run
@@ -115,8 +115,8 @@ def render_comparison(runs: Sequence[tuple[str, Report]], others: Sequence[Compa
     ]
     page = jinja.get_template("compare.html.j2").render(
         runs=[(name, report, answer(report), tasks(report), f"s{i % SERIES}") for i, (name, report) in enumerate(runs)],
-        rows=[(name, row, charts.worst_of(report, row)) for name, report in runs for row in candidates(report)],
-        others=others, picture=charts.quality_and_size(points), name_of=name_of, used=[],
+        rows=[(name, row, charts.deciding_gate(report, row)) for name, report in runs for row in candidates(report)],
+        others=others, picture=charts.quality_and_size(points), title_of_gate=charts.title_of_gate, used=[],
         models=list(dict.fromkeys(report.model for _, report in runs)), **document_parts(jinja),
     )  # fmt: skip
     return in_page(page)

@@ -56,6 +56,7 @@ def build_report(run: Run) -> Report:
     measured = {m.label: m for m in run.measurements}
     return Report(
         model=run.model,
+        run=run.name,
         reference=reference.label,
         level=level,
         suite=reference.suite,
@@ -119,6 +120,7 @@ def _row(run: Run, reference: Measurement, measured: Measurement, level: float) 
         checkpoint_flags=measurement.fingerprint.checkpoint_flags,
         kernels=measurement.fingerprint.kernels,
         not_measured=measurement.not_measured,
+        folder=run.places.get(label),
         started=measurement.started,
         seconds=measurement.seconds,
     )

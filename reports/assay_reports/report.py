@@ -20,8 +20,7 @@ from assay.errors import AssayError
 from assay.foreign_text import in_markdown, in_page
 from assay.records.base import write_text_atomically
 from assay_reports.numbers import build_report
-from assay_reports.page import charts, sensitivity
-from assay_reports.page.findings import HEADINGS, candidates, first_screen, kept_roles
+from assay_reports.page import charts, findings, sensitivity
 from assay_reports.page.items import Browser, browser
 from assay_reports.run import load_run
 from assay_reports.schema import Report, Row, TaskNumbers
@@ -32,7 +31,7 @@ SECTIONS = (
     ("scores", "Tasks"), ("long-context", "Long context"), ("divergence", "Divergence"), ("fidelity", "Serving fidelity"),
     ("deployment", "Deployment"), ("speed", "Speed"),
     ("sensitivity", "Sensitivity"), ("tensors", "Tensors"), ("verification", "Verification"),
-    ("serving", "Fingerprint"), ("limits", "Limits"), ("items", "Items"), ("words", "Words"),
+    ("serving", "Fingerprint"), ("limits", "Limits"), ("items", "Items"), ("words", "Glossary"),
 )  # fmt: skip
 """Ids of the page's sections in their order, and what the contents call them."""
 MAY_LACK = {"deployment": "deployments", "sensitivity": "sensitivity"}
@@ -71,6 +70,7 @@ def render_html(report: Report, items: Browser | None = None) -> str:
         colours=charts.colours(report),
         pictures={
             "quality": charts.quality_and_size(charts.points_of(report)),
+            "quality_caption": charts.quality_caption(report),
             "changes": charts.changes(report),
             "drift": charts.drift(report),
             "roles": charts.bytes_per_role(report),
@@ -126,17 +126,23 @@ def context(report: Report) -> dict[str, Any]:
     for row in report.rows:
         for task in row.tasks:
             tasks.setdefault(task.task, []).append((row, task))
+    first = findings.first_screen(report)
+    commands = [step.command for step in first.steps]
     return {
         "report": report,
         "sensitivity": sensitivity.shown(report.sensitivity),
-        "first": first_screen(report),
-        "findings": {name: heading(report) for name, heading in HEADINGS.items()},
+        "first": first,
+        "findings": {name: heading(report) for name, heading in findings.HEADINGS.items()},
         "tasks": tasks,
         "verdict_of": {(v.candidate, v.gate.removeprefix("score ")): v for v in report.verdicts if v.gate.startswith("score ")},
-        "kept": {plan.precision: kept_roles(plan)[0] for plan in report.plans},
+        "kept": {plan.precision: findings.kept_roles(plan)[0] for plan in report.plans},
         "published": {comparison.task: comparison for comparison in report.published},
-        "candidates": candidates(report),
         "floor": next((row for row in report.rows if row.kind == "noise floor"), None),
+        "subtitle": english.SUBTITLE.format(model=report.model, suite=report.suite, reference=report.reference),
+        "commands_where": english.COMMANDS_WHERE.format(run=report.run) if report.run and any(commands) else "",
+        "pairs_notes": findings.pairs_notes(report),
+        "served_by": findings.served_by(report),
+        "speculation": findings.speculation_of(report),
         "no_divergence": why_none(report, "divergence", report.rows),
         "no_acceptance": why_none(report, "acceptance", report.rows),
     }

@@ -142,6 +142,8 @@ class Row(Part):
     checkpoint_flags: dict[str, Any]
     kernels: tuple[str, ...]
     not_measured: dict[str, str]
+    folder: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Of its checkpoint, as seen from the folder of runs. None: it lies elsewhere, or only a server is known."""
     started: str
     seconds: float
 
@@ -201,6 +203,8 @@ class Report(Record):
     schema_version: Literal[3] = 3  # type: ignore[assignment]
     kind: Literal["report"] = "report"
     model: str
+    run: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Name of the run's folder. None: recorded before this was."""
     reference: str
     level: float
     suite: str

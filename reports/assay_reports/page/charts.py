@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from assay.quantities import change, lost_or_gained, points, points_short, signed, size, tokens_short
+from assay.quantities import change, lost_or_gained, points, signed, size, tokens_short
 from assay.records.base import Interval
 from assay.records.long_context import CellLoss
 from assay.records.measurement import Divergence
 from assay.records.speed import SpeedRow
+from assay.records.verdict import Verdict
 from assay_reports.page.findings import candidates, is_unjudged, ladders, name_of, scored, title_of
 from assay_reports.page.svg import (
     SERIES,
@@ -31,9 +32,9 @@ from assay_reports.page.svg import (
     shape_of,
     steps,
 )
-from assay_reports.schema import PlanNumbers, Report, Row, TaskNumbers
+from assay_reports.schema import PlanNumbers, Report, Row
 from assay_reports.sentences import page as english
-from assay_reports.text import count_of
+from assay_reports.text import SMALLEST_NATS, and_list, count_of
 
 LANE = 20
 FAR = 30
@@ -42,8 +43,6 @@ ROLES = (
     "routed_expert", "shared_expert", "attention", "indexer", "dense_mlp", "mtp", "embedding", "lm_head", "router", "norm",
 )  # fmt: skip
 """Roles with a shade of their own, in the order of the style sheet; others share the last."""
-SMALLEST_NATS = 1e-9
-"""What a logarithmic axis begins at: log-probabilities in single precision tell nothing below."""
 LEAST_RANGE = 0.10
 """Loss at which colours of a heat map end at least, so that noise does not look like damage."""
 SHADES = 4
@@ -57,23 +56,39 @@ def colours(report: Report) -> dict[str, str]:
 
 
 # ------------------------------------------------------------------------------------------------ quality against size
+WITHOUT_LOSS = {"top1_agreement": 1.0, "perplexity_ratio": 1.0}
+"""Figures of a gate that are not 0 where nothing is lost."""
+
+
 @dataclass(frozen=True)
-class Worst:
-    """Of one candidate the task that comes nearest to its margin, or is furthest beyond it, by the end of its interval."""
+class Decider:
+    """The gate that decides a candidate's verdict. use: what was seen of what it allows, 1 at its limit."""
 
-    row: Row
-    task: TaskNumbers
+    verdict: Verdict
     use: Interval
-    """Loss / margin."""
 
 
-def worst_of(report: Report, row: Row) -> Worst | None:
-    uses = []
-    for task in scored(report, row):
-        if (drop := task.drop) is not None and (margin := task.margin):
-            scaled = {"value": drop.value / margin, "low": drop.low / margin, "high": drop.high / margin}
-            uses.append(Worst(row, task, drop.model_copy(update=scaled)))
-    return max(uses, key=lambda worst: worst.use.high, default=None)
+def deciding_gate(report: Report, row: Row) -> Decider | None:
+    """Of the required gates with the candidate's own verdict the one nearest to its limit, or furthest beyond it, by the end
+    of its interval. None: not judged, or what decides has no limit and figure, such as probes or what was not measured."""
+    deciders = []
+    for verdict in report.verdicts:
+        seen, limit = verdict.observed, verdict.limit
+        is_deciding = verdict.candidate == row.label and verdict.status == row.status and verdict.has_say
+        if not is_deciding or seen is None or limit is None or verdict.gate == "probes":
+            continue
+        zero = next((value for name, value in WITHOUT_LOSS.items() if name in verdict.gate), 0.0)
+        if limit != zero:
+            low, value, high = ((end - zero) / (limit - zero) for end in (seen.low, seen.value, seen.high))
+            use = seen.model_copy(update={"low": min(low, high), "value": value, "high": max(low, high)})
+            deciders.append(Decider(verdict, use))
+    if row.status == "NOT MEASURED":
+        return None
+    return max(deciders, key=lambda decider: decider.use.high, default=None)
+
+
+def title_of_gate(verdict: Verdict) -> str:
+    return verdict.title or verdict.gate.removeprefix("score ")
 
 
 @dataclass(frozen=True)
@@ -88,25 +103,31 @@ class Point:
 
 
 def points_of(report: Report) -> list[Point]:
-    """The reference, and every candidate whose size and worst task are known."""
+    """The reference, and every candidate whose size and deciding gate are known."""
     shades, marks = colours(report), []
     for row in candidates(report):
-        worst = worst_of(report, row)
-        if worst is not None and worst.task.drop and worst.task.margin and row.checkpoint_bytes:
-            drop = worst.task.drop
-            hint = english.WORST_TASK.format(
-                change=change(drop.value), task=name_of(worst.task), ends=lost_or_gained(drop.low, drop.high),
-                margin=points_short(worst.task.margin),
-            )  # fmt: skip
-            marks.append(Point(row.label, shades[row.label], row.checkpoint_bytes, worst.use, hint))
+        if (decider := deciding_gate(report, row)) is not None and row.checkpoint_bytes:
+            gate = title_of_gate(decider.verdict)
+            clause = decider.verdict.clause or decider.verdict.detail
+            hint = english.DECIDED_BY.format(status=row.status, gate=gate, clause=clause)
+            marks.append(Point(row.label, shades[row.label], row.checkpoint_bytes, decider.use, hint))
     reference = next(row for row in report.rows if row.kind == "reference")
     if not marks or not reference.checkpoint_bytes:
         return marks
     return [Point(report.reference, "sref", reference.checkpoint_bytes, None, english.COMPARED_WITH), *marks]
 
 
+def quality_caption(report: Report) -> str:
+    """How to read it: the rule about 100 % only where all marks follow it, and who is not drawn."""
+    drawn = {row.label: decider for row in candidates(report) if (decider := deciding_gate(report, row)) is not None}
+    is_rule = all((decider.use.high < 1) == (decider.verdict.status == "PASS") for decider in drawn.values())
+    missing = [row.label for row in candidates(report) if row.label not in drawn or not row.checkpoint_bytes]
+    caption = english.QUALITY_CAPTION + (english.QUALITY_RULE if is_rule else "")
+    return caption + (english.NOT_DRAWN.format(labels=and_list(missing)) if missing else "")
+
+
 def quality_and_size(marks: Sequence[Point]) -> Markup | None:
-    """Share of the allowed loss that the worst task uses, against the size of the checkpoint."""
+    """What the deciding gate saw of what it allows, against the size of the checkpoint."""
     uses = [point.use for point in marks if point.use is not None]
     if not uses:
         return None

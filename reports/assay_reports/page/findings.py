@@ -6,7 +6,9 @@ A loss is named where its interval lies above zero; what was not measured is nev
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -15,10 +17,11 @@ from assay.records.speed import SpeedRow
 from assay.records.verdict import Verdict
 from assay_evaluate.speed.noise import Noise, noise_of_rows
 from assay_evaluate.speed.ratio import is_ahead, output_tokens_s
+from assay_reports.run import UNQUANTIZED_LABELS
 from assay_reports.schema import PlanNumbers, Report, Row, TaskNumbers
 from assay_reports.sentences import limits as english_limits
 from assay_reports.sentences import page as english
-from assay_reports.text import and_list, count_of, grouped
+from assay_reports.text import and_list, count_of, grouped, percent
 
 NOISE = 1.5
 """Divergence at one place of the text over that at another, from which a heading calls it a change."""
@@ -85,10 +88,11 @@ class Step:
 
 @dataclass(frozen=True)
 class FirstScreen:
-    """Which checkpoint, a clause for each candidate, what the recommendation rests on, what is not known, what to do next."""
+    """Which checkpoint, a clause for each candidate, on what the recommendation rests, what is not known, what to do next."""
 
     answer: str
     clauses: tuple[tuple[Row, str], ...]
+    loss_of_reference: str | None
     reasons: tuple[str, ...]
     unknown: tuple[str, ...]
     steps: tuple[Step, ...]
@@ -102,6 +106,7 @@ def first_screen(report: Report) -> FirstScreen:
     return FirstScreen(
         answer=choice.sentence if choice else answer(report),
         clauses=tuple((row, COUNTS.sub("", row.sentence.rstrip(".")) + ".") for row in rows),
+        loss_of_reference=_loss_of_reference(report),
         reasons=(*choice.picks, *choice.reasons) if choice else (),
         unknown=tuple(dict.fromkeys((*(choice.not_known if choice else ()), *_unknown(report)))),
         steps=tuple(_steps(report)),
@@ -166,6 +171,16 @@ def _unknown(report: Report) -> list[str]:
     return lines + [limit.text.rstrip(".") for key in SAID_FIRST for limit in report.limits if limit.key == key]
 
 
+def _loss_of_reference(report: Report) -> str | None:
+    """Where the unquantized source scores significantly better than the reference."""
+    for row in candidates(report):
+        drops = [(name_of(task), task.drop) for task in scored(report, row) if task.drop is not None and task.drop.high < 0]
+        if row.label in UNQUANTIZED_LABELS and drops:
+            gains = [english.GAIN.format(task=task, points=points_short(-drop.value)) for task, drop in drops]
+            return english.SOURCE_IS_BETTER.format(source=row.label, reference=report.reference, gains=and_list(gains))
+    return None
+
+
 def _title_of_gate(report: Report, verdict: Verdict) -> str:
     return verdict.title or title_of(report, verdict.gate.removeprefix("score "))
 
@@ -179,27 +194,39 @@ def _why_no_result(report: Report, name: str) -> str:
 
 
 def _steps(report: Report) -> list[Step]:
-    """What the records ask for, most urgent first; what `assay choose` says comes first."""
+    """What the records ask for, most urgent first; what `assay choose` says comes first. A command is there only if it works
+    as it stands, in the folder of runs: for checkpoints that lie there, and for records that there are."""
+    run, folders = report.run or report.model, {row.label: row.folder for row in report.rows}
     made = [Step(line) for line in (report.choice.next_steps if report.choice else ())]
     if any(limit.key == "serving_faults" for limit in report.limits):
         made.append(Step(english.MEND_SERVING))
-    for verdict in undecided_verdicts(report):
-        needed = verdict.items_needed_at_loss or verdict.items_needed
-        asked = verdict.observed.n if verdict.observed else None
-        is_known = needed and asked and needed > asked
-        amount = english.ABOUT_SO_MANY.format(needed=needed, asked=asked) if is_known else english.VERY_MANY
-        task = _title_of_gate(report, verdict)
-        made.append(Step(english.ASK_MORE.format(label=verdict.candidate, task=task, amount=amount)))
+    made += [Step(_how_to_decide(report, verdict)) for verdict in undecided_verdicts(report)]
+    reference = folders.get(report.reference)
     for row in candidates(report):
         if row.status == "FAIL":
-            made.append(Step(english.LOCATE.format(label=row.label), f"assay locate {report.reference} {row.label}"))
+            command = f"assay locate {shlex.quote(reference)} {shlex.quote(row.folder)}" if reference and row.folder else None
+            made.append(Step(english.LOCATE.format(label=row.label, reference=report.reference), command))
     if not report.verdicts:
-        made.append(Step(english.JUDGE, f"assay gate {report.model}"))
-    if report.speed is None:
-        made.append(Step(english.MEASURE_SPEED, f"assay speed {report.model}"))
-    if report.choice is None:
-        made.append(Step(english.CHOOSE, f"assay choose {report.model}"))
+        made.append(Step(english.JUDGE, f"assay gate {shlex.quote(run)}"))
+    if report.speed is None or not any(row.is_comparable for row in report.speed.rows):
+        has_files = any(row.checkpoint_bytes is not None for row in report.rows)
+        made.append(Step(english.MEASURE_SPEED, f"assay speed {shlex.quote(run)}") if has_files else Step(english.IMPORT_SPEED))
+    elif report.choice is None and report.verdicts:
+        made.append(Step(english.CHOOSE, f"assay choose {shlex.quote(run)}"))
     return made
+
+
+def _how_to_decide(report: Report, verdict: Verdict) -> str:
+    """What more would decide a gate, with the number of items where it is known."""
+    label, drop = verdict.candidate, verdict.observed
+    if not verdict.gate.startswith("score ") or drop is None:
+        return english.DECIDE_GATE.format(label=label, gate=verdict.gate)
+    task, needed = _title_of_gate(report, verdict), verdict.items_needed_at_loss or verdict.items_needed
+    if verdict.limit is not None and drop.value >= verdict.limit:
+        template = english.DECIDE_AT_LIMIT
+    else:
+        template = english.DECIDE_BY_ITEMS if needed is not None and needed > drop.n else english.DECIDE_BY_MORE
+    return template.format(label=label, task=task, needed=needed, asked=drop.n)
 
 
 # ------------------------------------------------------------------------------------------------ headings: scores
@@ -385,10 +412,44 @@ def verification(report: Report) -> str:
 
 
 def serving(report: Report) -> str:
-    fingerprint = report.fingerprint
     emulated = [row.label for row in candidates(report) if row.emulated]
     tail = english.SERVED_EMULATED.format(labels=and_list(emulated)) if emulated else ""
-    return english.SERVED.format(server=fingerprint.server, profile=fingerprint.profile, emulated=tail)
+    return english.SERVED_ALIKE.format(server=served_by(report), emulated=tail)
+
+
+def served_by(report: Report) -> str:
+    """`vllm 0.33.0, profile 8xh200`, or that nobody here started it."""
+    fingerprint = report.fingerprint
+    template = english.EXTERNAL_SERVER if fingerprint.server == "external" else english.SERVER
+    return template.format(server=fingerprint.server, profile=fingerprint.profile)
+
+
+def speculation_of(report: Report) -> str:
+    """What is drafted; of a server that somebody else runs only that something was."""
+    if report.fingerprint.speculation:
+        return json.dumps(report.fingerprint.speculation)
+    is_drafting = any(row.acceptance is not None and row.acceptance.num_draft_tokens for row in report.rows)
+    return english.DRAFTS_UNKNOWN if is_drafting else english.NO_SPECULATION
+
+
+def pairs_notes(report: Report) -> dict[str, str]:
+    """Task -> why a score, the reference's and the change between them do not add up: the reference answered more items."""
+    notes = {}
+    for row in report.rows:
+        for task in row.tasks if row.kind == "reference" else ():
+            fewer = [(other, t) for other in report.rows for t in other.tasks if t.task == task.task and t.reference_on_pairs]
+            groups = grouped(((t.num_pairs or 0, t.reference_on_pairs), other.label) for other, t in fewer)
+            if groups:
+                parts = [
+                    english.ON_PAIRS.format(pairs=pairs, labels=and_list(labels), reference=row.label, score=percent(score))
+                    for (pairs, score), labels in groups.items()
+                ]
+                title = capital(name_of(task))
+                items = task.num_items - task.num_failed
+                notes[task.task] = english.MORE_ITEMS.format(
+                    task=title, reference=row.label, items=items, parts=" ".join(parts)
+                )
+    return notes
 
 
 def limits(report: Report) -> str:

@@ -1,18 +1,17 @@
 """The model card's sentences. `card.py` and `cards/` fill them in; what is fixed stands in `templates/card.md.j2`."""
 
 # ------------------------------------------------------------------------------------------------ the first sentence
-WHAT = "{model} quantized to {precision} ({before} before, {after} after): {trust}."
-NOBODY_MEASURED = "nobody has measured yet what it lost, so use it to try things out and for nothing else"
-REFERENCE = "the reference of its run, which the others were compared with; what it lost itself was not judged"
-PASS = "it lost no more against {reference} than the {limits} allow, on suite {suite} and {served}"
-LIMITS, LIMITS_BEFORE = "limits", "limits that were written down before"
-AS_SERVED, AS_EMULATED = "as it was served here", "as far as emulated arithmetic shows"
-FAIL = "it lost more against {reference} than the limits allow{instead}"
-UNDERPOWERED = "whether it lost more against {reference} than the limits allow is undecided{instead}"
-NO_VERDICT = "it was measured, and what decides was not, so it has no verdict against {reference}{instead}"
-INSTEAD = "; instead use {instead}"
-SMALLEST_THAT_PASSED = "{label} ({size}), the smallest that passed, or {reference}, the reference"
-NOTHING_PASSED = "{reference}, the reference; no candidate of this run passed"
+WHAT = "{model} quantized to {precision}: {before} before, {after} after. {trust}"
+NOBODY_MEASURED = "Not evaluated yet: for experiments only."
+REFERENCE = "The reference of its run: others were compared with it, and its own loss was not measured."
+PASS = "PASS: it lost no more than allowed against {reference} on suite {suite} ({limits}, {served})."
+FAIL = "FAIL: it lost more than allowed against {reference} on suite {suite}. {instead}"
+UNDERPOWERED = "UNDERPOWERED: the data cannot tell whether it lost more than allowed against {reference}. {instead}"
+NO_VERDICT = "NOT MEASURED: evaluated, but the deciding task gave no result, so there is no verdict. {instead}"
+LIMITS, LIMITS_BEFORE = "limits not fixed before the run", "limits fixed before the run"
+AS_SERVED, AS_EMULATED = "kernels as served", "emulated arithmetic"
+SMALLEST_THAT_PASSED = "Use {label} ({size}), the smallest that passed, or the reference, {reference}."
+NOTHING_PASSED = "Use the reference, {reference}: no candidate of this run passed."
 
 # ------------------------------------------------------------------------------------------------ the table at the top
 MISSING = "not measured"
@@ -41,13 +40,13 @@ UNKNOWN_HARDWARE = "unknown hardware"
 
 # ------------------------------------------------------------------------------------------------ why a role was kept
 NOT_QUANTIZED = {
-    "mtp": "drafts tokens for speculation: what it loses, every drafted token loses",
+    "mtp": "drafts tokens for speculation: its errors cost accepted drafts",
     "router": "chooses the experts: a small error sends a token to others",
     "router_bias": "chooses the experts: a small error sends a token to others",
-    "indexer": "chooses which earlier tokens attention reads: a small error makes it miss them",
-    "embedding": "is looked up, not multiplied: quantized it is no faster",
-    "lm_head": "its error goes into every logit",
-    "norm": "vectors: nothing to save",
+    "indexer": "chooses which earlier tokens attention reads: a small error loses some",
+    "embedding": "is looked up, not multiplied: quantizing makes it no faster",
+    "lm_head": "its error enters every logit",
+    "norm": "vectors: little to save",
 }
 """Role -> why recipes keep it."""
 LEFT_OUT = "the recipe leaves it out"

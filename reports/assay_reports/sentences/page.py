@@ -4,17 +4,17 @@
 """
 
 # ------------------------------------------------------------------------------------------------ the first screen
-IS_REFERENCE = "What the others are compared with."
+IS_REFERENCE = "The others are compared with it."
 NOT_JUDGED_YET = "Not judged yet."
-JUDGED_BEFORE = "Judged by an older version: `assay gate` judges again"
+JUDGED_BEFORE = "Judged by an older version; `assay gate` judges again"
 SERVING_FAULT = "serving fault: {clause}"
 NO_CANDIDATE = "No candidate was measured beside {reference}"
-USE = "Use {label}: it passes, with {size}, {share} of {reference}{smallest}"
+USE = "Use {label}: it passes at {size}, {share} of {reference}{smallest}"
 SMALLEST_OF = "; the smallest of {number} that pass"
 KEEP = "Keep {reference}: no smaller checkpoint passes{statuses}"
 KEEP_STATUSES = " ({statuses})"
-JUDGED_ONLY = "{statuses}, held against {reference}{unsized}"
-UNSIZED = "; whether {labels} {are} smaller is not known"
+JUDGED_ONLY = "{statuses}, compared with {reference}{unsized}"
+UNSIZED = "; whether {labels} {are} smaller is unknown"
 STATUS_OF = "{labels} {status}"
 STATUSES = {
     "PASS": ("passes", "pass"),
@@ -27,82 +27,129 @@ UNDECIDED_LOSS = "Whether {label} loses more than {points:g} points on {task}"
 UNDECIDED = "{label}, {gate}: undecided"
 NO_RESULT = "{tasks}: no result{reason}"
 NO_RESULT_REASON = ", {reason}"
+SOURCE_IS_BETTER = "Compared with {source}, {reference} itself has lost: {source} scores higher on {gains}"
+GAIN = "{task} (+{points} points)"
 NO_SPEED = "Speed: {what}"
-NO_SPEED_NOTHING = "not measured, so nothing here says which is faster or cheaper"
-EMULATED = "Kernels: {labels} ran emulated; these are scores of the format"
+NO_SPEED_NOTHING = "not measured, so nothing tells which checkpoint is faster or cheaper"
+EMULATED = "Kernels: {labels} ran emulated; the scores are the number format's"
 NOT_PROBED = "Faults under load: no server was probed"
-MEND_SERVING = "Mend the serving, then evaluate again, with `--again LABEL` for each label that was measured through it"
-ASK_MORE = "To decide {label}, ask more of {task}: {amount}"
-ABOUT_SO_MANY = "about {needed:,} items in all; {asked:,} were asked"
-VERY_MANY = "what was lost is close to what is allowed, so it may take very many"
-LOCATE = "Find what in {label} costs that"
+MEND_SERVING = "Fix the serving, then evaluate again with `--again LABEL` for each label that was measured through it"
+DECIDE_BY_ITEMS = "To decide {label} on {task}, evaluate with about {needed:,} items; {asked:,} were asked"
+DECIDE_BY_MORE = "To decide {label} on {task}, evaluate with more than the {asked:,} items asked so far"
+DECIDE_AT_LIMIT = (
+    "{label} seems to lose what is allowed or more on {task}: items beyond the {asked:,} asked are unlikely to pass it"
+)
+DECIDE_GATE = "To decide {label} on {gate}, evaluate with more items"
+LOCATE = "Find where {label} goes wrong against {reference}"
 JUDGE = "Judge the run"
-MEASURE_SPEED = "Measure speed where it will be served"
+MEASURE_SPEED = "Measure speed on the hardware that will serve it"
+IMPORT_SPEED = "Measure speed with a benchmark of your own; `assay speed RUN --import FILE` takes its rows"
 CHOOSE = "Weigh quality against speed and price"
 
 # ------------------------------------------------------------------------------------------------ headings
 NOT_MEASURED_TOO = "; not measured: {tasks}"
 NOTHING_SCORED = "No task was scored on a candidate"
-NO_LOSS = "No task shows a loss over {answers:,} paired answers"
+NO_LOSS = "No task shows a significant loss over {answers:,} paired answers"
 LOST = "{task} lost {losses}"
 LOST_FIRST = "{points} points ({label})"
 LOST_MORE = "{points} ({label})"
 MORE_LOST = "; {number} more tasks lost"
-NO_OTHER_LOSS = "; no other loss is shown at 95 %"
+NO_OTHER_LOSS = "; no other significant loss"
 MANY_TASKS = "{number} tasks"
-NO_LANGUAGE = "No language shows a loss of its own ({languages})"
+NO_LANGUAGE = "No single language shows a loss ({languages})"
 NONE_ASKED = "none asked"
-WORST_LANGUAGE = "By language: most was lost on {task} in {language} ({label}), {points} points"
+WORST_LANGUAGE = "By language: the largest loss is {points} points, {task} in {language} ({label})"
 NO_LONG_CONTEXT = "Long context was not measured"
-NO_LENGTH = "No length up to {longest:,} tokens shows a loss; nothing is known beyond"
-WORST_LENGTH = "By length: {label} lost most at {length:,} tokens, {points} points of {task}"
-NO_COURSE = "Divergence was measured, its course along the text was not"
+NO_LENGTH = "No length up to {longest:,} tokens shows a loss; longer ones are unknown"
+WORST_LENGTH = "By length: the largest loss is {points} points, {task} at {length:,} tokens ({label})"
+NO_COURSE = "Divergence was measured, but not along the text"
 NO_DIVERGENCE = "Divergence was not measured"
 DRIFT_AT = (
-    "Drift is largest at tokens {span} ({label}: KL, lower bound, {most:.2g} nats; the highest of {spans} spans of "
+    "Divergence is largest at tokens {span} ({label}: KL, lower bound, {most:.2g} nats; the highest of {spans} spans of "
     "{checkpoints})"
 )
-DRIFT_FRONT = "Drift is largest at the front ({label}: KL, lower bound, {front:.2g} nats there, {end:.2g} at the end)"
-DRIFT_LEVEL = "Drift stays level along the text ({label}: KL, lower bound, {front:.2g} nats at the front, {end:.2g} at the end)"
+DRIFT_FRONT = (
+    "Divergence is largest at the start of the text ({label}: KL, lower bound, {front:.2g} nats there, {end:.2g} at the end)"
+)
+DRIFT_LEVEL = (
+    "Divergence is level along the text ({label}: KL, lower bound, {front:.2g} nats at the start, {end:.2g} at the end)"
+)
 NO_ACCEPTANCE = "Acceptance of drafts (MTP) was not measured"
-FEWER_ACCEPTED = "Fewer drafts are accepted: {losses} less than with {reference}"
-ACCEPTED_ALIKE = "No difference in accepted drafts (MTP) from {reference} is shown"
-ACCEPTED_AT_MOST = "{start}; losses of up to {points} points are not excluded"
+FEWER_ACCEPTED = "Fewer drafts (MTP) are accepted than with {reference}: {losses} fewer"
+ACCEPTED_ALIKE = "No significant difference from {reference} in accepted drafts (MTP)"
+ACCEPTED_AT_MOST = "{start}; losses of up to {points} points are possible"
 NO_PROBES = "Serving was not probed for faults under load"
 ALARMS = "Probes of the servers: {alarms} ({names})"
-NO_ALARM = "No fault of serving was found: {number} probes of {labels}, no alarm"
+NO_ALARM = "No serving fault found: {number} probes of {labels}, no alarm"
 NO_SPEED_HEADING = "Speed was not measured"
-NO_SPEED_COMPARED = "Speed: every row is of an emulated format, or does not say whether it drafted, so none is compared"
+NO_SPEED_COMPARED = "Speed: no comparable row (every one is emulated, or does not say whether it drafted)"
 FASTEST = "{label} is fastest"
 NOT_TOLD_APART = "{labels} cannot be told apart"
 SPEED_FEW = "{fastest} at {streams} ({speed:,.1f} tokens/s)"
 SPEED_SAME = " and at {streams} ({speed:,.1f})"
 SPEED_MANY = ", {fastest} at {streams} ({speed:,.1f})"
 SPEED = "{speeds}; {hardware}, {prompts}, {drafting}{origin}"
-NO_PLANS = "What was done to the tensors is not known: the checkpoints were made elsewhere"
-UNQUANTIZED = "Bytes kept unquantized: {shares}"
+NO_PLANS = "How the tensors were treated is unknown: the checkpoints were made elsewhere"
+UNQUANTIZED = "Share of bytes left unquantized: {shares}"
 NO_VERIFICATION = "No checkpoint of this run was verified"
 DAMAGED = "Damaged: {labels}"
-DAMAGES = "{label} ({number} damages)"
-VERIFIED = "{labels}: {checks:,} things checked, none damaged{others}"
+DAMAGES = "{label} ({number} failed checks)"
+VERIFIED = "{labels}: {checks:,} checks, all passed{others}"
 NOT_THE_MEASURED = "; {labels} is not the checkpoint that was measured"
-SERVED = "All were served alike, by {server}, profile {profile}{emulated}"
-SERVED_EMULATED = "; {labels} emulated, so nothing is said about kernels"
-ONE_LIMIT = "One thing that this run cannot tell"
-LIMITS = "{number} things that this run cannot tell, or tells with a limit"
-NOT_JUDGED = "Nobody has judged this run"
-GATES = "Gates that count, by candidate: {counts}"
+SERVED_ALIKE = "All were served alike by {server}{emulated}"
+SERVER = "{server}, profile {profile}"
+EXTERNAL_SERVER = "servers that assay did not start"
+NO_SPECULATION = "none"
+DRAFTS_UNKNOWN = "on, with settings that the servers do not tell"
+SERVED_EMULATED = "; {labels} emulated, so kernels were not tested"
+ONE_LIMIT = "One limit of what this run shows"
+LIMITS = "{number} limits of what this run shows"
+NOT_JUDGED = "This run has not been judged"
+GATES = "Required gates by candidate: {counts}"
 NO_GATES = "none"
 CALIBRATED = "{method} on {tokens:,} tokens of text{withheld}"
-WITHHELD = ", held against the items of {tasks} ({texts} left out)"
+WITHHELD = ", checked against the items of {tasks} ({texts} left out)"
+
+# ------------------------------------------------------------------------------------------------ notes
+SUBTITLE = "{model} on suite {suite}, compared with {reference}"
+COMMANDS_WHERE = "Run the commands in the folder that holds {run}."
+NOTHING_MISSING = "Nothing that was requested is missing."
+NOTHING_TO_DO = "The records ask for nothing."
+MORE_ITEMS = "{task}: {reference} answered {items:,} items, some candidates fewer. {parts}"
+ON_PAIRS = "On the {pairs:,} items shared with {labels}, {reference} scores {score}."
+PUBLISHED = "Published for {task}: {score}."
+NO_PROBED_SERVER = "NOT MEASURED: no server of this run was probed."
+STOPS = (
+    "end-of-text probability where the reference stopped: {candidate} vs {reference} ({outcome}: {change} points over "
+    "{ends} ends); elsewhere {candidate_elsewhere:.2g} vs {reference_elsewhere:.2g} a token."
+)
+STOPS_ALIKE = "no significant difference"
+STOPS_LESS, STOPS_MORE = "significantly lower", "significantly higher"
+STOPS_UNKNOWN = "too few texts to compare"
+NO_STOPS = "no reply of the reference ended by itself."
+FLOOR_IS_ZERO = "not defined: the floor is 0"
+NO_JOURNAL = "journal.db is not in the run's folder, so there are outcomes only"
+UNREADABLE_JOURNAL = "journal.db cannot be read ({error}), so there are outcomes only"
+NO_REPLIES = "journal.db holds no reply to these items, so there are outcomes only"
+NO_TRAJECTORIES = "{folder}/ of the run's folder holds no graded trajectory of SWE-bench, so of it there are outcomes only"
+WEIGHT_ERROR = (
+    "Methods that use calibration text (GPTQ, AWQ) minimise the error of a layer's output, so their weight error may be "
+    "larger and the checkpoint better."
+)
 
 # ------------------------------------------------------------------------------------------------ pictures
+QUALITY_CAPTION = (
+    "Each mark is a checkpoint: what the gate that decides its verdict saw, as a share of what that gate allows, with the "
+    "interval. Lower and further left is better."
+)
+QUALITY_RULE = " To pass, the whole bar must lie below 100 %."
+NOT_DRAWN = " Not drawn, because what decides has no such share: {labels}."
+DECIDED_BY = "{status}, decided by {gate}: {clause}"
 QUALITY = "Quality against size. {points}"
-QUALITY_AXIS = "loss on the worst task, % of what is allowed"
+QUALITY_AXIS = "what the deciding gate saw, % of what it allows"
 SIZE_AXIS = "size of the checkpoint, {unit}"
 ALLOWED = "allowed"
 COMPARED_WITH = "what the others are compared with"
-WORST_TASK = "{change} on {task} ({ends}), {margin} allowed"
 CHANGES = "Change of every task in points, with intervals. {changes}"
 CHANGE = "{label}, {task}: {change} ({ends})"
 CHANGE_AXIS = "change in points (− is a loss)"
@@ -145,19 +192,19 @@ PART_SERVED = ", served {nats:.3g}"
 WORDS: dict[str, tuple[str, str]] = {
     "pass": (
         "PASS",
-        "Every gate that counts has passed: losses beyond the allowed ones are excluded at the level of the gates.",
+        "Every required gate passed: losses beyond the allowed ones are excluded at the level of the gates.",
     ),
     "fail": (
         "FAIL",
-        "A gate that counts has failed: more than the allowed loss is shown, beyond what chance explains.",
+        "A required gate failed: more than the allowed loss is shown, beyond chance.",
     ),
     "underpowered": (
         "UNDERPOWERED",
-        "Neither shown to be within the allowed loss nor beyond it. More items would decide; it is never a pass.",
+        "Shown neither within the allowed loss nor beyond it. More items would decide; it never counts as a pass.",
     ),
     "not-measured": (
         "NOT MEASURED",
-        "There is no number, or one that means nothing, such as a task on which the reference itself is never right.",
+        "There is no number, or a meaningless one, such as on a task where the reference itself is never right.",
     ),
     "reference": (
         "reference",
@@ -165,7 +212,7 @@ WORDS: dict[str, tuple[str, str]] = {
     ),
     "floor": (
         "noise floor",
-        "The reference held against its own repeat: how much differs where nothing was changed.",
+        "The reference compared with its own repeat: what differs where nothing was changed.",
     ),
     "change": (
         "change",
@@ -185,7 +232,7 @@ WORDS: dict[str, tuple[str, str]] = {
     ),
     "flipped": (
         "flipped",
-        "Right on one side only. Equal scores hide flips, for losses and gains cancel out.",
+        "Right on one side only. Equal scores can hide flips: losses and gains cancel out.",
     ),
     "bc": (
         "b/c",
@@ -209,7 +256,7 @@ WORDS: dict[str, tuple[str, str]] = {
     ),
     "needed": (
         "needed",
-        "Pairs with which a checkpoint that loses nothing would pass, 4 times in 5; none where it surely loses something.",
+        "Pairs with which a checkpoint that loses nothing would pass 4 times in 5; none where a loss is certain.",
     ),
     "kl": (
         "KL",
@@ -218,7 +265,7 @@ WORDS: dict[str, tuple[str, str]] = {
     ),
     "top1": (
         "top-1 agreement",
-        "Share of positions where both think the same token most likely.",
+        "Share of positions where both rank the same token first.",
     ),
     "acceptance": (
         "accepted",
