@@ -131,7 +131,9 @@ FLOOR_IS_ZERO = "not defined: the floor is 0"
 NO_JOURNAL = "journal.db is not in the run's folder, so there are outcomes only"
 UNREADABLE_JOURNAL = "journal.db cannot be read ({error}), so there are outcomes only"
 NO_REPLIES = "journal.db holds no reply to these items, so there are outcomes only"
-NO_TRAJECTORIES = "{folder}/ of the run's folder holds no graded trajectory of SWE-bench, so of it there are outcomes only"
+NO_TRAJECTORIES = (
+    "{folder}/ of the run's folder holds no trajectory of SWE-bench that was graded, so of it there are outcomes only"
+)
 WEIGHT_ERROR = (
     "Methods that use calibration text (GPTQ, AWQ) minimise the error of a layer's output, so their weight error may be "
     "larger and the checkpoint better."

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from html import unescape
@@ -14,13 +15,17 @@ from typing import Any
 
 import jsonschema
 import pytest
+from command_line import Run
 from pages import Page
 from synthetic_run import make_run
+from typer.main import get_command
 
+from assay import cli
 from assay.errors import AssayError
 from assay.records.choice.record import Cell, Choice, Pick, Quality, Setup
 from assay.records.measurement import Measurement
 from assay.records.speed import NotMeasured, SpeedRecord, SpeedRepeat, SpeedRow
+from assay.records.verdict import GateReport
 from assay_reports.choice import choice_words
 from assay_reports.json_schema import report_schema
 from assay_reports.numbers import build_report
@@ -80,6 +85,41 @@ def test_it_answers_which_why_and_what_next(sample: Report) -> None:
     assert (
         "Kernels: nvfp4a16, auto-4.5bpw, w4a16 and w4a16-gptq ran emulated; the scores are the number format's" in first.unknown
     )
+
+
+def commands_of(run_dir: Path) -> list[str]:
+    write_report(run_dir)
+    steps = first_screen(build_report(load_run(run_dir))).steps
+    return [step.command for step in steps if step.command is not None]
+
+
+def test_every_command_of_the_page_works_in_the_folder_of_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
+) -> None:
+    run_dir = make_run(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    program: Any = get_command(cli.app)
+    (run_dir / "gates.json").rename(tmp_path / "gates.json")
+    assert commands_of(run_dir) == ["assay gate tiny-glm", "assay speed tiny-glm"]
+    assert run("gate", "tiny-glm")[0] in (0, 1) and (run_dir / "gates.json").is_file()
+    gates = GateReport.load(run_dir / "gates.json")
+    gates.model_copy(update={"overall": {**gates.overall, "w4a16": "FAIL"}}).save(run_dir / "gates.json")
+    locate, speed = commands_of(run_dir)
+    assert locate == "assay locate tiny-glm/fp8/checkpoint tiny-glm/w4a16/checkpoint" and speed == "assay speed tiny-glm"
+    for command in (locate, speed):
+        _, name, *words = shlex.split(command)
+        program.commands[name].make_context(name, words)
+        assert all(Path(word).is_dir() for word in words)
+    SpeedRecord(rows=(speed_row("w4a16", 1, 80.0),)).save(run_dir / "speed.json")
+    assert commands_of(run_dir) == [locate, "assay choose tiny-glm"]
+    assert run("choose", "tiny-glm")[0] in (0, 1) and (run_dir / "choice.json").is_file()
+
+
+def test_no_command_is_proposed_for_what_is_not_there(sample: Report) -> None:
+    """Of servers alone no folder is known: neither `locate` nor `speed` could read one."""
+    unknown = {"share_of_reference": None, "checkpoint_bytes": None, "folder": None}
+    rows = tuple(row.model_copy(update=unknown) for row in two_losses(sample).rows)
+    assert {step.command for step in first_screen(small_changes(sample, rows=rows)).steps} == {None}
 
 
 def test_a_serving_that_is_at_fault_is_to_be_mended_first(sample: Report) -> None:
