@@ -230,7 +230,7 @@ def _in_language(task: TaskResult, language: str) -> TaskResult:
 
 def flips(reference: Measurement, measurement: Measurement, level: float) -> tuple[TaskFlips, ...]:
     """Of every task that both were scored on: replies to the same item and sample that came on both sides."""
-    found = []
+    flipped = []
     for task in measurement.tasks:
         if (other := find_task(reference, task.task)) is None:
             continue
@@ -239,7 +239,7 @@ def flips(reference: Measurement, measurement: Measurement, level: float) -> tup
             (known[key], item) for item in task.items if item.correct is not None and (key := (item.item, item.sample)) in known
         ]
         if pairs:
-            found.append(
+            flipped.append(
                 TaskFlips(
                     task=task.task,
                     num_pairs=len(pairs),
@@ -256,7 +256,7 @@ def flips(reference: Measurement, measurement: Measurement, level: float) -> tup
                     ),
                 )
             )
-    return tuple(found)
+    return tuple(flipped)
 
 
 # ------------------------------------------------------------------------------------------------ divergence

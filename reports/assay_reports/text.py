@@ -210,8 +210,8 @@ def missing_part(suite: str, asked: bool, reasons: Iterable[str | None]) -> str:
     """Why no checkpoint of a run has a part of a report; `reasons`: what the measurements say, each once."""
     if not asked:
         return f"Not part of suite {suite}."
-    said = "; ".join(dict.fromkeys(reason for reason in reasons if reason))
-    return f"{NOT_MEASURED}: {said or 'no reason recorded'}."
+    listed = "; ".join(dict.fromkeys(reason for reason in reasons if reason))
+    return f"{NOT_MEASURED}: {listed or 'no reason recorded'}."
 
 
 def yes_no(value: bool | None) -> str:

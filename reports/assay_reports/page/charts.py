@@ -73,14 +73,14 @@ def deciding_gate(report: Report, row: Row) -> Decider | None:
     of its interval. None: not judged, or what decides has no limit and figure, such as probes or what was not measured."""
     deciders = []
     for verdict in report.verdicts:
-        seen, limit = verdict.observed, verdict.limit
+        observed, limit = verdict.observed, verdict.limit
         is_deciding = verdict.candidate == row.label and verdict.status == row.status and verdict.has_say
-        if not is_deciding or seen is None or limit is None or verdict.gate == "probes":
+        if not is_deciding or observed is None or limit is None or verdict.gate == "probes":
             continue
         zero = next((value for name, value in WITHOUT_LOSS.items() if name in verdict.gate), 0.0)
         if limit != zero:
-            low, value, high = ((end - zero) / (limit - zero) for end in (seen.low, seen.value, seen.high))
-            use = seen.model_copy(update={"low": min(low, high), "value": value, "high": max(low, high)})
+            low, value, high = ((end - zero) / (limit - zero) for end in (observed.low, observed.value, observed.high))
+            use = observed.model_copy(update={"low": min(low, high), "value": value, "high": max(low, high)})
             deciders.append(Decider(verdict, use))
     if row.status == "NOT MEASURED":
         return None
@@ -353,7 +353,7 @@ def courses(divergence: Divergence | None) -> list[tuple[str, list[Span]]]:
     """By kind of text; of records from before drift was, by position in the reply."""
     if divergence is None:
         return []
-    found: list[tuple[str, list[Span]]] = []
+    by_texts: list[tuple[str, list[Span]]] = []
     for of_texts in divergence.drift:
         if of_texts.texts in ("all", "held_out"):
             course = []
@@ -364,9 +364,9 @@ def courses(divergence: Divergence | None) -> list[tuple[str, list[Span]]]:
                     interval = span.kl_mean_interval
                     low, high = (interval.low, interval.high) if interval else (None, None)
                     course.append(Span(_middle(span.first, span.last), span.kl_mean, low, high, hint))
-            found.append((of_texts.texts, course))
-    if any(course for _, course in found):
-        return found
+            by_texts.append((of_texts.texts, course))
+    if any(course for _, course in by_texts):
+        return by_texts
     buckets = [bucket for bucket in divergence.by_position if bucket.kl_mean > SMALLEST_NATS]
     return [("all", [
         Span(_middle(bucket.first, bucket.last), bucket.kl_mean, None, None,

@@ -183,9 +183,9 @@ def _is_searched(file: LocalFile) -> bool:
 
 def _notes(run: Run, label: str, recipe: ModelRecipe | None) -> tuple[str, ...]:
     """What the repository will lack, in lines; none of it keeps it from being published."""
-    found = []
+    lines = []
     if find_licence(run.checkpoints[label], recipe) is None:
-        found.append("no licence is known: the card states none, though that of the source holds; add it on the hub")
+        lines.append("no licence is known: the card states none, though that of the source holds; add it on the hub")
     if base_model_of(run.plans[label], recipe) is None:
-        found.append("the source was a local folder: the card names no base_model; add it on the hub")
-    return tuple(found)
+        lines.append("the source was a local folder: the card names no base_model; add it on the hub")
+    return tuple(lines)
