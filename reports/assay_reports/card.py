@@ -2,33 +2,47 @@
 
 Written twice: right after quantizing (no score yet: it says NOT MEASURED), and again after every judgement; `assay publish`
 makes one more that names the repository. The manifest does not list it, so writing it changes no hash. A checkpoint may be
-measured in several runs: its card is about the last of them. Its parts are in `cards/`; each says nothing where its record is
-missing. The same records give the same bytes.
+measured in several runs: its card is about the last of them. Its parts are in `cards/`, its English in `sentences/card.py`
+and its template. The same records give the same bytes.
 """
 
 from __future__ import annotations
 
 import errno
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from assay.errors import AssayError
 from assay.records.base import write_text_atomically
-from assay.records.manifest import MANIFEST, Manifest
-from assay.records.measurement import Measurement
+from assay.records.manifest import MANIFEST
 from assay.records.plan import Plan
 from assay.records.run import CARD
-from assay_reports.cards import columns, metadata, serving, words
+from assay_reports.cards import columns, metadata, serving
 from assay_reports.cards.licence import find_licence
 from assay_reports.limits import find_limits
-from assay_reports.numbers import build_report, calibrated_in_words, plan_numbers, verification_numbers
+from assay_reports.numbers import build_report, describe_calibration, plan_numbers, verification_numbers
 from assay_reports.report import environment, why_none
 from assay_reports.run import Run, load_checkpoint, load_run
-from assay_reports.schema import Limit
+from assay_reports.schema import Limit, PlanNumbers, Report, RoleNumbers, Row
+from assay_reports.sentences import card as english
+from assay_reports.text import grouped, size
+
+READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""Whoever may not write into the folder of a checkpoint has left its card to somebody else."""
+NUM_LIMITS = 5
+FIRST_LIMITS = (
+    "unmeasured", "serving_faults", "gates_not_before", "not_measured", "truncation", "failures", "emulated",
+    "quantized_reference", "second_rounding", "speculation_off", "not_sampled", "non_finite", "verification_stale",
+    "external_server", "sample_sizes", "context_length", "languages", "no_load", "kinds_of_work", "generated_questions",
+    "nothing_scored_there",
+)  # fmt: skip
+"""Keys of `LIMITS` in the order in which they can change what somebody who deploys this checkpoint decides; others follow."""
 
 
+# ------------------------------------------------------------------------------------------------ writing
 def write_card(run_dir: Path, label: str) -> Path:
     """Write the card of the checkpoint that is called `label` in the run, from the run's records; its path.
 
@@ -46,12 +60,8 @@ def write_card(run_dir: Path, label: str) -> Path:
 def write_first_card(checkpoint: Path) -> None:
     """The card without scores, right after quantizing; a card of these very bytes that has scores stays."""
     run = load_checkpoint(checkpoint, checkpoint.name)
-    if measured_in(checkpoint, run.manifests[checkpoint.name].checkpoint_sha256) is None:
+    if _measured_in(checkpoint, run.manifests[checkpoint.name].checkpoint_sha256) is None:
         _write(run, checkpoint.name)
-
-
-READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
-"""Whoever may not write into the folder of a checkpoint has left its card to somebody else."""
 
 
 class Cards(NamedTuple):
@@ -73,10 +83,10 @@ def write_cards(run_dir: Path) -> Cards:
     cards = Cards([], [], [], [])
     for label in sorted(run.plans.keys() & run.manifests.keys()):
         path, manifest = run.checkpoints[label] / CARD, run.manifests[label]
-        there = measured_in(run.checkpoints[label], manifest.checkpoint_sha256)
-        ours = measurement_of(run, label, manifest)
-        if there is not None and (ours is None or there.started > ours.started):
-            cards.left.append(f"{path}: left as it is: it is about a later measurement, suite {there.suite} at {there.started}")
+        last = _measured_in(run.checkpoints[label], manifest.checkpoint_sha256)
+        measurement = run.measurement_of(label)
+        if last is not None and (measurement is None or last.started > measurement.started):
+            cards.left.append(f"{path}: left as it is: it is about a later measurement, suite {last.suite} at {last.started}")
             continue
         try:
             cards.written.append(_write(run, label))
@@ -108,26 +118,19 @@ class MeasuredIn(NamedTuple):
 _MEASURED = re.compile(r"<!-- assay: checkpoint ([0-9a-f]{64}), suite (\S+), measured (\S+) -->\s*\Z")
 
 
-def measured_in(checkpoint: Path, checkpoint_sha256: str) -> MeasuredIn | None:
+def _measured_in(checkpoint: Path, checkpoint_sha256: str) -> MeasuredIn | None:
     """Of the card that lies there. None: it has no scores, or those of another checkpoint."""
     path = checkpoint / CARD
-    found = _MEASURED.search(path.read_text(encoding="utf-8", errors="replace")) if path.is_file() else None
-    return MeasuredIn(found[2], found[3]) if found and found[1] == checkpoint_sha256 else None
+    match = _MEASURED.search(path.read_text(encoding="utf-8", errors="replace")) if path.is_file() else None
+    return MeasuredIn(match[2], match[3]) if match and match[1] == checkpoint_sha256 else None
 
 
+# ------------------------------------------------------------------------------------------------ rendering
 class Card(NamedTuple):
     """eval_results: text of `.eval_results/assay.yaml`; None: no score is one of a benchmark of the hub."""
 
     text: str
     eval_results: str | None
-
-
-def _calibration(run: Run, label: str, plan: Plan) -> str:
-    """What text had a part in the weights or in stored scales."""
-    seen = run.calibrations.get(label)
-    of_scales = None if seen is None else f"scales on {seen.num_tokens:,} tokens of text"
-    said = [one for one in (calibrated_in_words(plan), of_scales) if one is not None]
-    return "; ".join(said) or str(plan.precision_recipe.get("calibration") or "unknown")
 
 
 def render_card(run: Run, label: str, checkpoint: Path) -> str:
@@ -138,7 +141,7 @@ def render_card(run: Run, label: str, checkpoint: Path) -> str:
 def render(run: Run, label: str, checkpoint: Path, *, repo: str | None = None) -> Card:
     """The card, from the run's records. repo: `owner/name`, where it is published; None: it stays in its folder."""
     plan, manifest = run.plans[label], run.manifests[label]
-    measured = measurement_of(run, label, manifest)
+    measured = run.measurement_of(label)
     report = build_report(run) if measured is not None and run.reference is not None else None
     row = next((row for row in report.rows if row.label == label), None) if report else None
     measured = measured if row else None
@@ -147,22 +150,23 @@ def render(run: Run, label: str, checkpoint: Path, *, repo: str | None = None) -
     licence = find_licence(checkpoint, recipe)
     verification = run.verifications.get(label)
     verification = verification if verification and verification.checkpoint_sha256 == manifest.checkpoint_sha256 else None
-    beside = columns.find_columns(report, label, manifest.checkpoint_sha256, plan.bytes_out)
-    instead = words.what_instead(report, row) if report and row else None
+    shown_columns = columns.find_columns(report, label, manifest.checkpoint_sha256, plan.bytes_out)
+    instead = _instead(report, row) if report and row else None
     emulated = bool(measured and measured.fingerprint.emulated)
     numbers = plan_numbers(plan)
-    limits = _limits(run, _about(run, label)) if row else ()
-    first = words.first_limits(limits)
-    place = repo or serving.FOLDER
+    limits = _limits(run, label) if row else []
     text = (
         environment(html=False)
         .get_template("card.md.j2")
         .render(
             metadata=metadata.card_metadata(plan, row, report, base_model, licence, repo).to_yaml(),
-            sentence=words.plain_sentence(plan, base_model, row, report, instead, emulated),
+            sentence=english.WHAT.format(
+                model=base_model or plan.model, precision=plan.precision, before=size(plan.bytes_in),
+                after=size(plan.bytes_out), trust=_trust(row, report, instead, emulated),
+            ),
             plan=plan,
             numbers=numbers,
-            treated=words.what_was_kept(plan, numbers),
+            treated=_treated(plan, numbers),
             manifest=manifest,
             calibration=_calibration(run, label, plan),
             row=row,
@@ -172,50 +176,119 @@ def render(run: Run, label: str, checkpoint: Path, *, repo: str | None = None) -
             verification=verification_numbers(label, verification, measured) if verification else None,
             base_model=base_model,
             command=serving.serve_command(
-                measured.fingerprint if measured else None, recipe, has_mtp=plan.keeps_mtp, place=place
+                measured.fingerprint if measured else None, recipe, has_mtp=plan.keeps_mtp, place=repo or serving.FOLDER
             ),
             variables=serving.environment_words(measured.fingerprint) if measured and not emulated else "",
             hardware=serving.served_on(measured.fingerprint) if measured else "",
             emulated=emulated,
-            columns=beside,
-            lines=columns.table(beside, report, run.speed),
-            sampling=words.sampling_of(report) if report else (),
-            instead=instead,
-            limits=first,
-            num_more_limits=len(limits) - len(first),
+            columns=shown_columns,
+            lines=columns.table(shown_columns, report, run.speed),
+            sampling=_sampling(report) if report else (),
+            floor=next((other for other in report.rows if other.kind == "noise floor"), None) if report else None,
+            limits=limits[:NUM_LIMITS],
+            num_more_limits=max(0, len(limits) - NUM_LIMITS),
             no_divergence=why_none(report, "divergence", [row]) if report and row else "",
             no_acceptance=why_none(report, "acceptance", [row]) if report and row else "",
             licence=licence,
             reproduction=serving.reproduction(plan, base_model, measured, report),
             repo=repo,
-            deployments=[one for one in run.deployments if one.label == label and one.outcome != "NOT MEASURED"] if row else [],
+            deployments=[
+                record for record in run.deployments if record.label == label and record.outcome != "NOT MEASURED"
+            ] if row else [],
         )
-    )
-    found = metadata.eval_results(row, report, measured, repo) if row and report and measured else None
-    return Card(text, found)
+    )  # fmt: skip
+    results = metadata.eval_results(row, report, measured, repo) if row and report and measured else None
+    return Card(text, results)
 
 
-def _about(run: Run, label: str) -> Run:
-    """The run as if this checkpoint were its only candidate: a card does not list what happened to others."""
+def _limits(run: Run, label: str) -> list[Limit]:
+    """Of the run as if this checkpoint were its only candidate, those first that matter most to who deploys it; how far a
+    quantized reference is from the source is said by the whole run."""
     kept = tuple(m for m in run.measurements if m.label == label or m.is_reference or m.is_noise_floor)
-    hashes = {m.label for m in kept}
-    return replace(
+    labels = {m.label for m in kept}
+    alone = replace(
         run,
         measurements=kept,
         plans={name: plan for name, plan in run.plans.items() if name == label},
-        verifications={name: found for name, found in run.verifications.items() if name == label},
-        probes=tuple(one for one in run.probes if one.label in hashes),
-        deployments=tuple(one for one in run.deployments if one.label == label),
-        old_deployments=tuple(one for one in run.old_deployments if one.label == label),
+        verifications={name: record for name, record in run.verifications.items() if name == label},
+        probes=tuple(probes for probes in run.probes if probes.label in labels),
+        deployments=tuple(record for record in run.deployments if record.label == label),
+        old_deployments=tuple(record for record in run.old_deployments if record.label == label),
+    )
+    whole = {limit.key: limit for limit in find_limits(run)}
+    order = {key: number for number, key in enumerate(FIRST_LIMITS)}
+    limits = [whole[limit.key] if limit.key == "quantized_reference" else limit for limit in find_limits(alone)]
+    return sorted(limits, key=lambda limit: order.get(limit.key, len(order)))
+
+
+# ------------------------------------------------------------------------------------------------ sentences
+def _trust(row: Row | None, report: Report | None, instead: str | None, emulated: bool) -> str:
+    """How far it may be trusted, in a clause without a number that needs a definition."""
+    if row is None or report is None:
+        return english.NOBODY_MEASURED
+    if row.kind == "reference":
+        return english.REFERENCE
+    templates = {"PASS": english.PASS, "FAIL": english.FAIL, "UNDERPOWERED": english.UNDERPOWERED}
+    return templates.get(row.status or "", english.NO_VERDICT).format(
+        reference=report.reference,
+        limits=english.LIMITS_BEFORE if report.gates_chosen == "before the run" else english.LIMITS,
+        suite=report.suite,
+        served=english.AS_EMULATED if emulated else english.AS_SERVED,
+        instead=instead,
     )
 
 
-def _limits(run: Run, own: Run) -> tuple[Limit, ...]:
-    """Those of this checkpoint; how far a quantized reference is from the source is said by the whole run."""
-    whole = {limit.key: limit for limit in find_limits(run)}
-    return tuple(whole[one.key] if one.key == "quantized_reference" else one for one in find_limits(own))
+def _instead(report: Report, row: Row) -> str | None:
+    """What to use where this checkpoint did not pass: the smallest that did, and the reference. None: it passed."""
+    if row.kind != "candidate" or row.status == "PASS":
+        return None
+    passed = [other for other in report.rows if other.kind == "candidate" and other.status == "PASS" and other.checkpoint_bytes]
+    smallest = min(passed, key=lambda other: other.checkpoint_bytes or 0, default=None)
+    if smallest is None:
+        return english.NOTHING_PASSED.format(reference=report.reference)
+    return english.SMALLEST_THAT_PASSED.format(
+        label=smallest.label, size=size(smallest.checkpoint_bytes), reference=report.reference
+    )
 
 
-def measurement_of(run: Run, label: str, manifest: Manifest) -> Measurement | None:
-    """The measurement of these very bytes: one of an older checkpoint with this name does not count."""
-    return next((m for m in run.measurements if m.label == label and m.checkpoint_sha256 == manifest.checkpoint_sha256), None)
+class Treated(NamedTuple):
+    """A role of a plan, and the reason for which it was kept, if it was."""
+
+    role: RoleNumbers
+    reason: str
+
+
+def _treated(plan: Plan, numbers: PlanNumbers) -> list[Treated]:
+    """Roles in the plan's order of size."""
+    quantized = {tensor.role for tensor in plan.tensors if tensor.action == "quantize"}
+    treated = []
+    for role in numbers.roles:
+        reason = english.NOT_QUANTIZED.get(role.role, english.RECIPE_KEEPS)
+        if role.what.startswith(("quantized", "scales")):
+            reason = ""
+        elif role.what == "dropped":
+            reason = english.LEFT_OUT
+        elif role.role in quantized:
+            reason = english.SINGLE_TENSORS
+        treated.append(Treated(role, reason))
+    return treated
+
+
+def _calibration(run: Run, label: str, plan: Plan) -> str:
+    """What text had a part in the weights or in stored scales."""
+    record = run.calibrations.get(label)
+    scales = None if record is None else english.SCALES.format(tokens=record.num_tokens)
+    parts = [part for part in (describe_calibration(plan), scales) if part is not None]
+    return "; ".join(parts) or str(plan.precision_recipe.get("calibration") or english.UNKNOWN_CALIBRATION)
+
+
+def _sampling(report: Report) -> Sequence[str]:
+    """`temperature 1, top_p 0.95: gsm8k, aime`: how the suite asked, tasks of one kind together."""
+    how_asked = []
+    for task in report.suite_recipe.get("tasks", ()):
+        how = english.GREEDY
+        if temperature := task.get("temperature", 0.0):
+            how = english.SAMPLED.format(temperature=temperature, top_p=task.get("top_p", 1.0))
+            how += english.TOP_K.format(top_k=task["top_k"]) if task.get("top_k", -1) != -1 else ""
+        how_asked.append((how, task["name"]))
+    return [english.SAMPLING.format(how=how, tasks=", ".join(names)) for how, names in grouped(how_asked).items()]

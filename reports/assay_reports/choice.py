@@ -1,27 +1,14 @@
-"""What the page says of a choice (`RUN/choice.json`, which `assay choose` writes): the record, in sentences."""
+"""What the page says of a choice (`RUN/choice.json`, which `assay choose` writes). Its English is in `sentences/choice.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
-from assay.quantities import percent_of_events
-from assay.records.base import Part
-from assay.records.choice.record import Cell, Choice, Pick, Quality
-
-
-class ChoiceWords(Part):
-    """What was recommended, in sentences."""
-
-    sentence: str
-    """The recommendation: `Deploy w4a16 with MTP up to about 20 streams, then nvfp4`."""
-    picks: tuple[str, ...] = ()
-    """One for each operating point."""
-    reasons: tuple[str, ...] = ()
-    """What was within the noise, what else may be chosen and has no speed, what would change if something undecided passed."""
-    not_known: tuple[str, ...] = ()
-    """What was missing or predicted."""
-    next_steps: tuple[str, ...] = ()
-
+from assay.quantities import capital, percent_of_events
+from assay.records.choice.record import Cell, Choice, Pick
+from assay_reports.schema import ChoiceWords
+from assay_reports.sentences import choice as english
+from assay_reports.text import and_list, count_of, grouped
 
 MOST_LINES = 4
 """Of what is not known, on the first screen; the rest is counted."""
@@ -29,88 +16,83 @@ MOST_LINES = 4
 
 def choice_words(record: Choice, undecided: Collection[str] = ()) -> ChoiceWords:
     """undecided: checkpoints of which the page says by itself what would decide them."""
-    speeds = {(cell.setup, cell.concurrency): cell for cell in record.cells}
+    cells = {(cell.setup, cell.concurrency): cell for cell in record.cells}
+    unknown = [english.QUALITY_ASSUMED] if record.quality_assumed else []
+    unknown += [] if record.noise is None else [english.NOISE.format(noise=record.noise)]
+    unknown += [] if record.origin == "measured" else [english.SPEEDS_FROM_ELSEWHERE.format(origin=record.origin)]
+    missing = [*_missing(record), *record.refused, *record.set_aside]
+    if len(missing) > MOST_LINES:
+        missing = [*missing[:MOST_LINES], english.MORE.format(number=len(missing) - MOST_LINES)]
     return ChoiceWords(
         sentence=_sentence(record),
-        picks=tuple(_pick(one, speeds) for one in record.picks),
-        reasons=(*_capitals(record.within_noise), *_without_speed(record), *record.if_passed[:MOST_LINES]),
-        not_known=(*_unknown(record), *_few([*_missing(record), *record.refused, *record.set_aside])),
+        picks=tuple(_pick(pick, cells) for pick in record.picks),
+        reasons=(*map(capital, record.within_noise), *_without_speed(record), *record.if_passed[:MOST_LINES]),
+        not_known=(*unknown, *missing),
         next_steps=tuple(
-            f"To decide whether {one.checkpoint} may be chosen, {line if line.startswith('measure ') else f'run {line}'}"
-            for one in record.quality
-            if one.checkpoint not in undecided
-            for line in one.to_run
+            english.TO_DECIDE.format(
+                checkpoint=quality.checkpoint,
+                action=line if line.startswith("measure ") else english.RUN.format(what=line),
+            )
+            for quality in record.quality
+            if quality.checkpoint not in undecided
+            for line in quality.to_run
         ),
     )
 
 
 def _sentence(record: Choice) -> str:
     """Words that stand before a recommendation (`predicted, not measured: `) stay before it; nothing cannot be deployed."""
-    is_none = record.recommendation.startswith("nothing ")
-    if record.quality_assumed or record.origin == "predicted" or is_none or all(pick.setup is None for pick in record.picks):
-        return record.recommendation[:1].upper() + record.recommendation[1:]
-    return f"Deploy {record.recommendation}"
+    is_none = record.recommendation.startswith("nothing ") or all(pick.setup is None for pick in record.picks)
+    if record.quality_assumed or record.origin == "predicted" or is_none:
+        return capital(record.recommendation)
+    return english.DEPLOY.format(recommendation=record.recommendation)
 
 
-def _pick(one: Pick, cells: dict[tuple[str, int], Cell]) -> str:
+def _pick(pick: Pick, cells: dict[tuple[str, int], Cell]) -> str:
     """`At 8 streams: w4a16 with MTP, 495.7 tokens/s measured, 488 expected (best with a chance of 93 %)`"""
-    at = f"At {one.concurrency} {'stream' if one.concurrency == 1 else 'streams'}"
-    if one.setup is None:
-        return f"{at}: none, {one.why_none or 'nothing is known'}"
-    cell = cells.get((one.setup, one.concurrency))
-    speed = "" if cell is None or cell.output_tokens_s is None else f", {cell.output_tokens_s:,.1f} tokens/s"
-    if speed and cell is not None and cell.state != "predicted" and (expected := one.expected_tokens_s) is not None:
-        speed += f" {cell.state}, {expected.value:,.4g} expected"
-    chance = one.chance_best
-    sure = "" if chance is None else f" (best with a chance of {percent_of_events(chance)})"
-    return f"{at}: {one.setup}{speed}{sure}"
+    streams = count_of(pick.concurrency, "stream")
+    if pick.setup is None:
+        return english.NO_PICK.format(streams=streams, reason=pick.why_none or english.NOTHING_KNOWN)
+    cell, speed = cells.get((pick.setup, pick.concurrency)), ""
+    if cell is not None and cell.output_tokens_s is not None:
+        speed = english.PICK_SPEED.format(speed=f"{cell.output_tokens_s:,.1f}")
+        if cell.state != "predicted" and (expected := pick.expected_tokens_s) is not None:
+            speed += english.PICK_EXPECTED.format(state=cell.state, expected=f"{expected.value:,.4g}")
+    chance = pick.chance_best
+    sure = "" if chance is None else english.PICK_CHANCE.format(chance=percent_of_events(chance))
+    return english.PICK.format(streams=streams, setup=pick.setup, speed=speed, chance=sure)
 
 
 def _without_speed(record: Choice) -> list[str]:
     """Who may be chosen and is not, because nobody knows how fast it is: the recommendation was made without it."""
-    with_speed = {setup.checkpoint for setup in record.setups}
-    others = [one for one in record.quality if one.may_be_chosen and one.checkpoint not in with_speed]
+    with_speed = sorted({setup.checkpoint for setup in record.setups})
+    others = [
+        english.WITH_QUALITY.format(
+            checkpoint=quality.checkpoint,
+            quality=english.THE_REFERENCE if quality.word == "REFERENCE" else quality.word,
+        )
+        for quality in record.quality
+        if quality.may_be_chosen and quality.checkpoint not in with_speed
+    ]
     if not others:
         return []
-    names = and_([f"{one.checkpoint} ({_quality(one)})" for one in others])
-    chosen = and_(sorted(with_speed)) or "nothing"
-    return [f"Chosen among the speeds of {chosen} alone: {names} could be deployed too, with a speed that is not known"]
-
-
-def _capitals(clauses: Iterable[str]) -> list[str]:
-    return [clause[:1].upper() + clause[1:] for clause in clauses]
-
-
-def _quality(one: Quality) -> str:
-    return "the reference" if one.word == "REFERENCE" else one.word
-
-
-def and_(names: list[str]) -> str:
-    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
-
-
-def _unknown(record: Choice) -> list[str]:
-    noise = [] if record.noise is None else [f"Ranges and chances of speeds: {record.noise}"]
-    assumed = ["Quality was assumed: nobody measured that these checkpoints answer like the reference"]
-    said = assumed if record.quality_assumed else []
-    return said + noise + ([f"The speeds are {record.origin}, not measured here"] if record.origin != "measured" else [])
+    return [english.WITHOUT_SPEED.format(chosen=and_list(with_speed) or english.NOTHING, others=and_list(others))]
 
 
 def _missing(record: Choice) -> list[str]:
-    """Setups without a number, each with the numbers of streams, if they are not all, and why."""
-    found: dict[tuple[str, str], list[int]] = {}
-    for one in record.cells:
-        if one.state == "missing" or (one.state == "predicted" and record.origin != "predicted"):
-            why = one.why or "no row" if one.state == "missing" else f"only predicted, by {one.source or 'nobody says whom'}"
-            found.setdefault((one.setup, why), []).append(one.concurrency)
-    same: dict[tuple[str, str], list[str]] = {}
-    for (setup, why), streams in found.items():
-        every = set(streams) == set(record.concurrency)
-        at = "" if every else f" at {', '.join(map(str, streams))} stream{'s' * (streams != [1])}"
-        same.setdefault((at, why), []).append(setup)
-    return [f"Speed of {and_(setups)}{at}: {why}" for (at, why), setups in same.items()]
-
-
-def _few(lines: list[str]) -> list[str]:
-    more = len(lines) - MOST_LINES
-    return [*lines[:MOST_LINES], f"{more} more things that `assay choose` lists"] if more > 0 else lines
+    """Setups without a number, each with the numbers of streams, if they are not all, and the reason."""
+    gaps = []
+    for cell in record.cells:
+        if cell.state == "missing":
+            gaps.append(((cell.setup, cell.why or english.NO_ROW), cell.concurrency))
+        elif cell.state == "predicted" and record.origin != "predicted":
+            reason = english.ONLY_PREDICTED.format(source=cell.source or english.NOBODY_SAYS)
+            gaps.append(((cell.setup, reason), cell.concurrency))
+    lines = []
+    for (setup, reason), streams in grouped(gaps).items():
+        noun, numbers = "stream" if streams == [1] else "streams", ", ".join(map(str, streams))
+        is_everywhere = set(streams) == set(record.concurrency)
+        lines.append((("" if is_everywhere else english.MISSING_AT.format(streams=numbers, noun=noun), reason), setup))
+    return [
+        english.MISSING.format(setups=and_list(setups), at=at, reason=reason) for (at, reason), setups in grouped(lines).items()
+    ]

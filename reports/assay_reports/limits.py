@@ -1,8 +1,8 @@
-"""Honest limits: what the records of a run do *not* show, each found by looking at them.
+"""Limits: what the records of a run do *not* show, each found by looking at them.
 
 A limit is a function `Run -> sentence or None`; it speaks only while its condition holds in the records, and never from
 goodwill. `LIMITS` is the order in which a reader meets them: first what weakens the numbers that are there, then what is
-missing altogether.
+missing altogether. Their English is in `sentences/limits.py`.
 """
 
 from __future__ import annotations
@@ -11,58 +11,81 @@ import math
 from collections.abc import Callable, Iterable
 from statistics import NormalDist
 
-from assay.quantities import percent_of_events, percent_short, points
+from assay.quantities import capital, percent_of_events, percent_short, points
 from assay.records.divergence import FEWEST_TEXTS
-from assay.records.measurement import ItemResult, Measurement, TaskResult, Truncation
+from assay.records.measurement import ItemResult, Measurement, TaskResult
+from assay.records.probe import find_probes
+from assay.records.speed import SpeedRow
 from assay_evaluate.statistics.item_pairs import find_task, pair_items
-from assay_reports.deployment_limits import deployments_left_out, nothing_scored_there
-from assay_reports.probe_limits import no_load, probes_not_judged, probes_not_run, rare_faults
+from assay_evaluate.statistics.rates import TYPICAL_FAULT, trials_needed
 from assay_reports.run import UNQUANTIZED_LABELS, Run
 from assay_reports.schema import Limit
-from assay_reports.serving_limits import serving_faults, serving_not_looked_at
-from assay_reports.speed_limits import (
-    choice_outdated,
-    speed_conditions,
-    speed_from_elsewhere,
-    speed_outdated,
-    speed_unmeasured,
-)
+from assay_reports.sentences import limits as english
+from assay_reports.text import and_list, count_of, grouped
 
 GENERATED_KINDS = ("arithmetic", "needle", "tools")
-
-
 E8M0 = "VLLM_USE_DEEP_GEMM_E8M0"
 
 
 def find_limits(run: Run) -> tuple[Limit, ...]:
     """Every limit whose condition holds, in the order of `LIMITS`."""
-    found = ((key, function(run)) for key, function in LIMITS.items())
-    return tuple(Limit(key=key, text=text) for key, text in found if text is not None)
+    texts = ((key, function(run)) for key, function in LIMITS.items())
+    return tuple(Limit(key=key, text=text) for key, text in texts if text is not None)
+
+
+def _with_entries(template: str, entries: Iterable[str]) -> str | None:
+    """None: there is no entry."""
+    joined = "; ".join(entries)
+    return template.format(entries=joined) if joined else None
+
+
+def _with_labels(template: str, measurements: Iterable[Measurement]) -> str | None:
+    """None: there is no measurement."""
+    labels = [m.label for m in measurements]
+    return template.format(labels=and_list(labels)) if labels else None
 
 
 # ------------------------------------------------------------------------------------------------ nothing there at all
 def unmeasured(run: Run) -> str | None:
-    if run.measurements:
-        return None
-    return "Nothing was measured: there is no score, no divergence and no verdict for any checkpoint of this run."
+    return None if run.measurements else english.UNMEASURED
 
 
 def not_measured(run: Run) -> str | None:
-    found: dict[tuple[str, str], list[str]] = {}
+    gaps = []
     for m in run.measurements:
-        for what, why in sorted(m.not_measured.items()):
-            found.setdefault((what, why), []).append(m.label)
-        for task in m.tasks:
-            if task.accuracy is None and task.task not in m.not_measured:
-                found.setdefault((task.task, task.note or "no reason recorded"), []).append(m.label)
-    gaps = [f"{what} of {_and(labels)} ({why})" for (what, why), labels in found.items()]
-    return f"Asked for and not measured: {'; '.join(gaps)}." if gaps else None
+        gaps += [((what, reason), m.label) for what, reason in sorted(m.not_measured.items())]
+        gaps += [
+            ((task.task, task.note or english.NO_REASON), m.label)
+            for task in m.tasks
+            if task.accuracy is None and task.task not in m.not_measured
+        ]
+    return _with_entries(
+        english.NOT_MEASURED,
+        (
+            english.NOT_MEASURED_ENTRY.format(what=what, labels=and_list(labels), reason=reason)
+            for (what, reason), labels in grouped(gaps).items()
+        ),
+    )
 
 
 def gates_not_before(run: Run) -> str | None:
     """Who chooses the limits after the scores are known can let anything pass."""
     late = run.gates.late if run.gates is not None else None
-    return f"{late[0].upper()}{late[1:]}." if late else None
+    return english.GATES_NOT_BEFORE.format(late=capital(late)) if late else None
+
+
+def serving_faults(run: Run) -> str | None:
+    """Every finding, once: of the reference it stands in every candidate's verdicts."""
+    findings = () if run.gates is None else run.gates.serving
+    return _with_entries(english.SERVING_FAULTS, dict.fromkeys(f"{finding.task} ({finding.clause})" for finding in findings))
+
+
+def serving_not_looked_at(run: Run) -> str | None:
+    """Of records from before replies kept what they say of their serving."""
+    if run.gates is None or not run.gates.not_looked_at:
+        return None
+    rules = dict.fromkeys(rule for rules in run.gates.not_looked_at.values() for rule in rules)
+    return english.SERVING_NOT_LOOKED_AT.format(labels=", ".join(run.gates.not_looked_at), rules=", ".join(rules))
 
 
 # ------------------------------------------------------------------------------------------------ how sure the scores are
@@ -70,18 +93,28 @@ def sample_sizes(run: Run) -> str | None:
     reference = run.reference
     if reference is None:
         return None
-    parts = []
+    entries = []
     for task in reference.tasks:
-        effects = [effect for candidate in run.candidates if (effect := _detectable(task, candidate)) is not None]
+        pairs = [pair_items(task, other) for m in run.candidates if (other := find_task(m, task.task)) is not None]
+        effects = [(len(set(pair.items)), pair.detectable()) for pair in pairs if pair.n]
         if effects:
-            n, smallest = max(effects, key=lambda found: found[1])
-            parts.append(f"{task.task}: {n} paired items, {_missed(task, reference.label, smallest)}")
-    return f"Sample sizes (of the worst candidate): {'; '.join(parts)}." if parts else None
+            num_items, effect = max(effects, key=lambda entry: entry[1])
+            missed = _missed(task, reference.label, effect)
+            entries.append(english.SAMPLE_SIZE.format(task=task.task, num_items=num_items, missed=missed))
+    return _with_entries(english.SAMPLE_SIZES, entries)
+
+
+def _missed(task: TaskResult, reference: str, effect: float) -> str:
+    """Which loss goes unnoticed; any, where the reference has less than that to lose."""
+    score = None if task.accuracy is None else task.accuracy.value
+    if score is not None and score - (task.chance or 0.0) < effect:
+        return english.NO_LOSS_SEEN.format(reference=reference, score=percent_short(score))
+    return english.LOSS_MISSED.format(points=points(effect))
 
 
 def selection(run: Run) -> str | None:
     """What comparing several candidates does to the one that looks best. None: there is one, or none was scored."""
-    labels, reference = [one.label for one in run.candidates], run.reference
+    labels, reference = [m.label for m in run.candidates], run.reference
     if len(labels) < 2 or reference is None or run.gates is None:
         return None
     drops = [
@@ -94,10 +127,8 @@ def selection(run: Run) -> str | None:
     errors = sorted((drop.high - drop.low) / 2 / NormalDist().inv_cdf(0.5 + drop.level / 2) for drop in drops)
     middle, number = errors[len(errors) // 2] / math.sqrt(2), len(labels)  # they share the reference's replies: half of it
     alpha = (1 - drops[0].level) / 2
-    return (
-        f"{number} candidates were compared. If all were alike, the one that looks best on a task would look "
-        f"{points(best_of(number) * middle)} points too good there (the middle of all tasks and candidates), and one of "
-        f"{number} that each lost the margin would pass in up to {percent_short(min(1.0, number * alpha))}."
+    return english.SELECTION.format(
+        number=number, points=points(best_of(number) * middle), share=percent_short(min(1.0, number * alpha))
     )
 
 
@@ -107,22 +138,6 @@ def best_of(number: int) -> float:
     return sum(NormalDist().inv_cdf(((step + 0.5) / steps) ** (1 / number)) for step in range(steps)) / steps
 
 
-def _missed(task: TaskResult, reference: str, effect: float) -> str:
-    """Which loss goes unnoticed; any, where the reference has less than that to lose."""
-    score = None if task.accuracy is None else task.accuracy.value
-    if score is not None and score - (task.chance or 0.0) < effect:
-        return f"no loss can be seen, for {reference} is right in {percent_short(score)} itself"
-    return f"a loss of {points(effect)} points is missed 1 time in 5"
-
-
-def _detectable(reference: TaskResult, candidate: Measurement) -> tuple[int, float] | None:
-    task = find_task(candidate, reference.task)
-    pairs = pair_items(reference, task) if task is not None else None
-    if pairs is None or pairs.n == 0:
-        return None
-    return len(set(pairs.items)), pairs.detectable()
-
-
 def one_seed(run: Run) -> str | None:
     scored = [task for m in run.measurements for task in m.tasks if task.accuracy is not None]
     once = list(dict.fromkeys(task.task for task in scored if task.num_samples == 1))
@@ -130,62 +145,60 @@ def one_seed(run: Run) -> str | None:
         return None
     is_all = all(task.num_samples == 1 for task in scored)
     seeds = sorted({str(m.suite_recipe.get("seed")) for m in run.measurements})
-    item = "each item" if is_all else f"each item of {_and(once)}"
-    return (
-        f"Each checkpoint answered {item} once (seed {', '.join(seeds)}): the intervals cover other items and other replies "
-        "to them, but nothing that all replies of a run share, such as a fault of the server."
-    )
+    items = english.EACH_ITEM if is_all else english.EACH_ITEM_OF.format(tasks=and_list(once))
+    return english.ONE_SEED.format(items=items, seeds=", ".join(seeds))
 
 
 def which_items(run: Run) -> str | None:
     """None: no score was judged, or before verdicts recorded it."""
-    scores = [] if run.gates is None else [one for one in run.gates.verdicts if one.estimand is not None]
-    names = {one.gate: one.title or one.gate.removeprefix("score ") for one in scores}
-    these = list(dict.fromkeys(names[one.gate] for one in scores if one.estimand == "these_items"))
-    of_clusters = list(dict.fromkeys(names[one.gate] for one in scores if one.estimand == "these_clusters"))
+    scores = [] if run.gates is None else [v for v in run.gates.verdicts if v.estimand is not None]
+    names = {v.gate: v.title or v.gate.removeprefix("score ") for v in scores}
+    these = list(dict.fromkeys(names[v.gate] for v in scores if v.estimand == "these_items"))
+    of_clusters = list(dict.fromkeys(names[v.gate] for v in scores if v.estimand == "these_clusters"))
     such = list(dict.fromkeys(name for name in names.values() if name not in {*these, *of_clusters}))
     if not (these or of_clusters):
-        return "Intervals of score changes are for questions like these, and other replies to them." if such else None
-    what = [
-        (these, "for these questions only, and other replies to them"),
-        (of_clusters, "for questions like these of the same groups (repositories, shared texts), not for other groups"),
-        (such, "for questions like these"),
-    ]
-    parts = [f"on {_and(some)} are {claim}" for some, claim in what if some]
-    return f"Intervals of score changes {'; those '.join(parts)}."
+        return english.SUCH_ITEMS_ONLY if such else None
+    claims = [(these, english.THESE_ITEMS), (of_clusters, english.THESE_CLUSTERS), (such, english.SUCH_ITEMS)]
+    parts = [english.WHICH_ITEMS_PART.format(tasks=and_list(tasks), claim=claim) for tasks, claim in claims if tasks]
+    return english.WHICH_ITEMS.format(parts=english.WHICH_ITEMS_BETWEEN.join(parts))
 
 
 def truncation(run: Run) -> str | None:
-    cut = [
-        f"{task.num_truncated} of {task.num_items} for {m.label} in {task.task} "
-        f"(budget {task.max_tokens} tokens{_reasons(task)})"
-        for m in run.measurements
-        for task in m.tasks
-        if task.num_truncated
-    ]
-    return f"Replies cut off by the token budget are scored as they stand: {'; '.join(cut)}." if cut else None
+    return _with_entries(
+        english.TRUNCATION,
+        (
+            english.TRUNCATED.format(
+                number=task.num_truncated,
+                total=task.num_items,
+                label=m.label,
+                task=task.task,
+                budget=task.max_tokens,
+                reasons=reasons_of_cuts(task),
+            )
+            for m in run.measurements
+            for task in m.tasks
+            if task.num_truncated
+        ),
+    )
 
 
-def _reasons(task: TaskResult) -> str:
+def reasons_of_cuts(task: TaskResult) -> str:
     """Cuts that a greater budget would not mend, or that the server did not admit."""
-    words: dict[Truncation, str] = {
-        "context": "ended by the context",
-        "empty": "ended inside thinking",
-        "reasoning_only": "with the answer in what the server calls thinking",
-    }
-    seen = [f"{task.truncated_by[reason]} {said}" for reason, said in words.items() if reason in task.truncated_by]
-    return "".join(f", {one}" for one in seen)
+    counts = {reason: number for reason, number in task.truncated_by.items() if reason in english.TRUNCATED_BY}
+    return "".join(f", {counts[reason]} {words}" for reason, words in english.TRUNCATED_BY.items() if reason in counts)
 
 
 def failures(run: Run) -> str | None:
-    failed = [
-        f"{t.num_failed} of {t.num_items} for {m.label} in {t.task}"
-        + (f" (most often: {t.usual_error})" if t.usual_error else "")
-        for m in run.measurements
-        for t in m.tasks
-        if t.num_failed
-    ]
-    return f"Items without a reply (infrastructure) are left out on both sides: {'; '.join(failed)}." if failed else None
+    return _with_entries(
+        english.FAILURES,
+        (
+            english.FAILED.format(number=task.num_failed, total=task.num_items, label=m.label, task=task.task)
+            + (english.USUAL_ERROR.format(error=task.usual_error) if task.usual_error else "")
+            for m in run.measurements
+            for task in m.tasks
+            if task.num_failed
+        ),
+    )
 
 
 # ------------------------------------------------------------------------------------------------ what was served
@@ -195,77 +208,63 @@ def quantized_reference(run: Run) -> str | None:
         return None
     measured = [m.label for m in run.measurements if m.divergence is not None or any(task.accuracy for task in m.tasks)]
     source = next((label for label in measured if label in UNQUANTIZED_LABELS), None)
-    beyond = (
-        f"{source}, measured as well, shows how far that is from it" if source else "how far that is from it was not measured"
-    )
-    return (
-        f"The reference is {reference.label}, not the unquantized model: a loss is a loss against {reference.label}; {beyond}."
-    )
+    distance = english.SOURCE_MEASURED.format(source=source) if source else english.SOURCE_NOT_MEASURED
+    return english.QUANTIZED_REFERENCE.format(reference=reference.label, distance=distance)
 
 
 def emulated(run: Run) -> str | None:
-    labels = _labels(m for m in run.measurements if m.fingerprint.emulated)
-    return labels and (
-        f"{labels} ran emulated (dequantized weights, plain arithmetic): this scores the number format, not a kernel that "
-        "would be deployed, and says nothing about its speed or its bugs."
-    )
+    return _with_labels(english.EMULATED, (m for m in run.measurements if m.fingerprint.emulated))
 
 
 def native_kernels(run: Run) -> str | None:
     """What `assay gpu-check` found, where native kernels ran. It served a small model: of this one it says nothing directly."""
-    check, labels = run.gpu_check, _labels(m for m in run.measurements if m.fingerprint.emulated is False)
-    if check is None or check.gpu is None or labels is None:
+    check = run.gpu_check
+    if check is None or check.gpu is None or not any(m.fingerprint.emulated is False for m in run.measurements):
         return None
     if any(check.gpu not in m.fingerprint.hardware.get("gpus", "") for m in run.measurements):
-        return f"Native kernels were compared with emulation on {check.gpu}, which is not the GPU that answered here."
-    found: dict[str, list[str]] = {}
-    for one in check.formats:
-        found.setdefault(one.outcome, []).append(one.precision)
-    said = "; ".join(f"{outcome}: {_and(names)}" for outcome, names in found.items())
-    return (
-        f"Native kernels were compared with emulation on one {check.gpu} and a small model only ({check.started[:10]}; {said})."
-    )
+        return english.NATIVE_KERNELS_ELSEWHERE.format(gpu=check.gpu)
+    by_outcome = grouped((result.outcome, result.precision) for result in check.formats)
+    outcomes = "; ".join(f"{outcome}: {and_list(names)}" for outcome, names in by_outcome.items())
+    return english.NATIVE_KERNELS.format(gpu=check.gpu, date=check.started[:10], outcomes=outcomes)
 
 
 def second_rounding(run: Run) -> str | None:
     """vLLM's `requant_weight_ue8m0_inplace`: with the variable at its default, 1, it changes what was in the files."""
-    labels = _labels(
-        m
-        for m in run.measurements
-        if m.fingerprint.emulated is False
-        and "gpus" in m.fingerprint.hardware
-        and m.fingerprint.environment.get(E8M0, "1") != "0"
-    )
-    return labels and (
-        f"{labels} ran with {E8M0} on: weights in FP8 blocks that DeepGEMM takes are rounded once more when they are loaded, "
-        "to scales that are powers of two. A divergence from such a reference holds that rounding of the reference, too."
+    return _with_labels(
+        english.SECOND_ROUNDING,
+        (
+            m
+            for m in run.measurements
+            if m.fingerprint.emulated is False
+            and "gpus" in m.fingerprint.hardware
+            and m.fingerprint.environment.get(E8M0, "1") != "0"
+        ),
     )
 
 
 def unknown_kernels(run: Run) -> str | None:
-    labels = _labels(m for m in run.measurements if m.fingerprint.emulated is not True and not m.fingerprint.kernels)
-    return labels and f"Which kernels ran is not known for {labels}: the server's log named none."
+    unnamed = (m for m in run.measurements if m.fingerprint.emulated is not True and not m.fingerprint.kernels)
+    return _with_labels(english.UNKNOWN_KERNELS, unnamed)
 
 
 def external_server(run: Run) -> str | None:
-    labels = _labels(m for m in run.measurements if m.fingerprint.server == "external")
-    return labels and f"{labels} ran on a server that assay did not start: its flags and versions are as told, not as seen."
+    return _with_labels(english.EXTERNAL_SERVER, (m for m in run.measurements if m.fingerprint.server == "external"))
 
 
 def unclean_versions(run: Run) -> str | None:
-    found = {
+    versions = {
         f"{name} {version}"
         for m in run.measurements
         for name, version in m.fingerprint.versions.items()
         if not version or any(word in version.lower() for word in ("dirty", "unknown", "dev"))
     }
-    return f"Not released versions, hard to reproduce: {', '.join(sorted(found))}." if found else None
+    return english.UNCLEAN_VERSIONS.format(versions=", ".join(sorted(versions))) if versions else None
 
 
 def speculation_off(run: Run) -> str | None:
     with_mtp = {name for name, plan in run.plans.items() if plan.keeps_mtp}
-    labels = _labels(m for m in run.measurements if m.label in with_mtp and m.fingerprint.speculation is None)
-    return labels and f"{labels} carries an MTP head that was not used while measuring: nothing shows that it drafts well."
+    idle = (m for m in run.measurements if m.label in with_mtp and m.fingerprint.speculation is None)
+    return _with_labels(english.SPECULATION_OFF, idle)
 
 
 # ------------------------------------------------------------------------------------------------ divergence
@@ -274,143 +273,110 @@ def no_noise_floor(run: Run) -> str | None:
     if not run.measurements or (floor is not None and floor.divergence is not None):
         return None
     if floor is None:
-        return "The reference was not compared with its own repeat: how much of a difference is mere noise is not known."
+        return english.NO_REPEAT
     if all(m.divergence is None for m in run.candidates):
         return None
-    why = floor.not_measured.get("divergence", "no reason recorded")
-    return f"The divergence of the reference's repeat was not measured ({why}): how much divergence is mere noise is not known."
+    return english.NO_NOISE_FLOOR.format(reason=floor.not_measured.get("divergence", english.NO_REASON))
 
 
 def zero_noise_floor(run: Run) -> str | None:
     floor = run.noise_floor.divergence if run.noise_floor else None
-    if floor is None or floor.kl_mean.value > 0:
-        return None
-    return (
-        "The reference repeats itself exactly on this machine (noise floor 0 nats), so divergence is not given as a multiple "
-        "of it; on GPUs under load the floor is above zero."
-    )
+    return english.ZERO_NOISE_FLOOR if floor is not None and floor.kl_mean.value <= 0 else None
 
 
 def kl_lower_bound(run: Run) -> str | None:
-    found = [m.divergence for m in run.candidates if m.divergence is not None]
-    tail = max((d.tail_mass_mean for d in found), default=0.0)
+    divergences = [m.divergence for m in run.candidates if m.divergence is not None]
+    tail = max((d.tail_mass_mean for d in divergences), default=0.0)
     if tail <= 0:
         return None
-    return (
-        f"KL, lower bound: what lies outside the reference's top {min(d.top_k for d in found)} tokens is one bucket, with up "
-        f"to {percent_of_events(tail)} of the probability on average; it can fail a checkpoint and passes none. KL, unbiased, "
-        "has no such bias and more noise; on held-out text and structural tokens there is none."
-    )
+    return english.KL_LOWER_BOUND.format(top_k=min(d.top_k for d in divergences), share=percent_of_events(tail))
 
 
 def divergence_direction(run: Run) -> str | None:
-    if all(m.divergence is None for m in run.candidates):
-        return None
-    return (
-        "KL and agreement say how much a candidate differs from the reference, not whether it is worse: a large divergence "
-        "fails it, one that is not shown to be small keeps it from a PASS, and a small one does not show that its answers are "
-        "as good."
-    )
-
-
-SAMPLED = "sampled text"
+    return english.DIVERGENCE_DIRECTION if any(m.divergence is not None for m in run.candidates) else None
 
 
 def few_texts(run: Run) -> str | None:
-    found = [
-        (drift.num_documents, "held-out text" if drift.texts == "held_out" else SAMPLED)
+    few = dict.fromkeys(
+        (drift.num_documents, english.HELD_OUT_TEXT if drift.texts == "held_out" else english.SAMPLED_TEXT)
         for m in run.measurements
         for drift in (() if m.divergence is None else m.divergence.drift)
         if drift.texts in {"all", "held_out"} and drift.num_documents < FEWEST_TEXTS
-    ]
-    if not found:
-        return None
-    counted = [f"{number} {what}{'' if number == 1 else 's'}" for number, what in dict.fromkeys(found)]
-    unchecked = " Whether so few were sampled from the reference is not checked either."
-    return (
-        f"Divergence over {_and(counted)} has no interval, and no gate "
-        f"judges it: that takes {FEWEST_TEXTS} texts.{unchecked if any(what == SAMPLED for _, what in found) else ''}"
     )
+    if not few:
+        return None
+    texts = and_list([count_of(number, kind) for number, kind in few])
+    sentence = english.FEW_TEXTS.format(texts=texts, least=FEWEST_TEXTS)
+    return sentence + (english.FEW_SAMPLED if any(kind == english.SAMPLED_TEXT for _, kind in few) else "")
 
 
 def not_sampled(run: Run) -> str | None:
-    found = [m.divergence.gap_of_unsampled for m in run.measurements if m.divergence is not None]
-    worst = max((gap for gap in found if gap is not None), key=lambda gap: abs(gap.value), default=None)
-    if worst is None:
-        return None
-    return (
-        f"The texts are not what the reference samples: their tokens are {worst.value:+.2f} nats ({worst.low:+.2f} to "
-        f"{worst.high:+.2f}) more surprising to it than its own entropy. The server's sampler is at fault, or it does not give "
-        "natural logarithms of its probabilities; the unbiased mean is not an estimate of anything, and no KL passes a gate."
-    )
+    gaps = [m.divergence.gap_of_unsampled for m in run.measurements if m.divergence is not None]
+    worst = max((gap for gap in gaps if gap is not None), key=lambda gap: abs(gap.value), default=None)
+    return None if worst is None else english.NOT_SAMPLED.format(gap=worst.value, low=worst.low, high=worst.high)
 
 
 def measurement_notes(run: Run) -> str | None:
-    found: dict[str, list[str]] = {}
-    for measurement in run.measurements:
-        for note in measurement.notes:
-            found.setdefault(note, []).append(measurement.label)
-    notes = [f"{note} ({', '.join(labels)})" for note, labels in found.items()]
-    return f"Measured in another way than usual: {'; '.join(notes)}." if notes else None
+    by_note = grouped((note, m.label) for m in run.measurements for note in m.notes)
+    return _with_entries(
+        english.MEASUREMENT_NOTES,
+        (english.MEASUREMENT_NOTE.format(note=note, labels=", ".join(labels)) for note, labels in by_note.items()),
+    )
 
 
 def non_finite(run: Run) -> str | None:
-    found = [
-        f"{d.num_non_finite} of {d.num_positions} positions for {m.label}"
-        for m in run.measurements
-        if (d := m.divergence) is not None and d.num_non_finite
-    ]
-    return f"Positions without a finite log-probability are outside the means: {'; '.join(found)}." if found else None
+    return _with_entries(
+        english.NON_FINITE,
+        (
+            english.NON_FINITE_ENTRY.format(number=d.num_non_finite, total=d.num_positions, label=m.label)
+            for m in run.measurements
+            if (d := m.divergence) is not None and d.num_non_finite
+        ),
+    )
 
 
 def acceptance_interval(run: Run) -> str | None:
-    labels = _labels(
-        m
-        for m in run.measurements
-        if m.acceptance is not None and m.acceptance.num_draft_tokens and m.acceptance.rate_standard_error is None
-    )
-    return labels and (
-        f"The MTP acceptance of {labels} is known in total only, not by reply: intervals take its drafted tokens for "
-        "independent and are too narrow if replies differ; they are not intervals of replies."
+    return _with_labels(
+        english.ACCEPTANCE_INTERVAL,
+        (
+            m
+            for m in run.measurements
+            if m.acceptance is not None and m.acceptance.num_draft_tokens and m.acceptance.rate_standard_error is None
+        ),
     )
 
 
 # ------------------------------------------------------------------------------------------------ checkpoints
 def precisions_by_shape(run: Run) -> str | None:
-    if not run.choices:
-        return None
-    return f"Precisions were chosen by what the checkpoint's shapes allow: {'; '.join(run.choices)}."
+    return _with_entries(english.PRECISIONS_BY_SHAPE, run.choices)
 
 
 def verification_gaps(run: Run) -> str | None:
     gaps = [f"{name}: {what}" for name, record in sorted(run.verifications.items()) for what in record.not_checked]
-    gaps += [f"{name}: not verified at all" for name in sorted(run.plans) if name not in run.verifications]
-    return f"Not checked in the checkpoints: {'; '.join(gaps)}." if gaps else None
+    gaps += [english.NOT_VERIFIED.format(label=name) for name in sorted(run.plans) if name not in run.verifications]
+    return _with_entries(english.VERIFICATION_GAPS, gaps)
 
 
 def verification_stale(run: Run) -> str | None:
-    labels = _labels(
-        m
-        for m in run.measurements
-        if m.label in run.verifications and run.verifications[m.label].checkpoint_sha256 != m.checkpoint_sha256
+    return _with_labels(
+        english.VERIFICATION_STALE,
+        (
+            m
+            for m in run.measurements
+            if m.label in run.verifications and run.verifications[m.label].checkpoint_sha256 != m.checkpoint_sha256
+        ),
     )
-    return labels and f"What was verified is not what was measured (other hashes): {labels}."
 
 
 # ------------------------------------------------------------------------------------------------ what was not asked
 def generated_questions(run: Run) -> str | None:
     names = sorted({task.task for m in run.measurements for task in m.tasks if task.kind in GENERATED_KINDS})
-    if not names:
-        return None
-    return (
-        f"The items of {_and(names)} are generated by assay: scores compare checkpoints with each other, and with no public "
-        "benchmark or leaderboard."
-    )
+    return english.GENERATED_QUESTIONS.format(tasks=and_list(names)) if names else None
 
 
 def languages(run: Run) -> str | None:
-    seen = sorted({item.language for item in _answered(run)})
-    return f"Languages measured: {', '.join(seen)}; nothing is known of any other." if seen else None
+    spoken = sorted({item.language for item in _answered(run)})
+    return english.LANGUAGES.format(languages=", ".join(spoken)) if spoken else None
 
 
 def _answered(run: Run) -> list[ItemResult]:
@@ -418,85 +384,172 @@ def _answered(run: Run) -> list[ItemResult]:
 
 
 def context_length(run: Run) -> str | None:
-    lengths = [(item.prompt_tokens or 0) + (item.output_tokens or 0) for item in _answered(run)]
-    longest = max(lengths, default=0)
-    allowed = max((_max_positions(plan.config) for plan in run.plans.values()), default=0)
-    if not longest or longest >= allowed:
-        return None
-    return (
-        f"The longest text seen has {longest:,} tokens; the model accepts {allowed:,}, and nothing is known beyond {longest:,}."
-    )
-
-
-def _max_positions(config: dict[str, object]) -> int:
-    value = config.get("max_position_embeddings", 0)
-    return value if isinstance(value, int) else 0
+    longest = max(((item.prompt_tokens or 0) + (item.output_tokens or 0) for item in _answered(run)), default=0)
+    positions = [plan.config.get("max_position_embeddings") for plan in run.plans.values()]
+    allowed = max((value for value in positions if isinstance(value, int)), default=0)
+    return english.CONTEXT_LENGTH.format(longest=longest, allowed=allowed) if 0 < longest < allowed else None
 
 
 def kinds_of_work(run: Run) -> str | None:
     if not run.measurements:
         return None
-    kinds = {task.kind for m in run.measurements for task in m.tasks}
     names = " ".join(task.task.lower() for m in run.measurements for task in m.tasks)
-    missing = [] if "lm_eval" in kinds else ["public benchmarks (GSM8K, MATH, GPQA...)"]
-    missing += [what for word, what in (("ruler", "RULER"), ("swe", "SWE-bench"), ("tool", "tool calls")) if word not in names]
-    return f"Not part of this suite: {', '.join(missing)}." if missing else None
+    is_public = any(task.kind == "lm_eval" for m in run.measurements for task in m.tasks)
+    missing = [] if is_public else [english.PUBLIC_BENCHMARKS]
+    missing += [kind for word, kind in english.OTHER_KINDS.items() if word not in names]
+    return english.KINDS_OF_WORK.format(kinds=", ".join(missing)) if missing else None
 
 
-def _labels(measurements: Iterable[Measurement]) -> str | None:
-    found = [m.label for m in measurements]
-    return _and(found) if found else None
+# ------------------------------------------------------------------------------------------------ speed and the choice
+def speed_unmeasured(run: Run) -> str | None:
+    """Of everybody, or of those that have no row that may be compared."""
+    if not run.measurements:
+        return None
+    known = {row.checkpoint for row in _comparable(run) if row.origin != "predicted"}
+    measured = [m for m in run.measurements if not m.is_noise_floor]
+    missing = [m.label for m in measured if m.label not in known and not (m.is_reference and "reference" in known)]
+    if not missing:
+        return None
+    if not known:
+        return english.NO_SPEED.format(what=english.NOTHING_SAYS if run.choice is None else english.CHOSEN_BY)
+    reasons = {} if run.speed is None else {gap.checkpoint: gap.reason for gap in run.speed.not_measured}
+    by_reason = grouped((reasons.get(label, english.NOBODY_MEASURED), label) for label in missing)
+    return _with_entries(
+        english.SPEED_UNMEASURED,
+        (english.SPEED_UNMEASURED_ENTRY.format(labels=and_list(labels), reason=reason) for reason, labels in by_reason.items()),
+    )
 
 
-def _and(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+def speed_conditions(run: Run) -> str | None:
+    """What the measured rows do not reach beyond."""
+    rows = [row for row in _comparable(run) if row.origin == "measured"]
+    if not rows:
+        return None
+    conditions = [
+        and_list(sorted({row.hardware for row in rows})),
+        english.PROMPT_KINDS.format(kinds=and_list(sorted({row.prompts for row in rows}))),
+    ]
+    for template, lengths in (
+        (english.PROMPT_LENGTH, [row.prompt_tokens for row in rows]),
+        (english.REPLY_LENGTH, [row.output_tokens for row in rows]),
+    ):
+        if known := [length for length in lengths if length is not None]:
+            conditions.append(template.format(lengths=_range(f"{min(known):,.0f}", f"{max(known):,.0f}")))
+    streams = [row.concurrency for row in rows]
+    repeats = [len(row.repeats) for row in rows]
+    starts = [len({repeat.server_start for repeat in row.repeats}) for row in rows]
+    return english.SPEED_CONDITIONS.format(
+        conditions=", ".join(conditions),
+        in_flight=_range(f"{min(streams)}", f"{max(streams)}"),
+        starts=(english.SEVERAL_STARTS if min(starts) > 1 else english.ONE_START).format(
+            repeats=_at_least(repeats), starts=_at_least(starts)
+        ),
+        cpu=english.ON_A_CPU if any(row.num_gpus == 0 for row in rows) else "",
+    )
+
+
+def _range(low: str, high: str) -> str:
+    return low if low == high else f"{low} to {high}"
+
+
+def _at_least(counts: list[int]) -> str:
+    return f"{min(counts)}{english.OR_MORE if len(set(counts)) > 1 else ''}"
+
+
+def speed_from_elsewhere(run: Run) -> str | None:
+    by_origin = grouped(
+        (f"{row.origin} ({row.source})", row.checkpoint) for row in _comparable(run) if row.origin != "measured"
+    )
+    return _with_entries(
+        english.SPEED_FROM_ELSEWHERE,
+        (f"{and_list(list(dict.fromkeys(labels)))}: {origin}" for origin, labels in by_origin.items()),
+    )
+
+
+def speed_outdated(run: Run) -> str | None:
+    return english.SPEED_OUTDATED.format(labels=and_list(run.old_speeds)) if run.old_speeds else None
+
+
+def choice_outdated(run: Run) -> str | None:
+    return None if run.choice_outdated is None else english.CHOICE_OUTDATED.format(reason=run.choice_outdated)
+
+
+def _comparable(run: Run) -> list[SpeedRow]:
+    return [row for row in (() if run.speed is None else run.speed.rows) if row.is_comparable]
+
+
+# ------------------------------------------------------------------------------------------------ probes and deployments
+def no_load(run: Run) -> str | None:
+    if not run.measurements or any("load" in m.suite_recipe for m in run.measurements):
+        return None
+    requests = min(sum(task.num_items - task.num_failed for task in m.tasks) for m in run.measurements)
+    unprobed = [m.label for m in run.measurements if find_probes(run.probes, m) is None]
+    if not unprobed:
+        return None
+    rate = percent_of_events(min(1.0, 3 / max(requests, 1)))
+    return english.NO_LOAD.format(
+        of="" if len(unprobed) == len(run.measurements) else english.NO_LOAD_OF.format(labels=", ".join(unprobed)),
+        bound=english.NO_LOAD_BOUND.format(requests=requests, rate=rate) if requests else "",
+    )
+
+
+def probes_not_run(run: Run) -> str | None:
+    return _with_entries(
+        english.PROBES_NOT_RUN,
+        (
+            english.PROBE.format(probe=result.name, label=report.label, reason=result.reason)
+            for report in run.probes
+            for result in report.results
+            if result.status == "not_run"
+        ),
+    )
+
+
+def probes_not_judged(run: Run) -> str | None:
+    if run.gates is not None and any(gate["kind"] == "probes" for gate in run.gates.gate_recipe.get("gates", ())):
+        return None
+    return _with_entries(
+        english.PROBES_NOT_JUDGED,
+        (
+            english.PROBE.format(probe=alarm.name, label=report.label, reason=alarm.reason)
+            for report in run.probes
+            for alarm in report.alarms
+        ),
+    )
+
+
+def rare_faults(run: Run) -> str | None:
+    needed = trials_needed(TYPICAL_FAULT)
+    few = [
+        f"{result.trials:,} of {report.label}"
+        for report in run.probes
+        if (result := report.result("garble")) is not None and result.trials is not None and result.trials < needed
+    ]
+    if not few:
+        return None
+    return english.RARE_FAULTS.format(rate=TYPICAL_FAULT * 1e4, needed=needed, made=", ".join(few))
+
+
+def nothing_scored_there(run: Run) -> str | None:
+    places = [english.DEPLOYED.format(label=record.label, profile=record.profile) for record in run.deployments]
+    return english.NOTHING_SCORED_THERE.format(places=", ".join(places)) if places else None
+
+
+def deployments_left_out(run: Run) -> str | None:
+    places = [english.DEPLOYED.format(label=record.label, profile=record.profile) for record in run.old_deployments]
+    return english.DEPLOYMENTS_LEFT_OUT.format(places=", ".join(places)) if places else None
 
 
 LIMITS: dict[str, Callable[[Run], str | None]] = {
-    "unmeasured": unmeasured,
-    "not_measured": not_measured,
-    "serving_faults": serving_faults,
-    "gates_not_before": gates_not_before,
-    "emulated": emulated,
-    "quantized_reference": quantized_reference,
-    "second_rounding": second_rounding,
-    "native_kernels": native_kernels,
-    "sample_sizes": sample_sizes,
-    "selection": selection,
-    "which_items": which_items,
-    "one_seed": one_seed,
-    "measurement_notes": measurement_notes,
-    "truncation": truncation,
-    "failures": failures,
-    "generated_questions": generated_questions,
-    "kinds_of_work": kinds_of_work,
-    "languages": languages,
-    "context_length": context_length,
-    "speed_unmeasured": speed_unmeasured,
-    "speed_conditions": speed_conditions,
-    "speed_from_elsewhere": speed_from_elsewhere,
-    "speed_outdated": speed_outdated,
-    "choice_outdated": choice_outdated,
-    "no_load": no_load,
-    "probes_not_judged": probes_not_judged,
-    "probes_not_run": probes_not_run,
-    "nothing_scored_there": nothing_scored_there,
-    "deployments_left_out": deployments_left_out,
-    "rare_faults": rare_faults,
-    "divergence_direction": divergence_direction,
-    "few_texts": few_texts,
-    "kl_lower_bound": kl_lower_bound,
-    "no_noise_floor": no_noise_floor,
-    "zero_noise_floor": zero_noise_floor,
-    "not_sampled": not_sampled,
-    "non_finite": non_finite,
-    "acceptance_interval": acceptance_interval,
-    "speculation_off": speculation_off,
-    "unknown_kernels": unknown_kernels,
-    "serving_not_looked_at": serving_not_looked_at,
-    "external_server": external_server,
-    "unclean_versions": unclean_versions,
-    "precisions_by_shape": precisions_by_shape,
-    "verification_gaps": verification_gaps,
-    "verification_stale": verification_stale,
-}
+    function.__name__: function
+    for function in (
+        unmeasured, not_measured, serving_faults, gates_not_before, emulated, quantized_reference, second_rounding,
+        native_kernels, sample_sizes, selection, which_items, one_seed, measurement_notes, truncation, failures,
+        generated_questions, kinds_of_work, languages, context_length, speed_unmeasured, speed_conditions,
+        speed_from_elsewhere, speed_outdated, choice_outdated, no_load, probes_not_judged, probes_not_run,
+        nothing_scored_there, deployments_left_out, rare_faults, divergence_direction, few_texts, kl_lower_bound,
+        no_noise_floor, zero_noise_floor, not_sampled, non_finite, acceptance_interval, speculation_off, unknown_kernels,
+        serving_not_looked_at, external_server, unclean_versions, precisions_by_shape, verification_gaps, verification_stale,
+    )
+}  # fmt: skip
+"""Key -> limit, in a reader's order."""

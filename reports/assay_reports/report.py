@@ -20,19 +20,18 @@ from assay.errors import AssayError
 from assay.foreign_text import in_markdown, in_page
 from assay.records.base import write_text_atomically
 from assay_reports.numbers import build_report
-from assay_reports.page import charts, courses, findings, sensitivity
-from assay_reports.page.first import first_screen
+from assay_reports.page import charts, findings, sensitivity
 from assay_reports.page.items import Browser, browser
-from assay_reports.page.words import WORDS
 from assay_reports.run import load_run
 from assay_reports.schema import Report, Row, TaskNumbers
+from assay_reports.sentences import page as english
 from assay_reports.text import FILTERS, NOT_MEASURED, missing_part
 
 SECTIONS = (
     ("scores", "Tasks"), ("long-context", "Long context"), ("divergence", "Divergence"), ("fidelity", "Serving fidelity"),
     ("deployment", "Deployment"), ("speed", "Speed"),
     ("sensitivity", "Sensitivity"), ("tensors", "Tensors"), ("verification", "Verification"),
-    ("serving", "Fingerprint"), ("limits", "Limits"), ("items", "Items"), ("words", "Words"),
+    ("serving", "Fingerprint"), ("limits", "Limits"), ("items", "Items"), ("words", "Glossary"),
 )  # fmt: skip
 """Ids of the page's sections in their order, and what the contents call them."""
 MAY_LACK = {"deployment": "deployments", "sensitivity": "sensitivity"}
@@ -61,44 +60,41 @@ def render_markdown(report: Report) -> str:
 
 def render_html(report: Report, items: Browser | None = None) -> str:
     """items: for the browser; None where the run's folder is not at hand."""
-    made = environment(html=True)
-    told = context(report)
-    floor = told["floor"]
-    mine = {
-        "browser": items,
-        "words": WORDS,
-        "used": [],
-        "colours": charts.colours(report),
-        "pictures": {
+    jinja = environment(html=True)
+    shared = context(report)
+    floor: Row | None = shared["floor"]
+    page = jinja.get_template("report.html.j2").render(
+        shared,
+        browser=items,
+        used=[],
+        colours=charts.colours(report),
+        pictures={
             "quality": charts.quality_and_size(charts.points_of(report)),
+            "quality_caption": charts.quality_caption(report),
             "changes": charts.changes(report),
-            "drift": courses.drift(report),
+            "drift": charts.drift(report),
             "roles": charts.bytes_per_role(report),
         },
-        "ladders": charts.speed_ladders(report),
-        "heats": courses.heat_maps(report),
-        "floor_unseen": floor is not None and floor.divergence is not None and not _is_drawn(floor),
-        "contents": [entry for entry in SECTIONS if entry[0] not in MAY_LACK or getattr(report, MAY_LACK[entry[0]])],
-    }
-    return in_page(made.get_template("report.html.j2").render(told, **mine, **document_parts(made)))
-
-
-def document_parts(made: Environment) -> dict[str, str]:
-    """Style, script, and the policy that lets in these two and nothing else."""
-    style, script = (made.get_template(name).render() for name in ("report.css.j2", "page.js.j2"))
-    policy = (
-        f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; img-src data:; base-uri 'none'; "
-        "form-action 'none'"
+        ladders=charts.speed_ladders(report),
+        heats=charts.heat_maps(report),
+        floor_unseen=floor is not None
+        and floor.divergence is not None
+        and not any(course for _, course in charts.courses(floor.divergence)),
+        contents=[entry for entry in SECTIONS if entry[0] not in MAY_LACK or getattr(report, MAY_LACK[entry[0]])],
+        **document_parts(jinja),
     )
-    return {"style": style, "script": script, "policy": policy}
+    return in_page(page)
 
 
-def _digest(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def _is_drawn(row: Row) -> bool:
-    return any(course for _, course in courses.courses(row.divergence))
+def document_parts(jinja: Environment) -> dict[str, Any]:
+    """Definitions, style, script, and the policy that lets in these two and nothing else."""
+    style, script = (jinja.get_template(name).render() for name in ("report.css.j2", "page.js.j2"))
+    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)]
+    policy = (
+        f"default-src 'none'; style-src 'sha256-{digests[0]}'; script-src 'sha256-{digests[1]}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return {"style": style, "script": script, "policy": policy, "words": english.WORDS}
 
 
 @functools.cache  # compiling the templates takes longer than filling them in
@@ -107,14 +103,13 @@ def environment(*, html: bool) -> Environment:
 
     What an expression gives is text, of HTML or else of Markdown, unless the template says that it is `safe`.
     """
-    made = Environment(
+    jinja = Environment(
         loader=PackageLoader("assay_reports"), autoescape=html, finalize=None if html else _markdown_text,
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
-    made.filters |= FILTERS
-    made.filters["latency_s"] = findings.latency_s
-    made.globals["NOT_MEASURED"] = NOT_MEASURED
-    return made
+    jinja.filters |= FILTERS
+    jinja.globals |= {"NOT_MEASURED": NOT_MEASURED, "english": english}
+    return jinja
 
 
 def _markdown_text(value: object) -> object:
@@ -127,31 +122,30 @@ def _markdown_text(value: object) -> object:
 
 def context(report: Report) -> dict[str, Any]:
     """What the templates see: the report, its tables turned the way a page shows them (by task), and what was found."""
-    tasks: dict[str, list[tuple[Any, TaskNumbers]]] = {}
+    tasks: dict[str, list[tuple[Row, TaskNumbers]]] = {}
     for row in report.rows:
         for task in row.tasks:
             tasks.setdefault(task.task, []).append((row, task))
+    first = findings.first_screen(report)
+    commands = [step.command for step in first.steps]
     return {
         "report": report,
         "sensitivity": sensitivity.shown(report.sensitivity),
-        "first": first_screen(report),
-        "findings": {name: getattr(findings, name)(report) for name in FINDINGS},
+        "first": first,
+        "findings": {name: heading(report) for name, heading in findings.HEADINGS.items()},
         "tasks": tasks,
         "verdict_of": {(v.candidate, v.gate.removeprefix("score ")): v for v in report.verdicts if v.gate.startswith("score ")},
-        "kept": {plan.precision: findings.kept(plan)[0] for plan in report.plans},
-        "published": {one.task: one for one in report.published},
-        "candidates": findings.candidates(report),
+        "kept": {plan.precision: findings.kept_roles(plan)[0] for plan in report.plans},
+        "published": {comparison.task: comparison for comparison in report.published},
         "floor": next((row for row in report.rows if row.kind == "noise floor"), None),
+        "subtitle": english.SUBTITLE.format(model=report.model, suite=report.suite, reference=report.reference),
+        "commands_where": english.COMMANDS_WHERE.format(run=report.run) if report.run and any(commands) else "",
+        "pairs_notes": findings.pairs_notes(report),
+        "served_by": findings.served_by(report),
+        "speculation": findings.speculation_of(report),
         "no_divergence": why_none(report, "divergence", report.rows),
         "no_acceptance": why_none(report, "acceptance", report.rows),
     }
-
-
-FINDINGS = (
-    "tasks", "languages", "long_context", "drift", "acceptance", "fidelity", "speed", "tensors", "verification", "serving",
-    "limits", "gates",
-)  # fmt: skip
-"""Functions of `findings.py`: a heading each."""
 
 
 def why_none(report: Report, part: str, rows: Sequence[Row]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,7 +22,8 @@ from assay.records.run import RUN_RECORD, RunRecord, calibration_of, plan_of, ve
 from assay.records.speed import SPEED_RECORD, SpeedRecord
 from assay.records.verdict import GateReport, Status, Verdict
 from assay.records.verification import Verification
-from assay_reports.choice import ChoiceWords, choice_words
+from assay_reports.choice import choice_words
+from assay_reports.schema import ChoiceWords
 
 UNQUANTIZED_LABELS = ("bf16", "fp16", "fp32", "source")
 """Labels under which an unquantized source is measured."""
@@ -66,6 +67,10 @@ class Run:
     choice_outdated: str | None = None
     sensitivity: Sensitivity | None = None
     """Of `assay sensitivity --run`."""
+    name: str | None = None
+    """Of its folder. None: a checkpoint by itself."""
+    places: dict[str, str] = field(default_factory=dict)
+    """Label -> where its checkpoint lies, as seen from the folder of runs: `tiny-glm/w4a16/checkpoint`. Absent: elsewhere."""
 
     @property
     def reference(self) -> Measurement | None:
@@ -80,14 +85,19 @@ class Run:
         """What is compared with the reference, its own repeat left out."""
         return tuple(m for m in self.measurements if not m.is_reference and not m.is_noise_floor)
 
+    def measurement_of(self, label: str) -> Measurement | None:
+        """Of the very bytes that its manifest names: one of an older checkpoint with this name does not count."""
+        sha256 = self.manifests[label].checkpoint_sha256
+        return next((m for m in self.measurements if (m.label, m.checkpoint_sha256) == (label, sha256)), None)
+
     def status(self, label: str) -> Status:
         """The overall verdict; NOT MEASURED for what nobody judged."""
         return "NOT MEASURED" if self.gates is None else self.gates.overall.get(label, "NOT MEASURED")
 
     def verdict(self, label: str, gate: str) -> Verdict | None:
         """Of one gate on one candidate, if there is such a gate."""
-        found = self.gates.verdicts if self.gates is not None else ()
-        return next((v for v in found if (v.candidate, v.gate) == (label, gate)), None)
+        verdicts = self.gates.verdicts if self.gates is not None else ()
+        return next((v for v in verdicts if (v.candidate, v.gate) == (label, gate)), None)
 
 
 def load_run(run_dir: Path) -> Run:
@@ -96,50 +106,42 @@ def load_run(run_dir: Path) -> Run:
     AssayError: there is neither a plan nor a measurement, a record is not valid, or a measurement does not belong to the
     reference: what the gates refuse stands in no row.
     """
-    found = [Measurement.load(path) for path in sorted((run_dir / "measurements").glob("*.json"))]
+    measurements = [Measurement.load(path) for path in sorted((run_dir / "measurements").glob("*.json"))]
     folders = {path.parent.name: path.parent / "checkpoint" for path in sorted(run_dir.glob("*/plan.json"))}
-    if not found and not folders:
+    if not measurements and not folders:
         raise AssayError(f"{run_dir}: no plan and no measurement there; `assay quantize` and `assay evaluate` make them")
-    if found:
-        check_measurements(found)
-    for measurement in found:
-        if measurement.label not in folders and (made := _made_elsewhere(measurement, run_dir.parent)) is not None:
+    if measurements:
+        check_measurements(measurements)
+    runs = run_dir.absolute().parent
+    for measurement in measurements:
+        if measurement.label not in folders and (made := _made_elsewhere(measurement, runs)) is not None:
             folders[measurement.label] = made
     about = RunRecord.load_if_there(run_dir / RUN_RECORD)
-    run = _run_of(folders, found, _gates_of(run_dir / "gates.json", found), tuple(load_probes(run_dir)))
-    check = GpuCheck.load_if_there(run_dir / CHECK_NAME)
-    deployments, old = load_deployments(run_dir, run.measurements, run.gates)
-    choices = about.choices if about is not None else ()
-    sensitivity = Sensitivity.load_if_there(run_dir / SENSITIVITY_NAME)
+    run = _run_of(folders, measurements, _gates_of(run_dir / "gates.json", measurements), tuple(load_probes(run_dir)))
+    deployments, old_deployments = load_deployments(run_dir, run.measurements, run.gates)
+    places = {label: folder.absolute() for label, folder in folders.items()}
     run = replace(
-        run, choices=choices, gpu_check=check, deployments=deployments, old_deployments=old, sensitivity=sensitivity
-    )  # fmt: skip
-    return _with_choice(_with_speed(run, run_dir / SPEED_RECORD), run_dir / CHOICE_RECORD)
-
-
-def _with_speed(run: Run, path: Path) -> Run:
-    """With the rows of the bytes that are reported; those that name none were imported or predicted, and stay."""
-    if (record := SpeedRecord.load_if_there(path)) is None:
-        return run
-    speed, old = record.of_bytes(_hashes(run))
-    return replace(run, speed=speed, old_speeds=old)
-
-
-def _with_choice(run: Run, path: Path) -> Run:
-    """With the choice, if it is of the checkpoints and verdicts that are reported."""
-    if (record := Choice.load_if_there(path)) is None:
-        return run
-    if (why := record.why_outdated(run.model, _hashes(run), None if run.gates is None else run.gates.overall)) is not None:
-        return replace(run, choice_outdated=why)
-    found = run.gates.verdicts if run.gates is not None else ()
-    undecided = {one.candidate for one in found if one.status == "UNDERPOWERED" and one.has_say}
-    return replace(run, choice=choice_words(record, undecided))
-
-
-def _hashes(run: Run) -> dict[str, str]:
-    """Label -> hash of the bytes that are reported: those that were measured, else those that were made."""
-    made = {label: manifest.checkpoint_sha256 for label, manifest in run.manifests.items()}
-    return made | {m.label: m.checkpoint_sha256 for m in run.measurements}
+        run,
+        choices=about.choices if about is not None else (),
+        gpu_check=GpuCheck.load_if_there(run_dir / CHECK_NAME),
+        deployments=deployments,
+        old_deployments=old_deployments,
+        sensitivity=Sensitivity.load_if_there(run_dir / SENSITIVITY_NAME),
+        name=run_dir.absolute().name,
+        places={label: str(place.relative_to(runs)) for label, place in places.items() if place.is_relative_to(runs)},
+    )
+    # hashes of the bytes that are reported: those that were measured, else those that were made
+    hashes = {label: manifest.checkpoint_sha256 for label, manifest in run.manifests.items()}
+    hashes |= {m.label: m.checkpoint_sha256 for m in run.measurements}
+    if (record := SpeedRecord.load_if_there(run_dir / SPEED_RECORD)) is not None:
+        speed, old_speeds = record.of_bytes(hashes)  # rows that name no bytes were imported or predicted, and stay
+        run = replace(run, speed=speed, old_speeds=old_speeds)
+    if (choice := Choice.load_if_there(run_dir / CHOICE_RECORD)) is not None:
+        reason = choice.why_outdated(run.model, hashes, None if run.gates is None else run.gates.overall)
+        verdicts = run.gates.verdicts if run.gates is not None else ()
+        undecided = {v.candidate for v in verdicts if v.status == "UNDERPOWERED" and v.has_say}
+        run = replace(run, choice_outdated=reason, choice=None if reason else choice_words(choice, undecided))
+    return run
 
 
 def load_checkpoint(checkpoint: Path, label: str) -> Run:
@@ -162,9 +164,9 @@ def _run_of(
         verifications=_load(Verification, {label: verification_of(folder) for label, folder in folders.items()}),
         # of the file that the checkpoint was made with, not of one that was calibrated before or elsewhere
         calibrations={
-            label: found
-            for label, found in calibrations.items()
-            if (of := manifests.get(label) or plans.get(label)) is not None and of.importance_sha256 == found.file_sha256
+            label: calibration
+            for label, calibration in calibrations.items()
+            if (of := manifests.get(label) or plans.get(label)) is not None and of.importance_sha256 == calibration.file_sha256
         },
         checkpoints=folders,
         probes=probes,
@@ -196,9 +198,8 @@ def _made_elsewhere(measurement: Measurement, runs: Path) -> Path | None:
 
 
 def _load(kind: type[R], paths: dict[str, Path]) -> dict[str, R]:
-    return {name: found for name, path in paths.items() if (found := kind.load_if_there(path)) is not None}
+    return {name: record for name, path in paths.items() if (record := kind.load_if_there(path)) is not None}
 
 
-def _order(measurement: Measurement) -> tuple[bool, bool, int, str]:
-    is_candidate = not measurement.is_reference and not measurement.is_noise_floor
-    return is_candidate, measurement.is_noise_floor, -(measurement.checkpoint_bytes or 0), measurement.label
+def _order(m: Measurement) -> tuple[bool, bool, int, str]:
+    return not m.is_reference and not m.is_noise_floor, m.is_noise_floor, -(m.checkpoint_bytes or 0), m.label

@@ -18,8 +18,6 @@ from assay.records.speed import SpeedRecord
 from assay.records.swe import SweDifference, SweFigures
 from assay.records.verdict import Chosen, PublishedComparison, Status, Verdict
 from assay.records.verification import Damage
-from assay_reports.choice import ChoiceWords
-from assay_reports.drift import TaskFlips, TimesFloor
 
 
 class Limit(Part):
@@ -93,6 +91,30 @@ class TaskNumbers(Part):
     """With partial credit."""
 
 
+class TimesFloor(Part):
+    """One set of texts: its statistics over those of the reference against itself. What is 0 there is left out."""
+
+    texts: str
+    statistics: dict[str, float]
+    """Name in `Drift` -> multiple."""
+    groups: dict[str, float]
+    """`by_span: 512 to 1023` -> multiple of the mean KL of the same group."""
+
+
+class TaskFlips(Part):
+    """One task: items whose answer changed, against the reference."""
+
+    task: str
+    num_pairs: int
+    num_lost: int
+    """Right in the reference only."""
+    num_gained: int
+    num_other_wrong: int
+    """Wrong on both sides with different answers."""
+    flip_rate: Interval
+    """Lost and gained, of all pairs (arXiv 2407.09141); n counts items, or clusters of them."""
+
+
 class Row(Part):
     """One served checkpoint."""
 
@@ -120,6 +142,8 @@ class Row(Part):
     checkpoint_flags: dict[str, Any]
     kernels: tuple[str, ...]
     not_measured: dict[str, str]
+    folder: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Of its checkpoint, as seen from the folder of runs. None: it lies elsewhere, or only a server is known."""
     started: str
     seconds: float
 
@@ -140,9 +164,9 @@ class PlanNumbers(Part):
     bytes_in: int
     bytes_out: int
     roles: tuple[RoleNumbers, ...]
-    calibrated: str | None = Field(default=None, exclude_if=lambda said: said is None)
+    calibrated: str | None = Field(default=None, exclude_if=lambda value: value is None)
     """How text that went through the model took part in rounding weights. None: it did not."""
-    mixed: str | None = Field(default=None, exclude_if=lambda said: said is None)
+    mixed: str | None = Field(default=None, exclude_if=lambda value: value is None)
     """Which roles have which scheme, in which layers. None: all have one."""
 
 
@@ -159,12 +183,28 @@ class VerificationNumbers(Part):
     worst_relative_error: dict[str, float]
 
 
+class ChoiceWords(Part):
+    """What was recommended, in sentences."""
+
+    sentence: str
+    """The recommendation: `Deploy w4a16 with MTP up to about 20 streams, then nvfp4`."""
+    picks: tuple[str, ...] = ()
+    """One for each operating point."""
+    reasons: tuple[str, ...] = ()
+    """What was within the noise, what else may be chosen and has no speed, what would change if something undecided passed."""
+    not_known: tuple[str, ...] = ()
+    """What was missing or predicted."""
+    next_steps: tuple[str, ...] = ()
+
+
 class Report(Record):
     """`report.json`."""
 
     schema_version: Literal[3] = 3  # type: ignore[assignment]
     kind: Literal["report"] = "report"
     model: str
+    run: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Name of the run's folder. None: recorded before this was."""
     reference: str
     level: float
     suite: str
@@ -182,7 +222,7 @@ class Report(Record):
     limits: tuple[Limit, ...]
     plans: tuple[PlanNumbers, ...]
     verifications: tuple[VerificationNumbers, ...]
-    calibrations: dict[str, Calibration] = Field(default_factory=dict, exclude_if=lambda found: not found)
+    calibrations: dict[str, Calibration] = Field(default_factory=dict, exclude_if=lambda value: not value)
     """Precision -> the calibration that its checkpoint was made with."""
     fingerprint: Fingerprint
     probes: tuple[ProbeReport, ...] = ()

@@ -2,18 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 from assay import quantities
 from assay.records.base import Interval
 from assay.records.divergence import Estimate, StopChance, TextMean
 from assay.records.measurement import Divergence
+from assay.records.speed import SpeedRow
 from assay.records.verdict import Chosen
+from assay_evaluate.speed.ratio import mean_of, tpot_s, ttft_s
+from assay_reports.schema import Row
+from assay_reports.sentences import page as english
 
 NOT_MEASURED = "NOT MEASURED"
+K = TypeVar("K")
+V = TypeVar("V")
+SMALLEST_NATS = 1e-9
+"""Log-probabilities in single precision tell nothing below."""
 LEAST_CHANGE = 0.0005
 """Of a chance to stop: less is 0.0 points in print."""
+
+
+def and_list(names: Sequence[str]) -> str:
+    """a, b and c"""
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+def count_of(number: int, noun: str) -> str:
+    """1 text, 1,200 texts"""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """Key -> its values, both in the order in which they come."""
+    groups: dict[K, list[V]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def percent(share: float | None) -> str:
@@ -81,24 +107,23 @@ def stop_sentence(stop: StopChance) -> str:
     """Whether a checkpoint ends its replies where the reference did, and elsewhere."""
     change = stop.change_at_stops
     if change is None:
-        return "no reply of the reference ended by itself."
-    outcome = "no difference is shown in how often it stops where the reference stopped"
+        return english.NO_STOPS
+    outcome = english.STOPS_ALIKE
     if isinstance(change, Estimate):
-        outcome = "too few texts to say whether it stops as often as the reference"
+        outcome = english.STOPS_UNKNOWN
     elif change.high < -LEAST_CHANGE:
-        outcome = "stops less often than the reference where that stopped"
+        outcome = english.STOPS_LESS
     elif change.low > LEAST_CHANGE:
-        outcome = "stops more often than the reference where that stopped"
-    at_stops = f"{percent(stop.candidate_at_stops)} against {percent(stop.reference_at_stops)}"
-    elsewhere = f"{stop.candidate_elsewhere:.2g} against {stop.reference_elsewhere:.2g} a token"
-    return (
-        f"{outcome}: {at_stops} at {count(stop.num_stops)} ends ({points_interval(change)} points); elsewhere the chance is"
-        f" {elsewhere}."
-    )
+        outcome = english.STOPS_MORE
+    return english.STOPS.format(
+        candidate=percent(stop.candidate_at_stops), reference=percent(stop.reference_at_stops), outcome=outcome,
+        ends=count(stop.num_stops), change=points_interval(change), candidate_elsewhere=stop.candidate_elsewhere,
+        reference_elsewhere=stop.reference_elsewhere,
+    )  # fmt: skip
 
 
 def _texts(mean: Estimate) -> str:
-    return f"({mean.n} text{'s' if mean.n != 1 else ''})"
+    return f"({count_of(mean.n, 'text')})"
 
 
 def size(num_bytes: float | None) -> str:
@@ -118,6 +143,14 @@ def one_digit(number: float | None) -> str:
     if number is None:
         return NOT_MEASURED
     return "> 10,000x" if number > 10_000 else f"{float(f'{number:.1g}'):,g}x"
+
+
+def bound_over_floor(row: Row, floor: Row | None) -> str:
+    """The lower bound as a multiple of the noise floor; of none where the floor is 0, or only rounding."""
+    if row.kl_times_floor is None and (floor is None or floor.divergence is None):
+        return NOT_MEASURED
+    is_rounding = floor is not None and floor.divergence is not None and floor.divergence.kl_mean.value < SMALLEST_NATS
+    return english.FLOOR_IS_ZERO if row.kl_times_floor is None or is_rounding else one_digit(row.kl_times_floor)
 
 
 def kl_by_text(divergence: Divergence) -> TextMean | None:
@@ -177,8 +210,8 @@ def missing_part(suite: str, asked: bool, reasons: Iterable[str | None]) -> str:
     """Why no checkpoint of a run has a part of a report; `reasons`: what the measurements say, each once."""
     if not asked:
         return f"Not part of suite {suite}."
-    said = "; ".join(dict.fromkeys(reason for reason in reasons if reason))
-    return f"{NOT_MEASURED}: {said or 'no reason recorded'}."
+    listed = "; ".join(dict.fromkeys(reason for reason in reasons if reason))
+    return f"{NOT_MEASURED}: {listed or 'no reason recorded'}."
 
 
 def yes_no(value: bool | None) -> str:
@@ -196,12 +229,18 @@ def flag_value(value: Any) -> str:
     return "on" if value is True else ("off" if value is False else str(value))
 
 
+def latency_s(row: SpeedRow, what: str) -> float | None:
+    """`ttft` (of medians) or `tpot` (of means) of a row, as `assay speed` prints it. None: not measured."""
+    mean = mean_of(row, ttft_s if what == "ttft" else tpot_s)
+    return None if mean is None else mean.value
+
+
 FILTERS = {
     function.__name__: function
     for function in (
         percent, coverage, percent_interval, points, points_interval, change_interval, nats, nats_interval, size, ratio,
         tokens, tokens_interval, times_interval, count, pvalue, error, yes_no, computed, flag_value, gates_title,
-        stop_sentence, one_digit, kl_by_text,
+        stop_sentence, one_digit, kl_by_text, latency_s, bound_over_floor,
     )
 }  # fmt: skip
 """Names under which the templates know them."""

@@ -58,7 +58,7 @@ def test_text_and_tokens_of_the_experts_are_in_the_report(tmp_path: Path) -> Non
     page = (run / "report" / "index.html").read_text()
     assert "   1 ·▁▅█ 0 to 400\n  12 ▃██▃ 25 to 400\n" in page
     assert "<b>w4a16</b> was calibrated on 1,024 tokens; an expert saw 0 to 400, 1 saw none" in page
-    assert "chats&lt;1&gt;.jsonl (tools): 7 texts, 1,200 tokens; 2 left out for items of an evaluation in them" in page
+    assert "chats&lt;1&gt;.jsonl (tools): 7 texts, 1,200 tokens; 2 left out because they hold items of an evaluation" in page
     assert "No token reached layer 1 expert 0: their static scales are the largest of their layer." in page
     assert "was calibrated on 1,024 tokens" in (run / "report" / "report.md").read_text()
     assert list(json.loads((run / "report" / "report.json").read_text())["calibrations"]) == ["w4a16"]
@@ -101,7 +101,7 @@ def test_what_was_rounded_by_text_and_what_is_mixed_is_a_clause(tmp_path: Path) 
     plan.model_copy(update={"calibrated": made, "tensors": mixed}).save(run / "w4a16" / "plan.json")
     write_report(run)
     said = (run / "report" / "report.md").read_text()
-    assert "; calibrated: gptq on 65,536 tokens of text, held against the items of 1 task (3 texts left out)" in said
+    assert "; calibrated: gptq on 65,536 tokens of text, checked against the items of 1 task (3 texts left out)" in said
     assert "routed_expert fp8_block in 1 of 2 layers, w4a16 in 1" in said
     page = (run / "report" / "index.html").read_text()
     assert "; calibrated: gptq on 65,536 tokens" in page and "; mixed: " in page

@@ -81,16 +81,16 @@ def card_of(run_dir: Path) -> str:
 CLAIMS: dict[str, tuple[str, ...]] = {
     "measurements/w4a16.json": (
         "**PASS** against fp8", "model-index", "| arithmetic, correct |", "| top-1 agreement |", "MTP acceptance: 69",
-        "assay evaluate tiny-glm", "Sampling: greedy", "it lost no more against fp8", "were taken **emulated**",
-        "<!-- assay: checkpoint", "Served on 4xh200",
+        "assay evaluate tiny-glm", "Sampling: greedy", "PASS: it lost no more than allowed against fp8",
+        "The scores are **emulated**", "<!-- assay: checkpoint", "Served on 4xh200",
     ),
-    "measurements/bf16.json": ("| bf16 |", "250.2 tokens/s", "bf16, measured as well"),
+    "measurements/bf16.json": ("| bf16 |", "250.2 tokens/s", "the rows of bf16 show"),
     "measurements/fp8-repeat.json": ("| lower bound over the noise floor | 50x |",),
     "measurements/nvfp4a16.json": ("**PASS** against fp8",),  # the verdicts that lie there are about another set
     "gates.json": ("**PASS** against fp8", "| score arithmetic | PASS |", "Gates, written before the run", "it lost no more"),
     "w4a16/verify.json": ("Reopened and verified after writing", "Mean relative weight error"),
     "speed.json": ("410.6 tokens/s, first after 0.25 s, then one every 20 ms", "106 GB a GPU (8xH200)"),
-    "deployment/4xh200/w4a16.json": ("Served on 4xh200 and held against itself",),
+    "deployment/4xh200/w4a16.json": ("Served on 4xh200 and compared with itself",),
 }  # fmt: skip
 """Record -> what the card says because of it."""
 NO_CARD = {
@@ -258,12 +258,11 @@ def test_a_run_without_bf16_says_so(whole: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("status", "says"),
     [
-        ("PASS", "it lost no more against fp8 than the limits that were written down before allow, on suite quick and as far "
-         "as emulated arithmetic shows."),
-        ("FAIL", "it lost more against fp8 than the limits allow; instead use bf16 (14.6 MB), the smallest that passed, or "
-         "fp8, the reference."),
-        ("UNDERPOWERED", "whether it lost more against fp8 than the limits allow is undecided; instead use bf16 "),
-        ("NOT MEASURED", "it was measured, and what decides was not, so it has no verdict against fp8; instead use bf16 "),
+        ("PASS", "it lost no more than allowed against fp8 on suite quick (limits fixed before the run, emulated arithmetic)."),
+        ("FAIL", "it lost more than allowed against fp8 on suite quick. Use bf16 (14.6 MB), the smallest that passed, or the "
+         "reference, fp8."),
+        ("UNDERPOWERED", "the data cannot tell whether it lost more than allowed against fp8. Use bf16 "),
+        ("NOT MEASURED", "evaluated, but the deciding task gave no result, so there is no verdict. Use bf16 "),
     ],
 )  # fmt: skip
 def test_the_first_sentence_says_what_it_is_and_how_far_to_trust_it(whole: Path, status: str, says: str) -> None:
@@ -271,15 +270,15 @@ def test_the_first_sentence_says_what_it_is_and_how_far_to_trust_it(whole: Path,
     assert run.gates is not None
     gates = run.gates.model_copy(update={"overall": {**run.gates.overall, LABEL: status}})
     first = render_card(replace(run, gates=gates), LABEL, whole).partition(f"# {MODEL}, {LABEL}\n\n")[2].splitlines()[0]
-    assert first.startswith(f"zai-org/tiny-glm quantized to w4a16 (14.5 MB before, 6.38 MB after): {says}")
+    assert first.startswith(f"zai-org/tiny-glm quantized to w4a16: 14.5 MB before, 6.38 MB after. {status}: {says}")
 
 
 def test_the_first_sentence_of_a_reference_and_of_what_nobody_measured(whole: Path) -> None:
     run = load_run(whole)
-    said = ": the reference of its run, which the others were compared with; what it lost itself was not judged.\n"
+    said = " The reference of its run: others were compared with it, and its own loss was not measured.\n"
     assert said in render_card(run, "fp8", whole)
     card = render_card(replace(run, measurements=(), gates=None), LABEL, whole)
-    assert ": nobody has measured yet what it lost, so use it to try things out and for nothing else.\n" in card
+    assert " after. Not evaluated yet: for experiments only.\n" in card
 
 
 def test_five_limits_and_where_the_others_are(whole: Path) -> None:

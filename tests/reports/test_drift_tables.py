@@ -14,7 +14,7 @@ from synthetic_run import make_drift, make_run, task_of
 from assay.records.base import Interval
 from assay.records.divergence import Estimate
 from assay.records.measurement import ItemResult, Measurement
-from assay_reports.drift import flips
+from assay_reports.numbers import flips
 from assay_reports.report import write_report
 
 
@@ -47,9 +47,9 @@ def test_structural_tokens_have_a_table_and_a_sentence(tmp_path: Path) -> None:
     table = Page(text).table("Drift, table 3 of tiny-glm")
     assert [row[:2] for row in table.rows if row[0] == "w4a16"] == [["w4a16", name] for name in ("all", "end", "thinking")]
     markdown = (tmp_path / "tiny-glm" / "report" / "report.md").read_text(encoding="utf-8").splitlines()
-    sentence = next(line for line in markdown if line.startswith("- w4a16: stops"))
-    assert sentence.startswith("- w4a16: stops less often than the reference where that stopped: ")
-    assert sentence.endswith(" points); elsewhere the chance is 0.00065 against 0.00065 a token.")
+    sentence = next(line for line in markdown if line.startswith("- w4a16: end-of-text probability"))
+    assert " (significantly lower: -2.1 [-3.1, -1.1] points over 48 ends)" in sentence
+    assert sentence.endswith("; elsewhere 0.00065 vs 0.00065 a token.")
     assert f"<li>{sentence.removeprefix('- ')}</li>" in text
 
 

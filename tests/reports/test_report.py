@@ -94,6 +94,7 @@ def test_report_json_holds_what_the_records_say(run_dir: Path) -> None:
     w4a16 = next(row for row in report.rows if row.label == "w4a16")
     assert w4a16.kl_times_floor == pytest.approx(0.021 / 0.00041)
     assert w4a16.checkpoint == "w4a16/checkpoint"  # no folder of the machine
+    assert w4a16.folder == "tiny-glm/w4a16/checkpoint" and report.run == "tiny-glm"
     assert "/data/" not in (run_dir / "report" / "index.html").read_text().split("<script>")[0]
 
 
@@ -456,11 +457,11 @@ def test_the_gpu_check_is_cited_for_its_own_gpu(run_dir: Path) -> None:
         return next((limit.text for limit in limits if limit.key == "native_kernels"), None)
 
     assert said("NVIDIA H200", "8x NVIDIA H200 (151 GB)") == (
-        "Native kernels were compared with emulation on one NVIDIA H200 and a small model only "
+        "Native kernels were checked against emulation on one NVIDIA H200, with a small model only "
         "(2026-12-01; PASS: w4a16 and fp8; FAIL: nvfp4a16)."
     )
     assert said("NVIDIA H200", "8x NVIDIA B200 (192 GB)") == (
-        "Native kernels were compared with emulation on NVIDIA H200, which is not the GPU that answered here."
+        "Native kernels were checked against emulation on NVIDIA H200, not on the GPU used here."
     )
     assert said(None, "8x NVIDIA H200 (151 GB)") is None, "a self-test shows nothing about a GPU"
 
@@ -496,10 +497,10 @@ def test_deployments_stand_in_report_and_card_while_they_are_about_this_run(run_
         assert f"| {check.gate} | {check.status} | {check.limit or 0:.4g} |".replace(" 0 |", " – |") in markdown
     served = "Served differently: flags.tensor-parallel-size (None, 4xh200 4); profile (cpu-emulated, 4xh200 4xh200)."
     assert f"emulated where it was judged (cpu-emulated), emulated here. {served}" in markdown
-    assert "Left out: what was seen of w4a16 on 8xb200" in markdown
+    assert "Left out: w4a16 on 8xb200, because" in markdown
     card = render_card(load_run(whole), "w4a16", whole / "w4a16" / "checkpoint")
     said = [line for line in card.splitlines() if line.startswith("Served on ")]
-    assert said == [f"Served on 4xh200 and held against itself on cpu-emulated, without scoring a task: {travels.sentence}."]
+    assert said == [f"Served on 4xh200 and compared with itself on cpu-emulated, without scoring a task: {travels.sentence}."]
     assert "Served on" not in render_card(load_run(whole), "nvfp4a16", whole / "nvfp4a16" / "checkpoint")
 
 
@@ -520,11 +521,11 @@ def test_limits_name_numbers_of_the_records(run_dir: Path) -> None:
         "Replies cut off by the token budget are scored as they stand: 7 of 200 for w4a16 in arithmetic (budget 512 tokens)."
     )
     assert said["quantized_reference"] == (
-        "The reference is fp8, not the unquantized model: a loss is a loss against fp8; bf16, measured as well, shows how far "
-        "that is from it."
+        "The reference, fp8, is itself quantized: every loss is relative to it; the rows of bf16 show how far it is from the "
+        "unquantized model."
     )
     alone = {limit.key: limit.text for limit in find_limits(without("bf16")(run))}
-    assert alone["quantized_reference"].endswith("how far that is from it was not measured.")
+    assert alone["quantized_reference"].endswith("how far it is from the unquantized model was not measured.")
 
 
 def truncated(run: Run) -> Run:
@@ -566,12 +567,14 @@ def test_card_says_what_the_verdict_and_the_limits_say(run_dir: Path) -> None:
     report = report_of(run_dir)
     card = write_card(run_dir, "nvfp4a16").read_text()
     assert "**UNDERPOWERED** against fp8: loses 5.0 points on needle; 5 allowed: a loss is shown, whether" in card
-    assert "Use instead: w4a16 (6.3 MB), the smallest that passed, or fp8, the reference.\n" in card
+    assert "against fp8. Use w4a16 (6.3 MB), the smallest that passed, or the reference, fp8.\n" in card
     assert "| | bf16 | fp8 (reference) | **nvfp4a16** |\n|---|---|---|---|\n" in card
     assert "| size of the weights | 14.6 MB | 9.1 MB | 6.7 MB |\n" in card
     assert "| verdict | PASS | reference | UNDERPOWERED |\n" in card
     assert "| memory while served | not measured | not measured | not measured |\n" in card
-    assert "\nSampling: greedy (temperature 0): arithmetic, needle, codes-en, codes-zh, ruler, needle-grid, tools.\n" in card
+    assert (
+        " UTC. Sampling: greedy (temperature 0): arithmetic, needle, codes-en, codes-zh, ruler, needle-grid, tools.\n" in card
+    )
     for verdict in (v for v in report.verdicts if v.candidate == "nvfp4a16"):
         assert verdict.detail in card
     listed = [line.removeprefix("- ") for line in card.partition("## Limits\n")[2].splitlines() if line.startswith("- ")]
@@ -579,7 +582,7 @@ def test_card_says_what_the_verdict_and_the_limits_say(run_dir: Path) -> None:
     texts = {limit.key: limit.text for limit in report.limits}
     for key, line in zip(("quantized_reference", "context_length", "languages"), [listed[1], *listed[3:]], strict=True):
         assert line == texts[key]
-    assert "were taken **emulated**" in card
+    assert "The scores are **emulated**" in card
     assert "| routed_expert | quantized to nvfp4a16 | 1 | 6.72 MB | 1.89 MB |" in card
     assert "| router_bias | kept in F32 | 1 | 2.56 kB | 2.56 kB |" in card
     assert Manifest.load(run_dir / "nvfp4a16" / "checkpoint" / "assay_manifest.json").checkpoint_sha256 in card
@@ -633,19 +636,19 @@ def test_limits_do_not_speak_of_what_nobody_answered(run_dir: Path) -> None:
         return m.model_copy(update={"tasks": tuple(made), "divergence": None})
 
     said = {limit.key: limit.text for limit in find_limits(each(run, nothing))}
-    assert said["quantized_reference"].endswith("how far that is from it was not measured.")
+    assert said["quantized_reference"].endswith("how far it is from the unquantized model was not measured.")
     assert not {"one_seed", "languages", "context_length", "sample_sizes"} & set(said)
-    assert said["no_load"] == ("No load test and no probes: failures that need concurrency or long uptime were not looked for.")
+    assert said["no_load"] == ("No load test and no probes: faults that need concurrency or long uptime would not show.")
     one_text = make_drift("all", 0.1, 0.9).model_copy(update={"num_documents": 1})
     [few] = [limit.text for limit in find_limits(divergences(drift=(one_text,))(run)) if limit.key == "few_texts"]
-    assert few.startswith("Divergence over 1 sampled text has no interval, and no gate judges it")
+    assert few.startswith("Divergence over 1 sampled text has no interval and is not judged")
 
 
 def test_intervals_are_said_to_cover_what_they_cover(run_dir: Path) -> None:
     [said] = [limit.text for limit in find_limits(load_run(run_dir)) if limit.key == "one_seed"]
     assert said == (
-        "Each checkpoint answered each item once (seed eval-quick-1): the intervals cover other items and other replies to "
-        "them, but nothing that all replies of a run share, such as a fault of the server."
+        "Each checkpoint answered each item once (seed eval-quick-1). The intervals cover other items and other replies, but "
+        "not what all replies of a run share, such as a server fault."
     )
 
 
@@ -662,16 +665,14 @@ def test_which_items_the_intervals_are_for(run_dir: Path) -> None:
         [text] = [limit.text for limit in find_limits(gated) if limit.key == "which_items"]
         return text
 
-    assert said() == "Intervals of score changes are for questions like these, and other replies to them."
+    assert said() == "Intervals of score changes hold for similar questions and for other replies."
     scores = list(dict.fromkeys(one.gate for one in run.gates.verdicts if one.gate.startswith("score ")))
     assert said(*scores).startswith("Intervals of score changes on ")
-    assert said(*scores).endswith(" are for these questions only, and other replies to them.")
+    assert said(*scores).endswith(" hold for these questions only, with other replies.")
     names = [one.title or one.gate.removeprefix("score ") for one in run.gates.verdicts if one.gate == scores[0]]
     mixed = said(scores[0])
-    assert mixed.startswith(
-        f"Intervals of score changes on {names[0]} are for these questions only, and other replies to them; "
-    )
-    assert mixed.endswith(" are for questions like these.")
+    assert mixed.startswith(f"Intervals of score changes on {names[0]} hold for these questions only, with other replies; ")
+    assert mixed.endswith(" hold for similar questions.")
 
 
 def test_card_of_the_reference_is_not_judged(run_dir: Path) -> None:
@@ -692,7 +693,7 @@ def test_card_right_after_quantizing_says_not_measured(tmp_path: Path) -> None:
     write_checkpoint(run_dir, "w4a16", source="/data/models/tiny-glm")
     path = write_card(run_dir, "w4a16")
     card = ModelCard.load(path)
-    assert "**NOT MEASURED.** This checkpoint was written and has not been evaluated" in card.text
+    assert "**NOT MEASURED.** This checkpoint has not been evaluated" in card.text
     assert "## Scores" not in card.text
     assert card.data.eval_results is None
     assert card.data.base_model is None  # a local folder is no hub id
@@ -786,7 +787,7 @@ def test_long_context_is_drawn_by_length_and_depth_with_its_numbers(tmp_path: Pa
     text = write_report(run_dir).read_text()
     assert "w4a16, needle: within 5.0 points of fp8 up to 16,384 tokens." in text
     page = Page(text)
-    assert (2, "Long context By length: w4a16 lost most at 32,768 tokens, 25 points of needle") in page.headings
+    assert (2, "Long context By length: the largest loss is 25 points, needle at 32,768 tokens (w4a16)") in page.headings
     [drawn] = [said for said in page.pictures if said.startswith("Points lost")]
     assert drawn == (
         "Points lost, w4a16, needle by depth: "
@@ -818,9 +819,9 @@ def test_what_comparing_candidates_does_is_said(run_dir: Path) -> None:
     errors = sorted((drop.high - drop.low) / 2 / 1.959964 for drop in drops)
     effect = 100 * best_of(len(labels)) * errors[len(errors) // 2] / math.sqrt(2)
     assert said == (
-        f"{len(labels)} candidates were compared. If all were alike, the one that looks best on a task would look {effect:.1f} "
-        "points too good there (the middle of all tasks and candidates), and one of "
-        f"{len(labels)} that each lost the margin would pass in up to {2.5 * len(labels):g} %."
+        f"{len(labels)} candidates were compared. If all were equally good, the best-looking one would look {effect:.1f} "
+        "points too good on a task (median over tasks and candidates), and one of "
+        f"{len(labels)} that each lost exactly the margin would pass in up to {2.5 * len(labels):g} % of runs."
     )
     alone = replaced(run, measurements=tuple(m for m in run.measurements if m.label not in sorted(labels)[1:]))
     assert not [limit for limit in find_limits(alone) if limit.key == "selection"]

@@ -72,8 +72,8 @@ def test_accepted_drafts_have_an_interval_of_replies(run_dir: Path, tmp_path: Pa
     assert "acceptance_interval" not in {limit.key for limit in find_limits(run)}
     totals = load_run(make_run(tmp_path))
     assert [limit.text for limit in find_limits(totals) if limit.key == "acceptance_interval"] == [
-        "The MTP acceptance of fp8, fp8-repeat, bf16, nvfp4a16 and w4a16 is known in total only, not by reply: intervals take "
-        "its drafted tokens for independent and are too narrow if replies differ; they are not intervals of replies."
+        "MTP acceptance is known in total only, not per reply, for fp8, fp8-repeat, bf16, nvfp4a16 and w4a16: its intervals "
+        "treat drafted tokens as independent, and are too narrow if replies differ."
     ]
 
 
@@ -116,11 +116,13 @@ def test_a_change_and_the_two_scores_agree_or_the_page_says_why(tmp_path: Path) 
     assert arithmetic.reference_on_pairs == pytest.approx(arithmetic.accuracy.value + arithmetic.drop.value)
     assert needle.reference_on_pairs is None and reference.tasks[1].accuracy is not None
     assert reference.tasks[1].accuracy.value == pytest.approx(needle.accuracy.value + needle.drop.value)
-    scores = ", ".join(f"94.0 % ({label})" for label in ("fp8-repeat", "bf16", "nvfp4a16", "w4a16"))
-    said = f"fp8 gave more replies than some others, and a change is over the pairs. On these fp8 scores {scores}."
+    said = (
+        "Arithmetic: fp8 answered 200 items, some candidates fewer. On the 100 items shared with fp8-repeat, bf16, nvfp4a16 "
+        "and w4a16, fp8 scores 94.0 %."
+    )
     markdown = (folder / "report" / "report.md").read_text(encoding="utf-8")
     assert said in markdown and said in page
-    own = "On arithmetic fp8 gave more replies, and the change is over the 100 pairs; on these fp8 scores 94.0 %."
+    own = "arithmetic: the change is over the 100 items that fp8 shares with this checkpoint; on these fp8 scores 94.0 %."
     assert own in write_card(folder, "w4a16").read_text(encoding="utf-8")
 
 

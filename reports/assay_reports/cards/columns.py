@@ -13,9 +13,9 @@ from assay_evaluate.speed.ratio import mean_of, tpot_s, ttft_s
 from assay_reports.cards.metadata import measured_tasks
 from assay_reports.run import UNQUANTIZED_LABELS
 from assay_reports.schema import Report, Row
+from assay_reports.sentences import card as english
 from assay_reports.text import percent_interval, size
 
-MISSING = "not measured"
 MOST_SPEEDS = 8
 """Operating points that a card shows; `speed.json` and the report have the others."""
 
@@ -24,9 +24,9 @@ class Column(NamedTuple):
     """One checkpoint. row: None if it was not measured. num_bytes: of its weights, if something is known of them."""
 
     title: str
-    row: Row | None
-    sha256: str | None
-    num_bytes: int | None
+    row: Row | None = None
+    sha256: str | None = None
+    num_bytes: int | None = None
 
 
 class Line(NamedTuple):
@@ -40,23 +40,22 @@ def find_columns(report: Report | None, label: str, sha256: str, num_bytes: int)
     own = next((row for row in rows if row.label == label), None)
     source = next((row for row in rows if row.label in UNQUANTIZED_LABELS), None)
     reference = next((row for row in rows if row.kind == "reference"), None)
-    eights = [row for row in rows if row.label.startswith("fp8") and row.kind == "candidate"]
     columns: list[Column] = []
     if label not in UNQUANTIZED_LABELS:
-        columns.append(_column("BF16", source))
+        columns.append(_column(english.UNQUANTIZED, source))
     if reference is not None and reference is not source and reference is not own:
-        columns.append(_column("FP8", reference))
+        columns.append(_column(english.FP8, reference))
     elif not label.startswith("fp8"):
-        columns.append(_column("FP8", next(iter(eights), None)))
-    here = _column(label, own)
-    bytes_here = own.checkpoint_bytes if own is not None and own.checkpoint_bytes is not None else num_bytes
-    return (*columns, here._replace(title=label, sha256=sha256, num_bytes=bytes_here))
+        fp8 = (row for row in rows if row.label.startswith("fp8") and row.kind == "candidate")
+        columns.append(_column(english.FP8, next(fp8, None)))
+    own_bytes = own.checkpoint_bytes if own is not None and own.checkpoint_bytes is not None else num_bytes
+    return (*columns, Column(label, own, sha256, own_bytes))
 
 
 def _column(title: str, row: Row | None) -> Column:
     if row is None:
-        return Column(title, None, None, None)
-    name = f"{row.label} (reference)" if row.kind == "reference" else row.label
+        return Column(title)
+    name = english.REFERENCE_TITLE.format(label=row.label) if row.kind == "reference" else row.label
     return Column(name, row, row.checkpoint_sha256, row.checkpoint_bytes)
 
 
@@ -65,73 +64,62 @@ def table(columns: tuple[Column, ...], report: Report | None, speed: SpeedRecord
 
     A score that its gate calls NOT MEASURED is none here either.
     """
-    measured = [_measured(column, speed) for column in columns]
-    lines = [Line("size of the weights", tuple(MISSING if one.num_bytes is None else size(one.num_bytes) for one in columns))]
-    lines.append(Line("memory while served", tuple(map(_memory, measured))))
-    lines += _speeds(measured) or [Line("speed", tuple(MISSING for _ in columns))]
-    lines.append(Line("verdict", tuple(_verdict(column) for column in columns)))
-    own = columns[-1].row
-    if own is not None and report is not None:
-        for task in own.tasks:
-            cells = tuple(_score(column, task.task, report) for column in columns)
-            lines.append(Line(f"{task.title or task.task}, correct", cells))
+    measured = [
+        [] if speed is None or column.sha256 is None else [
+            row for row in speed.rows
+            if row.origin == "measured" and row.checkpoint_sha256 == column.sha256 and row.is_comparable
+        ]
+        for column in columns
+    ]  # fmt: skip
+    missing = english.MISSING
+    lines = [
+        Line(english.SIZE, tuple(missing if c.num_bytes is None else size(c.num_bytes) for c in columns)),
+        Line(english.MEMORY, tuple(map(_memory, measured))),
+        *(_speeds(measured) or [Line(english.SPEED, (missing,) * len(columns))]),
+        Line(english.VERDICT, tuple(missing if c.row is None else c.row.status or english.IS_REFERENCE for c in columns)),
+    ]
+    if (own := columns[-1].row) is not None and report is not None:
+        scores = [
+            {} if c.row is None else {task.task: percent_interval(task.accuracy) for task in measured_tasks(c.row, report)}
+            for c in columns
+        ]
+        lines += [
+            Line(english.SCORE.format(task=task.title or task.task), tuple(of.get(task.task, missing) for of in scores))
+            for task in own.tasks
+        ]
     return tuple(lines)
 
 
-def _verdict(column: Column) -> str:
-    if column.row is None:
-        return MISSING
-    return column.row.status or "reference"
-
-
-def _score(column: Column, name: str, report: Report) -> str:
-    tasks = measured_tasks(column.row, report) if column.row is not None else []
-    return next((percent_interval(task.accuracy) for task in tasks if task.task == name), MISSING)
-
-
-# ------------------------------------------------------------------------------------------------ memory and speed
-def _measured(column: Column, speed: SpeedRecord | None) -> list[SpeedRow]:
-    """Of these very bytes; an imported row names no bytes, a predicted one measured nothing."""
-    if speed is None or column.sha256 is None:
-        return []
-    return [
-        row for row in speed.rows if row.origin == "measured" and row.checkpoint_sha256 == column.sha256 and row.is_comparable
-    ]
-
-
 def _memory(rows: list[SpeedRow]) -> str:
-    most = max(
-        ((repeat.memory_bytes, row) for row in rows for repeat in row.repeats if repeat.memory_bytes is not None),
-        key=lambda found: found[0],
-        default=None,
-    )
-    if most is None:
-        return MISSING
-    num_bytes, row = most
-    return f"{size(num_bytes)}{' a GPU' if row.num_gpus else ''} ({row.hardware})"
+    taken = [(repeat.memory_bytes, row) for row in rows for repeat in row.repeats if repeat.memory_bytes is not None]
+    if not taken:
+        return english.MISSING
+    num_bytes, row = max(taken, key=lambda entry: entry[0])
+    each = english.EACH_GPU if row.num_gpus else ""
+    return english.MEMORY_CELL.format(size=size(num_bytes), each=each, hardware=row.hardware)
 
 
 def _speeds(measured: list[list[SpeedRow]]) -> list[Line]:
-    """A line for each operating point of the last column."""
+    """A line for each operating point of the last column: geometric means over the repeats, as `assay speed` prints them."""
     lines = []
     for own in sorted(measured[-1], key=lambda row: (row.hardware, row.prompts, row.concurrency, row.speculation or 0)):
         alike = [next((row for row in rows if row.like == own.like), None) for rows in measured]
-        drafts = f"{own.speculation} drafted a step" if own.speculation else "no speculation"
-        at_once = "1 request at a time" if own.concurrency == 1 else f"{own.concurrency} requests at once"
-        title = f"output, {at_once} ({own.prompts} prompts, {drafts}, {own.hardware}{_engine(own)})"
-        lines.append(Line(title, tuple(MISSING if row is None else _speed(row) for row in alike)))
+        at_once = english.ONE_AT_ONCE if own.concurrency == 1 else english.SEVERAL_AT_ONCE.format(number=own.concurrency)
+        title = english.OUTPUT.format(
+            at_once=at_once,
+            prompts=own.prompts,
+            drafts=english.DRAFTS.format(number=own.speculation) if own.speculation else english.NO_DRAFTS,
+            hardware=own.hardware,
+            engine=f", {own.engine}" if own.engine else "",
+        )
+        lines.append(Line(title, tuple(english.MISSING if row is None else _speed(row) for row in alike)))
     return lines[:MOST_SPEEDS]
 
 
-def _engine(row: SpeedRow) -> str:
-    return f", {row.engine}" if row.engine else ""
-
-
 def _speed(row: SpeedRow) -> str:
-    """The geometric means over the repeats, as `assay speed` prints them."""
-    cell = f"{row.tokens_s:,.1f} tokens/s"
+    cell = english.SPEED_CELL.format(speed=row.tokens_s)
     if (ttft := mean_of(row, ttft_s)) is not None:
-        cell += f", first after {ttft.value:.3g} s"
+        cell += english.FIRST_TOKEN.format(seconds=ttft.value)
     if (tpot := mean_of(row, tpot_s)) is not None:
-        cell += f", then one every {1000 * tpot.value:.3g} ms"
+        cell += english.OTHER_TOKENS.format(milliseconds=1000 * tpot.value)
     return cell

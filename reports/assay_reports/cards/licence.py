@@ -62,9 +62,7 @@ def find_licence(checkpoint: Path, recipe: ModelRecipe | None) -> Licence | None
 
 def _known(text: str) -> str | None:
     plain = re.sub(r"\s+", " ", text).strip().lower()
-    if plain.endswith(_MIT) and re.fullmatch(
-        r"(?:(?:the )?mit license )?(?:\(mit\) )?(?:copyright .{0,300})?", plain[: -len(_MIT)]
-    ):
+    if plain.endswith(_MIT) and _MIT_HEAD.fullmatch(plain[: -len(_MIT)]):
         return "mit"
     if all(part in plain for part in _APACHE_PARTS) and len(plain) <= _APACHE_MOST_CHARACTERS:
         return "apache-2.0"

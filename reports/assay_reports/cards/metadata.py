@@ -17,6 +17,8 @@ from assay.records.measurement import Measurement
 from assay.records.plan import Plan
 from assay_reports.cards.licence import Licence
 from assay_reports.schema import Report, Row, TaskNumbers
+from assay_reports.sentences import card as english
+from assay_reports.text import grouped
 
 EVAL_RESULTS = ".eval_results/assay.yaml"
 """Beside the card; the hub reads every YAML file of that folder (https://huggingface.co/docs/hub/eval-results)."""
@@ -54,8 +56,7 @@ def card_metadata(
     }
     if licence is not None:
         known |= {"license": licence.id, "license_name": licence.name, "license_link": licence.link}
-    results = model_index(row, report) if row and report else []
-    if results:
+    if row and report and (results := model_index(row, report)):
         known |= {"model_name": f"{plan.model}-{plan.precision}", "eval_results": results}
     return ModelCardData(
         library_name="vllm",
@@ -78,9 +79,9 @@ def model_index(row: Row, report: Report) -> list[EvalResult]:
         EvalResult(
             task_type="text-generation",
             dataset_type=f"assay-{report.suite}-{task.task}",
-            dataset_name=f"{task.task} (assay suite {report.suite})",
+            dataset_name=english.DATASET.format(task=task.task, suite=report.suite),
             metric_type="accuracy",
-            metric_name="share correct",
+            metric_name=english.METRIC,
             metric_value=round(task.accuracy.value, 4),
             metric_args={
                 "items": task.accuracy.n,
@@ -94,26 +95,18 @@ def model_index(row: Row, report: Report) -> list[EvalResult]:
 
 
 def measured_tasks(row: Row, report: Report) -> list[TaskNumbers]:
-    """Tasks whose score is one; of the reference also those that some candidate could be judged by."""
-    unmeasured = _unmeasured_tasks(row, report)
+    """Tasks whose score is one: not those whose gate says NOT MEASURED of this checkpoint (of the reference, of every
+    candidate), nor those on which the reference's own repeat failed: their scores show the run."""
+    scores = [v for v in report.verdicts if v.gate.startswith("score ")]
+    judged = grouped(
+        (v.gate.removeprefix("score "), v.status == "NOT MEASURED")
+        for v in scores
+        if row.kind == "reference" or v.candidate == row.label
+    )
+    repeats = {other.label for other in report.rows if other.kind == "noise floor"}
+    unsteady = {v.gate.removeprefix("score ") for v in scores if v.candidate in repeats and v.status == "FAIL"}
+    unmeasured = unsteady | {task for task, missing in judged.items() if all(missing)}
     return [task for task in row.tasks if task.accuracy is not None and task.task not in unmeasured]
-
-
-def _unmeasured_tasks(row: Row, report: Report) -> set[str]:
-    """Tasks whose gate says NOT MEASURED of this checkpoint; of the reference, of every candidate. And those on which the
-    reference's own repeat failed: their scores show the run."""
-    found: dict[str, list[bool]] = {}
-    repeats = [one.label for one in report.rows if one.kind == "noise floor"]
-    unsteady = set()
-    for verdict in report.verdicts:
-        task = verdict.gate.removeprefix("score ")
-        if verdict.gate == task:
-            continue
-        if verdict.candidate in repeats and verdict.status == "FAIL":
-            unsteady.add(task)
-        if row.kind == "reference" or verdict.candidate == row.label:
-            found.setdefault(task, []).append(verdict.status == "NOT MEASURED")
-    return unsteady | {task for task, missing in found.items() if all(missing)}
 
 
 # ------------------------------------------------------------------------------------------------ .eval_results
@@ -129,7 +122,7 @@ def eval_results(row: Row, report: Report, measured: Measurement, repo: str | No
             value=round(100 * task.accuracy.value, 2),
             date=measured.started[:10],
             source_url=f"https://huggingface.co/{repo}" if repo else None,
-            source_name="model card, measured with assay" if repo else None,
+            source_name=english.SOURCE if repo else None,
             notes=_notes(task, report, measured),
         )
         for task in measured_tasks(row, report)
@@ -142,22 +135,23 @@ def eval_results(row: Row, report: Report, measured: Measurement, repo: str | No
 
 
 def _benchmark_of(task: TaskNumbers, report: Report) -> Benchmark | None:
-    asked = next((one for one in report.suite_recipe.get("tasks", ()) if one.get("name") == task.task), None)
-    if asked is None:
-        return None
-    if asked.get("kind") == "swe":
-        return SWE_BENCHMARKS.get(str(asked.get("dataset")))
-    names: list[str] = list(asked.get("tasks") or ())
-    return LM_EVAL_BENCHMARKS.get(names[0]) if asked.get("kind") == "lm_eval" and len(names) == 1 else None
+    recipes: list[dict[str, Any]] = list(report.suite_recipe.get("tasks", ()))
+    recipe = next((recipe for recipe in recipes if recipe.get("name") == task.task), {})
+    if recipe.get("kind") == "swe":
+        return SWE_BENCHMARKS.get(str(recipe.get("dataset")))
+    names: list[str] = list(recipe.get("tasks") or ())
+    return LM_EVAL_BENCHMARKS.get(names[0]) if recipe.get("kind") == "lm_eval" and len(names) == 1 else None
 
 
 def _notes(task: TaskNumbers, report: Report, measured: Measurement) -> str:
     assert task.accuracy is not None
     low, high = (round(100 * bound, 1) for bound in (task.accuracy.low, task.accuracy.high))
-    parts = [f"{task.num_items} items", f"{interval_name(task.accuracy.level, task.accuracy.coverage)}: {low} to {high}"]
+    interval = interval_name(task.accuracy.level, task.accuracy.coverage)
+    parts = [english.NOTE_ITEMS.format(number=task.num_items), f"{interval}: {low} to {high}"]
     if task.num_samples > 1:
-        parts.append(f"mean of {task.num_samples} replies to each")
-    parts.append(f"{measured.fingerprint.server}, suite {report.suite}, replies of at most {task.max_tokens} tokens")
+        parts.append(english.NOTE_SAMPLES.format(number=task.num_samples))
+    server = measured.fingerprint.server
+    parts.append(english.NOTE_SERVED.format(server=server, suite=report.suite, tokens=task.max_tokens))
     if measured.fingerprint.emulated:
-        parts.append("number format emulated")
+        parts.append(english.NOTE_EMULATED)
     return "; ".join(parts)

@@ -12,6 +12,7 @@ from assay.records.measurement import Measurement
 from assay.records.plan import Plan
 from assay.records.serving import MODEL_FLAGS, Fingerprint, as_arguments
 from assay_reports.schema import Report
+from assay_reports.sentences import card as english
 
 MEASURING_FLAGS = frozenset(
     {
@@ -20,7 +21,7 @@ MEASURING_FLAGS = frozenset(
     }
 )  # fmt: skip
 """What only a measurement needs; a deployment does without."""
-OUR_LOAD_FORMATS = frozenset({"assay-strict", "assay-emulate"})
+ASSAY_LOAD_FORMATS = frozenset({"assay-strict", "assay-emulate"})
 """Those of the plugin that checks what is loaded; a vLLM without it does not know them, and loads the same weights."""
 FOLDER = "PATH_OF_THIS_FOLDER"
 
@@ -30,22 +31,21 @@ def serve_command(fingerprint: Fingerprint | None, recipe: ModelRecipe | None, *
 
     has_mtp: the checkpoint can draft. place: its folder, or its id on the hub.
     """
-    if fingerprint is not None and not fingerprint.emulated:
-        flags = {name: value for name, value in fingerprint.flags.items() if name not in MEASURING_FLAGS}
-        flags |= fingerprint.checkpoint_flags
-        if flags.get("load-format") in OUR_LOAD_FORMATS:
-            del flags["load-format"]
-        speculation = fingerprint.speculation
-    elif fingerprint is not None:
+    if fingerprint is None:
+        flags, speculation = _recipe_flags(recipe, has_mtp)
+    elif fingerprint.emulated:
         flags = {name: value for name, value in fingerprint.flags.items() if name in MODEL_FLAGS}
         speculation = fingerprint.speculation
     else:
-        flags, speculation = _recipe_flags(recipe, has_mtp)
+        flags = {name: value for name, value in fingerprint.flags.items() if name not in MEASURING_FLAGS}
+        flags |= fingerprint.checkpoint_flags
+        if flags.get("load-format") in ASSAY_LOAD_FORMATS:
+            del flags["load-format"]
+        speculation = fingerprint.speculation
     if speculation:
         flags |= {"speculative-config": speculation}
-    words = ["vllm", "serve", place, *as_arguments(flags)]
     lines: list[str] = []
-    for word in words:
+    for word in ["vllm", "serve", place, *as_arguments(flags)]:
         if word.startswith("--") or not lines:
             lines.append(_quoted(word))
         else:
@@ -70,7 +70,7 @@ def _recipe_flags(recipe: ModelRecipe | None, has_mtp: bool) -> tuple[dict[str, 
 
 def served_on(fingerprint: Fingerprint) -> str:
     """`8 x NVIDIA H200, 1.5 TB of memory`: what the fingerprint says of the machine, in one line."""
-    return ", ".join(f"{name} {value}" for name, value in sorted(fingerprint.hardware.items())) or "unknown hardware"
+    return ", ".join(f"{name} {value}" for name, value in sorted(fingerprint.hardware.items())) or english.UNKNOWN_HARDWARE
 
 
 def environment_words(fingerprint: Fingerprint) -> str:

@@ -1,35 +1,48 @@
-"""Headings that say what was found, one sentence for each section, made from the numbers of a report.
+"""What a page says in sentences: which checkpoint and what to do next, and for each section a heading that says what was found.
 
-A loss is named where its interval lies above zero; what was not measured is never called "no loss".
+A loss is named where its interval lies above zero; what was not measured is never called "no loss". The English is in
+`sentences/page.py`.
 """
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from assay import quantities
-from assay.quantities import capital, points_short
+from assay.quantities import capital, percent_short, points_short, size
 from assay.records.speed import SpeedRow
+from assay.records.verdict import Verdict
 from assay_evaluate.speed.noise import Noise, noise_of_rows
-from assay_evaluate.speed.ratio import is_ahead, mean_of, output_tokens_s, tpot_s, ttft_s
+from assay_evaluate.speed.ratio import is_ahead, output_tokens_s
+from assay_reports.run import UNQUANTIZED_LABELS
 from assay_reports.schema import PlanNumbers, Report, Row, TaskNumbers
+from assay_reports.sentences import limits as english_limits
+from assay_reports.sentences import page as english
+from assay_reports.text import and_list, count_of, grouped, percent
 
 NOISE = 1.5
 """Divergence at one place of the text over that at another, from which a heading calls it a change."""
 FEW = 3
 """Names in a heading; of more their number is said."""
+COUNTS = re.compile(r"; \d+ gates? (passed|failed|underpowered|not measured).*$")
+"""How many gates passed stands at the end of a reason; the first screen leaves it to the table of gates."""
+SAID_FIRST = ("speed_outdated", "choice_outdated", "context_length")
+"""Limits that stand on the first screen as well."""
+NO_REASON = "has no score for"
+"""Begins a sentence whose reason comes later, and at length."""
+LONGEST_REASON = 110
+"""Characters of a clause on the first screen; a longer one stands with the gates."""
 
 
+# ------------------------------------------------------------------------------------------------ of a report
 def candidates(report: Report) -> list[Row]:
     return [row for row in report.rows if row.kind == "candidate"]
 
 
-def and_(names: Sequence[str]) -> str:
-    """a, b and c"""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def unjudged(report: Report, label: str, task: str) -> bool:
+def is_unjudged(report: Report, label: str, task: str) -> bool:
     """Its gate says NOT MEASURED: its numbers are no result."""
     gate = f"score {task}"
     return any(v.status == "NOT MEASURED" and (v.candidate, v.gate) == (label, gate) for v in report.verdicts)
@@ -37,110 +50,267 @@ def unjudged(report: Report, label: str, task: str) -> bool:
 
 def scored(report: Report, row: Row) -> list[TaskNumbers]:
     """Tasks of a candidate whose change is a result."""
-    return [task for task in row.tasks if task.drop is not None and not unjudged(report, row.label, task.task)]
+    return [task for task in row.tasks if task.drop is not None and not is_unjudged(report, row.label, task.task)]
 
 
 def unmeasured_tasks(report: Report) -> list[str]:
     """Names, as sentences call them, of tasks that no candidate has a result of."""
     rows = candidates(report)
-    every = dict.fromkeys(name_of(task) for row in rows for task in row.tasks)
     known = {name_of(task) for row in rows for task in scored(report, row)}
-    return [name for name in every if name not in known]
+    return [name for name in dict.fromkeys(name_of(task) for row in rows for task in row.tasks) if name not in known]
 
 
 def name_of(task: TaskNumbers) -> str:
     return task.title or task.task
 
 
-# ------------------------------------------------------------------------------------------------ scores
+def title_of(report: Report, task: str) -> str:
+    return next((name_of(t) for row in report.rows for t in row.tasks if t.task == task), task)
+
+
+def undecided_verdicts(report: Report) -> list[Verdict]:
+    labels = {row.label for row in candidates(report)}
+    return [v for v in report.verdicts if v.candidate in labels and v.status == "UNDERPOWERED" and v.has_say]
+
+
+def _shortened(names: Sequence[str]) -> str:
+    return and_list(names) if len(names) <= FEW else english.MANY_TASKS.format(number=len(names))
+
+
+# ------------------------------------------------------------------------------------------------ the first screen
+@dataclass(frozen=True)
+class Step:
+    """Something to do next: a sentence, and the command for it if there is one."""
+
+    sentence: str
+    command: str | None = None
+
+
+@dataclass(frozen=True)
+class FirstScreen:
+    """Which checkpoint, a clause for each candidate, on what the recommendation rests, what is not known, what to do next."""
+
+    answer: str
+    clauses: tuple[tuple[Row, str], ...]
+    loss_of_reference: str | None
+    reasons: tuple[str, ...]
+    unknown: tuple[str, ...]
+    steps: tuple[Step, ...]
+
+
+def first_screen(report: Report) -> FirstScreen:
+    """Candidates: smaller than the reference before larger, then the best verdict first."""
+    choice = report.choice
+    order = {"PASS": 0, "UNDERPOWERED": 1, "NOT MEASURED": 2, "FAIL": 3, None: 4}
+    rows = sorted(candidates(report), key=lambda row: (_is_larger(row), order[row.status], row.checkpoint_bytes or 0))
+    return FirstScreen(
+        answer=choice.sentence if choice else answer(report),
+        clauses=tuple((row, COUNTS.sub("", row.sentence.rstrip(".")) + ".") for row in rows),
+        loss_of_reference=_loss_of_reference(report),
+        reasons=(*choice.picks, *choice.reasons) if choice else (),
+        unknown=tuple(dict.fromkeys((*(choice.not_known if choice else ()), *_unknown(report)))),
+        steps=tuple(_steps(report)),
+    )
+
+
+def _is_larger(row: Row) -> bool:
+    """No smaller than the reference, such as the unquantized source: not what one chooses to save memory."""
+    return row.share_of_reference is not None and row.share_of_reference >= 1
+
+
+def answer(report: Report) -> str:
+    """Which checkpoint, by verdict and size alone."""
+    rows, reference = candidates(report), report.reference
+    if not rows:
+        return english.NO_CANDIDATE.format(reference=reference)
+    smaller = [row for row in rows if row.share_of_reference is not None and not _is_larger(row)]
+    if passed := sorted((row for row in smaller if row.status == "PASS"), key=lambda row: row.checkpoint_bytes or 0):
+        return english.USE.format(
+            label=passed[0].label,
+            size=size(passed[0].checkpoint_bytes or 0),
+            share=percent_short(passed[0].share_of_reference or 0),
+            reference=reference,
+            smallest=english.SMALLEST_OF.format(number=len(passed)) if len(passed) > 1 else "",
+        )
+    unsized = [row.label for row in rows if row.share_of_reference is None and row.status == "PASS"]
+    if not unsized and (smaller or any(row.status == "PASS" for row in rows)):
+        statuses = english.KEEP_STATUSES.format(statuses="; ".join(_statuses(smaller))) if smaller else ""
+        return english.KEEP.format(reference=reference, statuses=statuses)
+    are = "is" if len(unsized) == 1 else "are"
+    unknown = english.UNSIZED.format(labels=and_list(unsized), are=are) if unsized else ""
+    return english.JUDGED_ONLY.format(statuses=and_list(_statuses(rows)), reference=reference, unsized=unknown)
+
+
+def _statuses(rows: Sequence[Row]) -> list[str]:
+    """`nvfp4a16 fails`, `w4a16 and w4a16-gptq are undecided`."""
+    by_status = grouped((english.STATUSES.get(row.status, english.STATUSES[None]), row.label) for row in rows)
+    return [
+        english.STATUS_OF.format(labels=and_list(labels), status=verbs[len(labels) > 1]) for verbs, labels in by_status.items()
+    ]
+
+
+def _unknown(report: Report) -> list[str]:
+    """What the reader may take for measured and was not; one clause each."""
+    lines = []
+    for verdict in undecided_verdicts(report):
+        if verdict.gate.startswith("score") and verdict.limit:
+            task = _title_of_gate(report, verdict)
+            lines.append(english.UNDECIDED_LOSS.format(label=verdict.candidate, points=verdict.limit * 100, task=task))
+        else:
+            lines.append(english.UNDECIDED.format(label=verdict.candidate, gate=verdict.gate))
+    for reason, names in grouped((_why_no_result(report, name), name) for name in unmeasured_tasks(report)).items():
+        clause = english.NO_RESULT_REASON.format(reason=reason) if reason else ""
+        lines.append(capital(english.NO_RESULT.format(tasks=and_list(names), reason=clause)))
+    if report.speed is None or not any(row.is_comparable for row in report.speed.rows):
+        what = english.NO_SPEED_NOTHING if report.choice is None else english_limits.CHOSEN_BY
+        lines.append(english.NO_SPEED.format(what=what))
+    if emulated := [row.label for row in candidates(report) if row.emulated]:
+        lines.append(english.EMULATED.format(labels=and_list(emulated)))
+    if not report.probes:
+        lines.append(english.NOT_PROBED)
+    return lines + [limit.text.rstrip(".") for key in SAID_FIRST for limit in report.limits if limit.key == key]
+
+
+def _loss_of_reference(report: Report) -> str | None:
+    """Where the unquantized source scores significantly better than the reference."""
+    for row in candidates(report):
+        drops = [(name_of(task), task.drop) for task in scored(report, row) if task.drop is not None and task.drop.high < 0]
+        if row.label in UNQUANTIZED_LABELS and drops:
+            gains = [english.GAIN.format(task=task, points=points_short(-drop.value)) for task, drop in drops]
+            return english.SOURCE_IS_BETTER.format(source=row.label, reference=report.reference, gains=and_list(gains))
+    return None
+
+
+def _title_of_gate(report: Report, verdict: Verdict) -> str:
+    return verdict.title or title_of(report, verdict.gate.removeprefix("score "))
+
+
+def _why_no_result(report: Report, name: str) -> str:
+    """Why a task has no result, in a clause; "" where nobody says it briefly."""
+    row, task = next((row, task) for row in candidates(report) for task in row.tasks if name_of(task) == name)
+    verdict = next((v for v in report.verdicts if (v.candidate, v.gate) == (row.label, f"score {task.task}")), None)
+    clause = re.split(r"; |\. |: | \(", verdict.detail if verdict else task.note or "")[0].rstrip(".")
+    return clause[:1].lower() + clause[1:] if 0 < len(clause) <= LONGEST_REASON and NO_REASON not in clause else ""
+
+
+def _steps(report: Report) -> list[Step]:
+    """What the records ask for, most urgent first; what `assay choose` says comes first. A command is there only if it works
+    as it stands, in the folder of runs: for checkpoints that lie there, and for records that there are."""
+    run, folders = report.run or report.model, {row.label: row.folder for row in report.rows}
+    made = [Step(line) for line in (report.choice.next_steps if report.choice else ())]
+    if any(limit.key == "serving_faults" for limit in report.limits):
+        made.append(Step(english.MEND_SERVING))
+    made += [Step(_how_to_decide(report, verdict)) for verdict in undecided_verdicts(report)]
+    reference = folders.get(report.reference)
+    for row in candidates(report):
+        if row.status == "FAIL":
+            command = f"assay locate {shlex.quote(reference)} {shlex.quote(row.folder)}" if reference and row.folder else None
+            made.append(Step(english.LOCATE.format(label=row.label, reference=report.reference), command))
+    if not report.verdicts:
+        made.append(Step(english.JUDGE, f"assay gate {shlex.quote(run)}"))
+    if report.speed is None or not any(row.is_comparable for row in report.speed.rows):
+        has_files = any(row.checkpoint_bytes is not None for row in report.rows)
+        made.append(Step(english.MEASURE_SPEED, f"assay speed {shlex.quote(run)}") if has_files else Step(english.IMPORT_SPEED))
+    elif report.choice is None and report.verdicts:
+        made.append(Step(english.CHOOSE, f"assay choose {shlex.quote(run)}"))
+    return made
+
+
+def _how_to_decide(report: Report, verdict: Verdict) -> str:
+    """What more would decide a gate, with the number of items where it is known."""
+    label, drop = verdict.candidate, verdict.observed
+    if not verdict.gate.startswith("score ") or drop is None:
+        return english.DECIDE_GATE.format(label=label, gate=verdict.gate)
+    task, needed = _title_of_gate(report, verdict), verdict.items_needed_at_loss or verdict.items_needed
+    if verdict.limit is not None and drop.value >= verdict.limit:
+        template = english.DECIDE_AT_LIMIT
+    else:
+        template = english.DECIDE_BY_ITEMS if needed is not None and needed > drop.n else english.DECIDE_BY_MORE
+    return template.format(label=label, task=task, needed=needed, asked=drop.n)
+
+
+# ------------------------------------------------------------------------------------------------ headings: scores
 def tasks(report: Report) -> str:
     """`Chinese code lookup lost 25.0 points (nvfp4a16) and 10.0 (w4a16); no other loss is shown at 95 %`."""
-    found: dict[str, list[tuple[float, str]]] = {}
-    seen = [(row, task) for row in candidates(report) for task in scored(report, row)]
-    for row, task in seen:
-        if task.drop is not None and task.drop.low > 0:
-            found.setdefault(name_of(task), []).append((task.drop.value, row.label))
+    results = [(row, task) for row in candidates(report) for task in scored(report, row)]
+    losses = grouped(
+        (name_of(task), (task.drop.value, row.label)) for row, task in results if task.drop is not None and task.drop.low > 0
+    )
     missing = unmeasured_tasks(report)
-    left = f"; not measured: {_short(missing)}" if missing else ""
-    if not seen:
-        return f"No task was scored on a candidate{left}"
-    if not found:
-        items = sum(task.num_pairs or 0 for _, task in seen)
-        return f"No task shows a loss over {items:,} paired answers{left}"
-    ordered = sorted(found.items(), key=lambda one: -max(one[1])[0])
-    said = "; ".join(_lost(name, losses) for name, losses in ordered[:FEW])
-    rest = f"; {len(ordered) - FEW} more tasks lost" if len(ordered) > FEW else "; no other loss is shown at 95 %"
-    return capital(said) + rest + left
+    left = english.NOT_MEASURED_TOO.format(tasks=_shortened(missing)) if missing else ""
+    if not results:
+        return english.NOTHING_SCORED + left
+    if not losses:
+        return english.NO_LOSS.format(answers=sum(task.num_pairs or 0 for _, task in results)) + left
+    ordered = sorted(losses.items(), key=lambda entry: -max(entry[1])[0])
+    worst = "; ".join(_lost(name, of_task) for name, of_task in ordered[:FEW])
+    rest = english.MORE_LOST.format(number=len(ordered) - FEW) if len(ordered) > FEW else english.NO_OTHER_LOSS
+    return capital(worst) + rest + left
 
 
 def _lost(name: str, losses: list[tuple[float, str]]) -> str:
-    ordered = sorted(losses, reverse=True)
-    (most, first), others = ordered[0], ordered[1:]
-    rest = [f"{points_short(value)} ({label})" for value, label in others]
-    return f"{name} lost {and_([f'{points_short(most)} points ({first})', *rest])}"
-
-
-def _short(names: Sequence[str]) -> str:
-    return and_(list(names)) if len(names) <= FEW else f"{len(names)} tasks"
+    templates = [english.LOST_FIRST, *[english.LOST_MORE] * (len(losses) - 1)]
+    told = [
+        template.format(points=points_short(value), label=label)
+        for template, (value, label) in zip(templates, sorted(losses, reverse=True), strict=True)
+    ]
+    return english.LOST.format(task=name, losses=and_list(told))
 
 
 def languages(report: Report) -> str:
-    worst = [
-        (part.drop.value, f"{name_of(task)} in {part.language} ({row.label})")
-        for row in candidates(report)
-        for task in scored(report, row)
-        for part in task.by_language
+    parts = [(row, task, part) for row in candidates(report) for task in scored(report, row) for part in task.by_language]
+    losses = [
+        (part.drop.value, name_of(task), part.language, row.label)
+        for row, task, part in parts
         if part.drop is not None and part.drop.low > 0
     ]
-    spoken = dict.fromkeys(part.language for row in report.rows for task in row.tasks for part in task.by_language)
-    if not worst:
-        return f"No language shows a loss of its own ({', '.join(spoken) or 'none asked'})"
-    most, where = max(worst)
-    return f"By language: most was lost on {where}, {points_short(most)} points"
+    if not losses:
+        spoken = dict.fromkeys(part.language for row in report.rows for task in row.tasks for part in task.by_language)
+        return english.NO_LANGUAGE.format(languages=", ".join(spoken) or english.NONE_ASKED)
+    most, task, language, label = max(losses)
+    return english.WORST_LANGUAGE.format(task=task, language=language, label=label, points=points_short(most))
 
 
 def long_context(report: Report) -> str:
     labels = {row.label for row in candidates(report)}
     cells = [
-        (cell.drop.value, cell, one)
-        for one in report.long_context
-        if one.candidate in labels and not unjudged(report, one.candidate, one.task)
-        for cell in one.by_length or one.by_depth
+        (cell, of)
+        for of in report.long_context
+        if of.candidate in labels and not is_unjudged(report, of.candidate, of.task)
+        for cell in of.by_length or of.by_depth
     ]
     if not cells:
-        return "Long context was not measured"
-    longest = max(cell.length_tokens for _, cell, _ in cells)
-    lost = [(value, cell, one) for value, cell, one in cells if cell.drop.low > 0]
+        return english.NO_LONG_CONTEXT
+    lost = [(cell, of) for cell, of in cells if cell.drop.low > 0]
     if not lost:
-        return f"No length up to {longest:,} tokens shows a loss; nothing is known beyond"
-    value, cell, one = max(lost, key=lambda entry: entry[0])
-    title = next((name_of(t) for row in report.rows for t in row.tasks if t.task == one.task), one.task)
-    at = f"{cell.length_tokens:,} tokens"
-    return f"By length: {one.candidate} lost most at {at}, {points_short(value)} points of {title}"
+        return english.NO_LENGTH.format(longest=max(cell.length_tokens for cell, _ in cells))
+    cell, of = max(lost, key=lambda entry: entry[0].drop.value)
+    return english.WORST_LENGTH.format(
+        label=of.candidate, length=cell.length_tokens, points=points_short(cell.drop.value), task=title_of(report, of.task)
+    )
 
 
-# ------------------------------------------------------------------------------------------------ divergence
+# ------------------------------------------------------------------------------------------------ headings: serving
 def drift(report: Report) -> str:
     """Where along the text the furthest candidate is furthest, against the front of the same text."""
-    found = {row.label: course for row in candidates(report) if (course := _course(row))}
-    if not found:
-        seen = any(row.divergence for row in candidates(report))
-        return "Divergence was measured, its course along the text was not" if seen else "Divergence was not measured"
-    label = max(found, key=lambda name: max(value for value, _ in found[name]))
-    front, (most, where), last = found[label][0][0], max(found[label]), found[label][-1][0]
+    rows = candidates(report)
+    courses = {row.label: course for row in rows if (course := _course(row))}
+    if not courses:
+        return english.NO_COURSE if any(row.divergence for row in rows) else english.NO_DIVERGENCE
+    label = max(courses, key=lambda name: max(value for value, _ in courses[name]))
+    front, (most, span), end = courses[label][0][0], max(courses[label]), courses[label][-1][0]
     if front <= 0 or most >= NOISE * front:
-        many = f"{sum(map(len, found.values()))} spans of {len(found)} checkpoint{'s' if len(found) > 1 else ''}"
-        return f"Drift is largest at tokens {where} ({label}: KL, lower bound, {most:.2g} nats; the highest of {many})"
-    if last * NOISE <= front:
-        return f"Drift is largest at the front ({label}: KL, lower bound, {front:.2g} nats there, {last:.2g} at the end)"
-    return f"Drift stays level along the text ({label}: KL, lower bound, {front:.2g} nats at the front, {last:.2g} at the end)"
+        spans, checkpoints = sum(map(len, courses.values())), count_of(len(courses), "checkpoint")
+        return english.DRIFT_AT.format(span=span, label=label, most=most, spans=spans, checkpoints=checkpoints)
+    template = english.DRIFT_FRONT if end * NOISE <= front else english.DRIFT_LEVEL
+    return template.format(label=label, front=front, end=end)
 
 
 def _course(row: Row) -> list[tuple[float, str]]:
     """Mean KL, lower bound, and positions, from the front to the end of sampled texts. Empty: fewer than two spans."""
     if row.divergence is None:
         return []
-    curve = next((one.curve for one in row.divergence.drift if one.texts == "all" and one.curve), ())
+    curve = next((drift.curve for drift in row.divergence.drift if drift.texts == "all" and drift.curve), ())
     spans = [(span.kl_mean, f"{span.first} to {span.last}") for span in curve]
     spans = spans or [(bucket.kl_mean, f"{bucket.first} to {bucket.last}") for bucket in row.divergence.by_position]
     return spans if len(spans) > 1 else []
@@ -149,81 +319,70 @@ def _course(row: Row) -> list[tuple[float, str]]:
 def acceptance(report: Report) -> str:
     known = [row for row in candidates(report) if row.acceptance is not None and row.acceptance.rate is not None]
     if not known:
-        return "Acceptance of drafts (MTP) was not measured"
-    worse = [row for row in known if row.acceptance_drop is not None and row.acceptance_drop.low > 0]
-    if worse:
-        said = [f"{points_short(row.acceptance_drop.value)} points ({row.label})" for row in worse if row.acceptance_drop]
-        return f"Fewer drafts are accepted: {and_(said)} less than with {report.reference}"
-    start = f"No difference in accepted drafts (MTP) from {report.reference} is shown"
-    highest = sorted(max(row.acceptance_drop.high, 0.0) for row in known if row.acceptance_drop is not None)
-    if not highest:
+        return english.NO_ACCEPTANCE
+    drops = [(row.label, row.acceptance_drop) for row in known if row.acceptance_drop is not None]
+    if worse := [(label, drop) for label, drop in drops if drop.low > 0]:
+        losses = [english.LOST_FIRST.format(points=points_short(drop.value), label=label) for label, drop in worse]
+        return english.FEWER_ACCEPTED.format(losses=and_list(losses), reference=report.reference)
+    start = english.ACCEPTED_ALIKE.format(reference=report.reference)
+    if not drops:
         return start
-    least, most = points_short(highest[0]), points_short(highest[-1])
-    return f"{start}; losses of up to {most if least == most else f'{least} to {most}'} points are not excluded"
+    highest = sorted(max(drop.high, 0.0) for _, drop in drops)
+    ends = dict.fromkeys((points_short(highest[0]), points_short(highest[-1])))
+    return english.ACCEPTED_AT_MOST.format(start=start, points=" to ".join(ends))
 
 
 def fidelity(report: Report) -> str:
-    alarms = [f"{one.label}: {result.name}" for one in report.probes for result in one.results if result.status == "alarm"]
     if not report.probes:
-        return "Serving was not probed for faults under load"
+        return english.NO_PROBES
+    alarms = [f"{probes.label}: {alarm.name}" for probes in report.probes for alarm in probes.alarms]
     if alarms:
-        return f"Probes of the servers: {len(alarms)} {'alarm' if len(alarms) == 1 else 'alarms'} ({_short(alarms)})"
-    asked = sum(result.status != "not_run" for one in report.probes for result in one.results)
-    return f"No fault of serving was found: {asked} probes of {and_([one.label for one in report.probes])}, no alarm"
+        return english.ALARMS.format(alarms=count_of(len(alarms), "alarm"), names=_shortened(alarms))
+    number = sum(result.status != "not_run" for probes in report.probes for result in probes.results)
+    return english.NO_ALARM.format(number=number, labels=and_list([probes.label for probes in report.probes]))
 
 
-# ------------------------------------------------------------------------------------------------ speed
-def latency_s(row: SpeedRow, what: str) -> float | None:
-    """`ttft` (of medians) or `tpot` (of means) of a row, as `assay speed` prints it. None: not measured."""
-    found = mean_of(row, ttft_s if what == "ttft" else tpot_s)
-    return None if found is None else found.value
-
-
+# ------------------------------------------------------------------------------------------------ headings: speed
 def ladders(rows: Iterable[SpeedRow]) -> dict[tuple[object, ...], list[SpeedRow]]:
     """Rows that may stand in one picture: alike but for checkpoint and concurrency, and comparable."""
-    found: dict[tuple[object, ...], list[SpeedRow]] = {}
-    for row in rows:
-        if row.is_comparable:
-            found.setdefault(row.like[:-1], []).append(row)
-    return found
+    return grouped((row.like[:-1], row) for row in rows if row.is_comparable)
 
 
 def speed(report: Report) -> str:
     if report.speed is None or not report.speed.rows:
-        return "Speed was not measured"
+        return english.NO_SPEED_HEADING
     groups = ladders(report.speed.rows)
     if not groups:
-        return "Speed: every row is of an emulated format, or does not say whether it drafted, so none is compared"
+        return english.NO_SPEED_COMPARED
     rows = max(groups.values(), key=lambda some: (any(row.origin == "measured" for row in some), len(some)))
     noise = noise_of_rows(report.speed.rows, output_tokens_s)
     low, high = min(row.concurrency for row in rows), max(row.concurrency for row in rows)
-    (few, many) = (_fastest([row for row in rows if row.concurrency == at], noise) for at in (low, high))
-    said = f"{few[0]} at {_streams(low)} ({few[1]:,.1f} tokens/s)"
-    if high != low and few[0] == many[0]:
-        said += f" and at {high} ({many[1]:,.1f})"
-    elif high != low:
-        said += f", {many[0]} at {high} ({many[1]:,.1f})"
+    (few, of_few), (many, of_many) = (_fastest([row for row in rows if row.concurrency == at], noise) for at in (low, high))
+    speeds = english.SPEED_FEW.format(fastest=few, streams=count_of(low, "stream"), speed=of_few)
+    if high != low:
+        template = english.SPEED_SAME if few == many else english.SPEED_MANY
+        speeds += template.format(fastest=many, streams=high, speed=of_many)
     first = rows[0]
-    how = "" if first.origin == "measured" else f", {first.origin}"
-    draft = "speculation off" if not first.speculation else f"{first.speculation} drafted"
-    return f"{said}; {first.hardware}, {first.prompts}, {draft}{how}"
+    return english.SPEED.format(
+        speeds=speeds,
+        hardware=first.hardware,
+        prompts=first.prompts,
+        drafting=f"{first.speculation} drafted" if first.speculation else "speculation off",
+        origin="" if first.origin == "measured" else f", {first.origin}",
+    )
 
 
 def _fastest(rows: Sequence[SpeedRow], noise: Noise) -> tuple[str, float]:
     """(`fp8 is fastest`, or `fp8 and bf16 cannot be told apart`; its tokens/s). rows: of one number of streams."""
     first, *others = sorted(rows, key=lambda row: (row.tokens_s, row.checkpoint), reverse=True)
-    alike = [row.checkpoint for row in others if row.checkpoint != first.checkpoint and not is_ahead(first, row, noise)]
-    if alike:
-        return f"{and_([first.checkpoint, *alike])} cannot be told apart", first.tokens_s
-    return f"{first.checkpoint} is fastest", first.tokens_s
+    close = [row.checkpoint for row in others if row.checkpoint != first.checkpoint and not is_ahead(first, row, noise)]
+    if close:
+        return english.NOT_TOLD_APART.format(labels=and_list([first.checkpoint, *close])), first.tokens_s
+    return english.FASTEST.format(label=first.checkpoint), first.tokens_s
 
 
-def _streams(number: int) -> str:
-    return f"{number} stream{'' if number == 1 else 's'}"
-
-
-# ------------------------------------------------------------------------------------------------ checkpoints
-def kept(plan: PlanNumbers) -> tuple[list[str], float]:
+# ------------------------------------------------------------------------------------------------ headings: checkpoints
+def kept_roles(plan: PlanNumbers) -> tuple[list[str], float]:
     """Roles that are not quantized, largest first, and their share of the bytes written."""
     others = [role for role in plan.roles if not role.what.startswith("quantized") and role.bytes_out]
     share = sum(role.bytes_out for role in others) / max(plan.bytes_out, 1)
@@ -232,49 +391,87 @@ def kept(plan: PlanNumbers) -> tuple[list[str], float]:
 
 def tensors(report: Report) -> str:
     if not report.plans:
-        return "What was done to the tensors is not known: the checkpoints were made elsewhere"
-    said = [f"{plan.precision} {quantities.percent_short(kept(plan)[1])}" for plan in report.plans]
-    return f"Bytes kept unquantized: {and_(said)}"
+        return english.NO_PLANS
+    shares = [f"{plan.precision} {percent_short(kept_roles(plan)[1])}" for plan in report.plans]
+    return english.UNQUANTIZED.format(shares=and_list(shares))
 
 
 def verification(report: Report) -> str:
-    if not report.verifications:
-        return "No checkpoint of this run was verified"
-    broken = [f"{one.precision} ({len(one.damages)} damages)" for one in report.verifications if not one.passed]
-    if broken:
-        return f"Damaged: {and_(broken)}"
-    other = [one.precision for one in report.verifications if one.is_measured_checkpoint is False]
-    checked = sum(one.num_checked for one in report.verifications)
-    tail = f"; {and_(other)} is not the checkpoint that was measured" if other else ""
-    return f"{and_([one.precision for one in report.verifications])}: {checked:,} things checked, none damaged{tail}"
+    records = report.verifications
+    if not records:
+        return english.NO_VERIFICATION
+    if damaged := [record for record in records if not record.passed]:
+        labels = [english.DAMAGES.format(label=record.precision, number=len(record.damages)) for record in damaged]
+        return english.DAMAGED.format(labels=and_list(labels))
+    others = [record.precision for record in records if record.is_measured_checkpoint is False]
+    return english.VERIFIED.format(
+        labels=and_list([record.precision for record in records]),
+        checks=sum(record.num_checked for record in records),
+        others=english.NOT_THE_MEASURED.format(labels=and_list(others)) if others else "",
+    )
 
 
 def serving(report: Report) -> str:
-    print_ = report.fingerprint
     emulated = [row.label for row in candidates(report) if row.emulated]
-    tail = f"; {and_(emulated)} emulated, so nothing is said about kernels" if emulated else ""
-    return f"All were served alike, by {print_.server}, profile {print_.profile}{tail}"
+    tail = english.SERVED_EMULATED.format(labels=and_list(emulated)) if emulated else ""
+    return english.SERVED_ALIKE.format(server=served_by(report), emulated=tail)
+
+
+def served_by(report: Report) -> str:
+    """`vllm 0.33.0, profile 8xh200`, or that nobody here started it."""
+    fingerprint = report.fingerprint
+    template = english.EXTERNAL_SERVER if fingerprint.server == "external" else english.SERVER
+    return template.format(server=fingerprint.server, profile=fingerprint.profile)
+
+
+def speculation_of(report: Report) -> str:
+    """What is drafted; of a server that somebody else runs only that something was."""
+    if report.fingerprint.speculation:
+        return json.dumps(report.fingerprint.speculation)
+    is_drafting = any(row.acceptance is not None and row.acceptance.num_draft_tokens for row in report.rows)
+    return english.DRAFTS_UNKNOWN if is_drafting else english.NO_SPECULATION
+
+
+def pairs_notes(report: Report) -> dict[str, str]:
+    """Task -> why a score, the reference's and the change between them do not add up: the reference answered more items."""
+    notes = {}
+    for row in report.rows:
+        for task in row.tasks if row.kind == "reference" else ():
+            fewer = [(other, t) for other in report.rows for t in other.tasks if t.task == task.task and t.reference_on_pairs]
+            groups = grouped(((t.num_pairs or 0, t.reference_on_pairs), other.label) for other, t in fewer)
+            if groups:
+                parts = [
+                    english.ON_PAIRS.format(pairs=pairs, labels=and_list(labels), reference=row.label, score=percent(score))
+                    for (pairs, score), labels in groups.items()
+                ]
+                title = capital(name_of(task))
+                items = task.num_items - task.num_failed
+                notes[task.task] = english.MORE_ITEMS.format(
+                    task=title, reference=row.label, items=items, parts=" ".join(parts)
+                )
+    return notes
 
 
 def limits(report: Report) -> str:
-    number = len(report.limits)
-    return (
-        "One thing that this run cannot tell"
-        if number == 1
-        else f"{number} things that this run cannot tell, or tells with a limit"
-    )
+    return english.ONE_LIMIT if len(report.limits) == 1 else english.LIMITS.format(number=len(report.limits))
 
 
 def gates(report: Report) -> str:
     if not report.verdicts:
-        return "Nobody has judged this run"
+        return english.NOT_JUDGED
     labels = {row.label for row in candidates(report)}
-    counts: dict[str, dict[str, int]] = {}
-    for verdict in report.verdicts:
-        if verdict.candidate in labels and verdict.has_say:
-            own = counts.setdefault(verdict.candidate, {})
-            own[verdict.status] = own.get(verdict.status, 0) + 1
-    said = [
-        f"{label}: {', '.join(f'{number} {status.lower()}' for status, number in own.items())}" for label, own in counts.items()
+    by_label = grouped((v.candidate, v.status.lower()) for v in report.verdicts if v.candidate in labels and v.has_say)
+    counts = [
+        f"{label}: {', '.join(f'{statuses.count(status)} {status}' for status in dict.fromkeys(statuses))}"
+        for label, statuses in by_label.items()
     ]
-    return f"Gates that count, by candidate: {'; '.join(said) or 'none'}"
+    return english.GATES.format(counts="; ".join(counts) or english.NO_GATES)
+
+
+HEADINGS = {
+    function.__name__: function
+    for function in (
+        tasks, languages, long_context, drift, acceptance, fidelity, speed, tensors, verification, serving, limits, gates,
+    )
+}  # fmt: skip
+"""Section -> what its heading says of a report."""

@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from assay.errors import AssayError
 from assay.foreign_text import one_line
 from assay.records.measurement import ItemResult, Measurement
 from assay.secret_text import hide_secrets
 from assay_reports.page import trajectories
 from assay_reports.page.trajectories import clipped
 from assay_reports.run import Run
+from assay_reports.sentences import page as english
 
 JOURNAL = "journal.db"
 MOST_CHARACTERS = 12_000
@@ -77,8 +77,11 @@ def browser(run: Run, run_dir: Path, *, most_text: int = MOST_TEXT) -> Browser |
     reference = run.reference
     if reference is None:
         return None
-    theirs = _by_key(reference)
-    pairs = [(m, key, ours, theirs[key]) for m in run.candidates for key, ours in _by_key(m).items() if key in theirs]
+    of_reference = _by_key(reference)
+    pairs = [
+        (m.label, key, item, of_reference[key])
+        for m in run.candidates for key, item in _by_key(m).items() if key in of_reference
+    ]  # fmt: skip
     if not pairs:
         return None
     labels = [m.label for m in run.candidates]
@@ -87,11 +90,11 @@ def browser(run: Run, run_dir: Path, *, most_text: int = MOST_TEXT) -> Browser |
     questions: dict[Key, int] = {}
     urgent: set[Key] = set()
     rows = Columns()
-    for measurement, key, item, other in pairs:
-        flags = _flags(item, other)
+    for label, key, item, reference_item in pairs:
+        flags = _flags(item, reference_item)
         if is_flipped(flags) or flags & (CUT | REFERENCE_CUT):
             urgent.add(key)
-        rows.candidate.append(labels.index(measurement.label))
+        rows.candidate.append(labels.index(label))
         rows.task.append(tasks.index(key[0]))
         rows.language.append(languages.index(item.language))
         rows.item.append(hide_secrets(item.item))
@@ -100,41 +103,42 @@ def browser(run: Run, run_dir: Path, *, most_text: int = MOST_TEXT) -> Browser |
         rows.question.append(questions.setdefault(key, len(questions)))
     agents = {task.task for m in run.measurements for task in m.tasks if task.kind == "swe"}
     chosen = _chosen(run, questions, urgent, agents, most_text)
-    texts, why = _all_texts(run, run_dir, chosen, agents)
-    chunks, starts = _chunks(questions, texts, [reference.label, *labels])
+    texts, reason = _all_texts(run, run_dir, chosen, agents)
+    groups = list(_groups(questions, texts, [reference.label, *labels])) if texts else []
     titles = {task.task: task.title or task.task for m in run.measurements for task in m.tasks}
     index = {
         "reference": reference.label, "candidates": labels, "tasks": tasks, "titles": [titles[name] for name in tasks],
-        "languages": languages, "rows": rows.__dict__, "starts": starts, "num_questions": len(questions),
+        "languages": languages, "rows": rows.__dict__, "starts": [first for first, _ in groups],
+        "num_questions": len(questions),
     }  # fmt: skip
     return Browser(
         num_rows=len(rows.flags),
         num_flipped=sum(is_flipped(flags) for flags in rows.flags),
         num_cut=sum(bool(flags & CUT) for flags in rows.flags),
         index=packed(index),
-        chunks=tuple(chunks),
-        why_no_texts=why,
+        chunks=tuple(packed(entries) for _, entries in groups),
+        why_no_texts=reason,
         num_left_out=len(questions) - len(chosen) if texts else 0,
     )
 
 
 def is_flipped(flags: int) -> bool:
     """Both replies came, and one of them is right."""
-    both = flags & (REFERENCE_KNOWN | KNOWN) == REFERENCE_KNOWN | KNOWN
-    return both and bool(flags & RIGHT) != bool(flags & REFERENCE_RIGHT)
+    is_answered = flags & (REFERENCE_KNOWN | KNOWN) == REFERENCE_KNOWN | KNOWN
+    return is_answered and bool(flags & RIGHT) != bool(flags & REFERENCE_RIGHT)
 
 
 def _by_key(measurement: Measurement) -> dict[Key, ItemResult]:
     return {(task.task, item.item, item.sample): item for task in measurement.tasks for item in task.items}
 
 
-def _flags(item: ItemResult, other: ItemResult) -> int:
+def _flags(item: ItemResult, reference: ItemResult) -> int:
     return (
-        REFERENCE_RIGHT * bool(other.correct)
-        | REFERENCE_KNOWN * (other.correct is not None)
+        REFERENCE_RIGHT * bool(reference.correct)
+        | REFERENCE_KNOWN * (reference.correct is not None)
         | RIGHT * bool(item.correct)
         | KNOWN * (item.correct is not None)
-        | REFERENCE_CUT * other.truncated
+        | REFERENCE_CUT * reference.truncated
         | CUT * item.truncated
     )
 
@@ -159,53 +163,52 @@ def _chosen(run: Run, questions: dict[Key, int], urgent: set[Key], agents: set[s
 
 # ------------------------------------------------------------------------------------------------ texts
 Texts = dict[Key, dict[str, Any]]
-"""Question -> `""` for the prompt, labels for replies -> text; of a trajectory what `told_side_by_side` makes of it."""
+"""Question -> `""` for the prompt, labels for replies -> text; of a trajectory what `side_by_side` makes of it."""
 
 
 def _all_texts(run: Run, run_dir: Path, chosen: set[Key], agents: set[str]) -> tuple[Texts, str | None]:
     """Texts of these questions, and of what kind there are none, and why."""
-    found: Texts = {}
+    texts: Texts = {}
     reasons = []
     if asked := {key for key in chosen if key[0] not in agents}:
-        found, why = _texts(run, run_dir / JOURNAL, asked)
-        reasons += [why] if why else []
+        texts, reason = _texts(run, run_dir / JOURNAL, asked)
+        reasons += [reason] if reason else []
     if worked_on := {key for key in chosen if key[0] in agents}:
         steps = _trajectories(run, run_dir, worked_on)
-        found = found | steps
-        why = f"{trajectories.FOLDER}/ of the run's folder holds no trajectory of SWE-bench that was graded"
-        reasons += [] if steps else [f"{why}, so of it there are outcomes only"]
-    return found, "; ".join(reasons) or None
+        texts = texts | steps
+        reasons += [] if steps else [english.NO_TRAJECTORIES.format(folder=trajectories.FOLDER)]
+    return texts, "; ".join(reasons) or None
 
 
 def _trajectories(run: Run, run_dir: Path, chosen: set[Key]) -> Texts:
     """The problem statement and what the page shows of each side. One question is read at a time: files may be large."""
     measured = [measurement for measurement in (run.reference, *run.candidates) if measurement is not None]
     finders = {measurement.label: trajectories.Finder(run_dir, measurement) for measurement in measured}
-    told: Texts = {}
+    texts: Texts = {}
     for key in sorted(chosen):
         sides = {label: steps for label, finder in finders.items() if (steps := finder.find(key)) is not None}
         if sides:
             prompt = clipped(next(iter(sides.values())).prompt, MOST_CHARACTERS)
-            told[key] = {"": prompt} | trajectories.told_side_by_side(sides, measured[0].label)
-    return told
+            texts[key] = {"": prompt} | trajectories.side_by_side(sides, measured[0].label)
+    return texts
 
 
 def _texts(run: Run, journal: Path, chosen: set[Key]) -> tuple[Texts, str | None]:
     """Texts of these questions, and why there are none."""
     if not journal.is_file():
-        return {}, f"{JOURNAL} is not in the run's folder, so there are outcomes only"
-    found: Texts = defaultdict(dict)
+        return {}, english.NO_JOURNAL
+    texts: Texts = defaultdict(dict)
     try:
         with contextlib.closing(sqlite3.connect(f"{journal.absolute().as_uri()}?mode=ro", uri=True, timeout=30)) as db:
             for measurement in (run.reference, *run.candidates):
                 if measurement is not None:
-                    _add_replies(found, db, measurement, chosen)
+                    _add_replies(texts, db, measurement, chosen)
     except (sqlite3.Error, ValueError, KeyError, TypeError, zlib.error) as error:
-        return {}, f"{JOURNAL} cannot be read ({one_line(str(error))}), so there are outcomes only"
-    return found, None if found else f"{JOURNAL} holds no reply to these items, so there are outcomes only"
+        return {}, english.UNREADABLE_JOURNAL.format(error=one_line(str(error)))
+    return texts, None if texts else english.NO_REPLIES
 
 
-def _add_replies(found: Texts, db: sqlite3.Connection, measurement: Measurement, chosen: set[Key]) -> None:
+def _add_replies(texts: Texts, db: sqlite3.Connection, measurement: Measurement, chosen: set[Key]) -> None:
     """Of several replies to one item (served otherwise before) the one with the tokens that were counted, else the last."""
     items = {_journal_item(key): (key, item) for key, item in _by_key(measurement).items() if key in chosen}
     matched: set[Key] = set()
@@ -220,8 +223,8 @@ def _add_replies(found: Texts, db: sqlite3.Connection, measurement: Measurement,
         key, item = asked
         if num_tokens == item.output_tokens:
             matched.add(key)
-        found[key].setdefault("", clipped(prompt_of(_unpacked(body)), MOST_CHARACTERS))
-        found[key][measurement.label] = clipped(reply_of(_unpacked(reply)), MOST_CHARACTERS)
+        texts[key].setdefault("", clipped(prompt_of(_unpacked(body)), MOST_CHARACTERS))
+        texts[key][measurement.label] = clipped(reply_of(_unpacked(reply)), MOST_CHARACTERS)
 
 
 def _journal_item(key: Key) -> tuple[str, str]:
@@ -239,8 +242,8 @@ def prompt_of(body: dict[str, Any]) -> str:
     messages = body.get("messages")
     if not isinstance(messages, list):
         return str(body.get("prompt", ""))
-    said = [(str(one.get("role", "")), _content(one)) for one in messages]
-    text = said[0][1] if len(said) == 1 else "\n\n".join(f"[{role}]\n{content}" for role, content in said)
+    contents = [(str(message.get("role", "")), _content(message)) for message in messages]
+    text = contents[0][1] if len(contents) == 1 else "\n\n".join(f"[{role}]\n{content}" for role, content in contents)
     tools = [str(tool.get("function", {}).get("name")) for tool in body.get("tools") or ()]
     return f"{text}\n\n[tools offered: {', '.join(tools)}]" if tools else text
 
@@ -266,25 +269,14 @@ def reply_of(reply: dict[str, Any]) -> str:
 
 
 # ------------------------------------------------------------------------------------------------ packing
-def _chunks(questions: dict[Key, int], texts: Texts, labels: list[str]) -> tuple[list[str], list[int]]:
-    """Chunks of [prompt, reply of each label or null] in order of questions, and the first question of each chunk."""
-    if not texts:
-        return [], []
-    chunks: list[str] = []
-    starts: list[int] = []
-    for first, entries in _groups(questions, texts, labels):
-        starts.append(first)
-        chunks.append(packed(entries))
-    return chunks, starts
-
-
 def _groups(questions: dict[Key, int], texts: Texts, labels: list[str]) -> Iterator[tuple[int, list[list[Any]]]]:
+    """Groups of [prompt, reply of each label or null] in order of questions, each with its first question."""
     first, size = 0, 0
     entries: list[list[Any]] = []
     for key, number in questions.items():
-        said = texts.get(key, {})
-        entry = [said.get(name) for name in ("", *labels)]
-        more = sum(len(one) if isinstance(one, str) else trajectories.num_characters(one) for one in entry if one)
+        of_question = texts.get(key, {})
+        entry = [of_question.get(name) for name in ("", *labels)]
+        more = sum(len(text) if isinstance(text, str) else trajectories.num_characters(text) for text in entry if text)
         if entries and size + more > CHUNK_CHARACTERS:
             yield first, entries
             first, size, entries = number, 0, []
@@ -303,9 +295,3 @@ def packed(data: Any) -> str:
 def unpacked(text: str) -> Any:
     """What `packed` was given; for tests."""
     return json.loads(zlib.decompress(base64.b64decode(text)))
-
-
-def check_readable(path: Path) -> None:
-    """AssayError: the folder of a page that is to be written does not exist."""
-    if not path.parent.is_dir():
-        raise AssayError(f"{path}: its folder does not exist; make it or name another")

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 SERIES = 6
 """Colours of checkpoints; a seventh takes the first again, and has its name beside it."""
@@ -50,9 +50,14 @@ class Picture:
     def line(self, x1: float, y1: float, x2: float, y2: float, css: str) -> None:
         self.add('<line x1="{a}" y1="{b}" x2="{c}" y2="{d}" class="{css}"/>', a=x1, b=y1, c=x2, d=y2, css=css)
 
-    def text(self, x: float, y: float, said: object, css: str = "", anchor: str = "start") -> None:
-        mark = '<text x="{x}" y="{y}" class="{css}" text-anchor="{anchor}">{said}</text>'
-        self.add(mark, x=round(x, 1), y=round(y, 1), css=css, anchor=anchor, said=said)
+    def text(self, x: float, y: float, text: object, css: str = "", anchor: str = "start") -> None:
+        mark = '<text x="{x}" y="{y}" class="{css}" text-anchor="{anchor}">{text}</text>'
+        self.add(mark, x=round(x, 1), y=round(y, 1), css=css, anchor=anchor, text=text)
+
+    def rect(self, x: float, y: float, width: float, height: float, css: str, hint: str | None = None) -> None:
+        mark = '<rect x="{x}" y="{y}" width="{w}" height="{h}" class="{css}"'
+        end = "/>" if hint is None else "><title>{hint}</title></rect>"
+        self.add(mark + end, x=x, y=y, w=round(width, 1), h=round(height, 1), css=css, hint=hint)
 
     def mark(self, x: float, y: float, css: str, shape: int, hint: str, size: float = 5) -> None:
         """Shapes differ as well as colours: circle, square, triangle, diamond."""
@@ -99,74 +104,74 @@ def place_names(
     held = [*taken, *((x - 7, y - 7, x + 7, y + 7) for x, y, _ in marks)]
     lines = range(math.ceil((inside[3] - inside[1]) / LINE))
     room = [max(inside[2] - x, x - inside[0]) - AWAY for x, _, _ in marks]  # on the wider side
-    names = _cut([name for *_, name in marks], [int(wide / LETTER) for wide in room])
-    found = []
+    names = _cut([name for *_, name in marks], [int(width / LETTER) for width in room])
+    places = []
     for (x, y, _), name in zip(marks, names, strict=True):
-        wide = LETTER * len(name)
+        width = LETTER * len(name)
         tries: list[tuple[float, float, str]] = [
             (x + away, y + down, anchor)
             for line in lines
             for down in (4 + LINE * line, -9 - LINE * line)
             for away, anchor in ((AWAY, "start"), (-AWAY, "end"))
-            if _is_inside(_box(x + away, y + down, anchor, wide), inside)
+            if _is_inside(_box(x + away, y + down, anchor, width), inside)
         ] or [(x + AWAY, y + 4, "start")]
-        covered = [_covered(_box(*one, wide), held) for one in tries]
-        one = tries[covered.index(min(covered))]  # of several the first, which is the nearest
-        held.append(_box(*one, wide))
-        found.append((*one, name))
-    return found
+        covered = [_covered(_box(*place, width), held) for place in tries]
+        place = tries[covered.index(min(covered))]  # of several the first, which is the nearest
+        held.append(_box(*place, width))
+        places.append((*place, name))
+    return places
 
 
 def _cut(names: Sequence[str], most: Sequence[int]) -> list[str]:
     """Names of at most so many letters each, with as much of their beginnings and ends as leaves them apart."""
-    found: list[list[str]] = []
+    cuts: list[list[str]] = []
     for share in (0.25, 0.0, 0.5, 1.0):
         heads = [round(share * (number - 1)) for number in most]
-        found.append(
+        cuts.append(
             [
-                one if len(one) <= number else f"{one[:head]}…{one[len(one) - (number - 1 - head) :]}"
-                for one, number, head in zip(names, most, heads, strict=True)
+                name if len(name) <= number else f"{name[:head]}…{name[len(name) - (number - 1 - head) :]}"
+                for name, number, head in zip(names, most, heads, strict=True)
             ]
         )
-    return next((cut for cut in found if len(set(cut)) == len(set(names))), found[0])
+    return next((cut for cut in cuts if len(set(cut)) == len(set(names))), cuts[0])
 
 
-def _box(x: float, y: float, anchor: str, wide: float) -> Box:
-    left = x if anchor == "start" else x - wide
-    return left, y - ABOVE, left + wide, y + BELOW
+def _box(x: float, y: float, anchor: str, width: float) -> Box:
+    left = x if anchor == "start" else x - width
+    return left, y - ABOVE, left + width, y + BELOW
 
 
-def _is_inside(box: Box, other: Box) -> bool:
-    return box[0] >= other[0] and box[1] >= other[1] and box[2] <= other[2] and box[3] <= other[3]
+def _is_inside(box: Box, outer: Box) -> bool:
+    return box[0] >= outer[0] and box[1] >= outer[1] and box[2] <= outer[2] and box[3] <= outer[3]
 
 
 def _covered(box: Box, held: Iterable[Box]) -> float:
     """Area of what lies under it."""
     return sum(
-        max(0.0, min(box[2], one[2]) - max(box[0], one[0])) * max(0.0, min(box[3], one[3]) - max(box[1], one[1]))
-        for one in held
+        max(0.0, min(box[2], other[2]) - max(box[0], other[0])) * max(0.0, min(box[3], other[3]) - max(box[1], other[1]))
+        for other in held
     )
 
 
 # ------------------------------------------------------------------------------------------------ axes
 def axis_below(
-    to: Picture, scale: Scale, y: float, ticks: Iterable[float], name: Callable[[float], str], title: str, top: float
+    picture: Picture, scale: Scale, y: float, ticks: Iterable[float], name: Callable[[float], str], title: str, top: float
 ) -> None:
     """Ticks with grid lines up to `top`, and a title."""
     for tick in ticks:
-        to.line(scale(tick), top, scale(tick), y, "grid")
-        to.text(scale(tick), y + 16, name(tick), "tick", "middle")
-    to.text((scale.begin + scale.end) / 2, y + 36, title, "axis", "middle")
+        picture.line(scale(tick), top, scale(tick), y, "grid")
+        picture.text(scale(tick), y + 16, name(tick), "tick", "middle")
+    picture.text((scale.begin + scale.end) / 2, y + 36, title, "axis", "middle")
 
 
 def axis_left(
-    to: Picture, scale: Scale, x: float, ticks: Iterable[float], name: Callable[[float], str], title: str, right: float
+    picture: Picture, scale: Scale, x: float, ticks: Iterable[float], name: Callable[[float], str], title: str, right: float
 ) -> None:
     """Ticks with grid lines to `right`; the title stands above the axis, where it need not be turned."""
     for tick in ticks:
-        to.line(x, scale(tick), right, scale(tick), "grid")
-        to.text(x - 6, scale(tick) + 4, name(tick), "tick", "end")
-    to.text(0, min(scale.begin, scale.end) - 12, title, "axis")
+        picture.line(x, scale(tick), right, scale(tick), "grid")
+        picture.text(x - 6, scale(tick) + 4, name(tick), "tick", "end")
+    picture.text(0, min(scale.begin, scale.end) - 12, title, "axis")
 
 
 def steps(low: float, high: float, most: int = 6) -> list[float]:
@@ -205,7 +210,3 @@ def legend(names: Sequence[tuple[str, str, int]]) -> Markup:
 def shape_of(css: str) -> int:
     """The shape that goes with a colour."""
     return 3 if css == "sref" else int(css[1:]) % 3
-
-
-def escaped(text: object) -> Markup:
-    return escape(text)

@@ -41,11 +41,11 @@ _PROBLEM = re.compile(r"<pr_description>\s*(.*)</pr_description>", re.DOTALL)
 
 @dataclass(frozen=True)
 class Step:
-    """One reply of the model: what it said, the commands in it, what came of them (or the complaint that there were none)."""
+    """One reply of the model: its words, the commands in it, what they printed (or the complaint that there were none)."""
 
-    said: str
-    did: str
-    seen: str
+    words: str
+    commands: str
+    output: str
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ class Finder:
     def __init__(self, run_dir: Path, measurement: Measurement) -> None:
         self._root = run_dir / FOLDER
         self._records = {
-            (task.task, one.instance, one.repeat): one
-            for task in measurement.tasks if task.swe is not None for one in task.swe.trajectories
+            (task.task, record.instance, record.repeat): record
+            for task in measurement.tasks if task.swe is not None for record in task.swe.trajectories
         }  # fmt: skip
         tasks = {task for task, _, _ in self._records}
         self._folders = {task: _folders(self._root, task, measurement.checkpoint_sha256) for task in tasks}
@@ -81,18 +81,18 @@ class Finder:
         for folder in self._folders[key[0]]:
             path = folder / f"repeat-{record.repeat}" / record.instance / f"{record.instance}.traj.json"
             data = _read(self._root, path)
-            if data is not None and (found := _steps_of(data, record)) is not None:
-                return found
+            if data is not None and (steps := _steps_of(data, record)) is not None:
+                return steps
         return None
 
 
 def _folders(root: Path, task: str, checkpoint_sha256: str) -> list[Path]:
     """TASK-SHA/CHECKPOINT-SERVED of a task and a checkpoint; not those of its repeat, which is another measurement."""
-    mine = re.compile(rf"{re.escape(task)}-[0-9a-f]{{12}}")
+    of_task = re.compile(rf"{re.escape(task)}-[0-9a-f]{{12}}")
     served = re.compile(rf"{re.escape(checkpoint_sha256[:12])}-[0-9a-f]{{8}}")
     return [
         folder
-        for place in _listed(root) if mine.fullmatch(place.name)
+        for place in _listed(root) if of_task.fullmatch(place.name)
         for folder in _listed(place) if served.fullmatch(folder.name)
     ]  # fmt: skip
 
@@ -139,11 +139,11 @@ def _steps(messages: Sequence[dict[str, Any]]) -> Iterator[Step]:
         commands = filter(None, (_text(action.get("command")) for action in _objects(extra.get("actions"))))
         if message.get("role") != "assistant":  # a complaint, on which the reply without a command hangs
             answers = [message, *answers]
-        seen = [_seen(one) for one in answers if one.get("role") in ("tool", "user")]
-        yield Step(_said(message), "\n".join(f"$ {command}" for command in commands), "\n".join(filter(None, seen)))
+        outputs = [_output(answer) for answer in answers if answer.get("role") in ("tool", "user")]
+        yield Step(_words(message), "\n".join(f"$ {command}" for command in commands), "\n".join(filter(None, outputs)))
 
 
-def _said(message: Mapping[str, Any]) -> str:
+def _words(message: Mapping[str, Any]) -> str:
     """Thinking and words of a reply."""
     choices = _objects((_reply(message) or {}).get("choices"))
     answer = _object(choices[0], "message") if choices else {}
@@ -152,7 +152,7 @@ def _said(message: Mapping[str, Any]) -> str:
     return "\n\n".join(filter(None, (thinking.strip(), words.strip())))
 
 
-def _seen(message: Mapping[str, Any]) -> str:
+def _output(message: Mapping[str, Any]) -> str:
     """What a command printed, with how it ended if not with 0; or the message itself, if it is a complaint."""
     extra = _object(message, "extra")
     output = extra.get("raw_output")
@@ -163,84 +163,86 @@ def _seen(message: Mapping[str, Any]) -> str:
 
 def _prompt(messages: Sequence[dict[str, Any]]) -> str:
     """The problem statement; the whole first message of the user where it is not marked."""
-    first = next((_text(one.get("content")) for one in messages if one.get("role") == "user"), "")
-    found = _PROBLEM.search(first)
-    return found[1].strip() if found else first
+    first = next((_text(message.get("content")) for message in messages if message.get("role") == "user"), "")
+    problem = _PROBLEM.search(first)
+    return problem[1].strip() if problem else first
 
 
 def _reply(message: Mapping[str, Any]) -> dict[str, Any] | None:
-    found = _object(message, "extra").get("response")
-    return found if isinstance(found, dict) else None
+    reply = _object(message, "extra").get("response")
+    return reply if isinstance(reply, dict) else None
 
 
-def _object(told: Mapping[str, Any], name: str) -> dict[str, Any]:
-    found = told.get(name)
-    return found if isinstance(found, dict) else {}
+def _object(data: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = data.get(name)
+    return value if isinstance(value, dict) else {}
 
 
-def _objects(told: Any) -> list[dict[str, Any]]:
-    return [one if isinstance(one, dict) else {} for one in told] if isinstance(told, list) else []
+def _objects(data: Any) -> list[dict[str, Any]]:
+    return [value if isinstance(value, dict) else {} for value in data] if isinstance(data, list) else []
 
 
-def _text(told: Any) -> str:
+def _text(data: Any) -> str:
     """Text as Unicode, or the texts of the parts that a message may have."""
-    if isinstance(told, list):
-        return "\n".join(_text(part.get("text")) for part in told if isinstance(part, dict))
-    if not isinstance(told, str):
+    if isinstance(data, list):
+        return "\n".join(_text(part.get("text")) for part in data if isinstance(part, dict))
+    if not isinstance(data, str):
         return ""
-    return told if told.isascii() else told.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return data if data.isascii() else data.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 # ------------------------------------------------------------------------------------------------ what the page gets
-def told_side_by_side(sides: Mapping[str, Steps], reference: str) -> dict[str, dict[str, Any]]:
-    """Label -> what the page shows of it: `steps` [[number from 0, said, did, seen], ...], `num_steps`, `patch`, `ended`,
-    `outcome`; and against the reference's: `first`, the first step that differs in what was said or done, and `output`, an
+def side_by_side(sides: Mapping[str, Steps], reference: str) -> dict[str, dict[str, Any]]:
+    """Label -> what the page shows of it: `steps` [[number from 0, words, commands, output], ...], `num_steps`, `patch`,
+    `ended`, `outcome`; and against the reference's: `first`, the first step that differs in words or commands, and `output`, an
     earlier one whose commands printed something else. All sides keep the same steps, so that they stand side by side.
     """
-    theirs = sides.get(reference)
-    parts = {label: (None, None) if theirs is None else _part(theirs.steps, one.steps) for label, one in sides.items()}
+    of_reference = sides.get(reference)
+    differences = {
+        label: (None, None) if of_reference is None else _first_difference(of_reference.steps, side.steps)
+        for label, side in sides.items()
+    }
     kept = set(range(FIRST_STEPS))
-    for label, one in sides.items():
-        kept |= set(range(len(one.steps) - LAST_STEPS, len(one.steps)))
-        if (first := parts[label][0]) is not None:
+    for label, side in sides.items():
+        kept |= set(range(len(side.steps) - LAST_STEPS, len(side.steps)))
+        if (first := differences[label][0]) is not None:
             kept |= set(range(first + AROUND[0], first + AROUND[1]))
-    return {label: _told(one, kept, *parts[label]) for label, one in sides.items()}
+    return {label: _side(side, kept, *differences[label]) for label, side in sides.items()}
 
 
-def _part(theirs: Sequence[Step], ours: Sequence[Step]) -> tuple[int | None, int | None]:
+def _first_difference(reference: Sequence[Step], candidate: Sequence[Step]) -> tuple[int | None, int | None]:
     """Number of the first step that differs, None: none; and of an earlier one whose output does."""
     output = None
-    for number, (one, other) in enumerate(zip(theirs, ours, strict=False)):
-        if (one.said, one.did) != (other.said, other.did):
+    for number, (before, after) in enumerate(zip(reference, candidate, strict=False)):
+        if (before.words, before.commands) != (after.words, after.commands):
             return number, output
-        if output is None and one.seen != other.seen:
+        if output is None and before.output != after.output:
             output = number
-    return (None if len(theirs) == len(ours) else min(len(theirs), len(ours))), output
+    return (None if len(reference) == len(candidate) else min(len(reference), len(candidate))), output
 
 
-def _told(one: Steps, kept: set[int], first: int | None, output: int | None) -> dict[str, Any]:
-    numbers = [number for number in range(len(one.steps)) if number in kept]
+def _side(side: Steps, kept: set[int], first: int | None, output: int | None) -> dict[str, Any]:
     for limit in LIMITS:
         steps = [
-            [number, *(clipped(text, limit) for text in (step.said, step.did, step.seen))]
-            for number in numbers for step in (one.steps[number],)
+            [number, *(clipped(text, limit) for text in (step.words, step.commands, step.output))]
+            for number, step in enumerate(side.steps) if number in kept
         ]  # fmt: skip
         if num_characters({"steps": steps, "patch": ""}) <= MOST_CHARACTERS:
             break
     return {
         "steps": steps,
-        "num_steps": len(one.steps),
-        "patch": clipped(one.patch, MOST_PATCH),
-        "ended": one_line(one.record.exit_status),
-        "outcome": one.record.outcome.replace("_", " "),
+        "num_steps": len(side.steps),
+        "patch": clipped(side.patch, MOST_PATCH),
+        "ended": one_line(side.record.exit_status),
+        "outcome": side.record.outcome.replace("_", " "),
         "first": first,
         "output": output,
     }
 
 
-def num_characters(told: Mapping[str, Any]) -> int:
-    """Of the texts of one side, as `told_side_by_side` gives it."""
-    return len(told["patch"]) + sum(len(text) for step in told["steps"] for text in step[1:])
+def num_characters(side: Mapping[str, Any]) -> int:
+    """Of the texts of one side, as `side_by_side` gives it."""
+    return len(side["patch"]) + sum(len(text) for step in side["steps"] for text in step[1:])
 
 
 def clipped(text: str, most: int) -> str:

@@ -19,6 +19,7 @@ from assay_reports.publish.places import Places, without_places
 from assay_reports.report import render_html, render_markdown
 from assay_reports.run import Run
 
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 REPORT_FOLDER = "assay_report"
 """In the repository."""
 
@@ -35,11 +36,13 @@ class LocalFile(NamedTuple):
     source: Path | None = None
     content: bytes | None = None
 
-    def read(self) -> bytes:
+    def read(self, most: int = -1) -> bytes:
+        """The whole of it, or its first bytes."""
         if self.content is not None:
-            return self.content
+            return self.content if most < 0 else self.content[:most]
         assert self.source is not None
-        return self.source.read_bytes()
+        with self.source.open("rb") as opened:
+            return opened.read(most)
 
 
 def find_files(run: Run, label: str, repository: str, here: Places) -> tuple[LocalFile, ...]:
@@ -50,29 +53,21 @@ def find_files(run: Run, label: str, repository: str, here: Places) -> tuple[Loc
     """
     folder, manifest = run.checkpoints[label], run.manifests[label]
     run = without_places(run, here)
-    card = render(run, label, folder, repo=repository)
-    told = run.manifests[label]
-    whole = (folder / MANIFEST).read_bytes() if told == manifest else told.as_text().encode()
+    card, portable = render(run, label, folder, repo=repository), run.manifests[label]
+    whole = (folder / MANIFEST).read_bytes() if portable == manifest else portable.as_text().encode()
     made = {CARD: card.text.encode(), MANIFEST: whole}
     if card.eval_results is not None:
         made[EVAL_RESULTS] = card.eval_results.encode()
-    if run.reference is not None and _is_measured(run, label):
+    if run.reference is not None and run.measurement_of(label) is not None:
         report = build_report(run)
         texts = {"report.json": report.as_text(), "report.md": render_markdown(report), "index.html": render_html(report)}
         made |= {f"{REPORT_FOLDER}/{name}": text.encode() for name, text in texts.items()}
-    of_checkpoint = [LocalFile(s.name, s.num_bytes, s.sha256, folder / s.name) for s in manifest.shards]
-    of_checkpoint += [_beside(folder / name, name, sha256) for name, sha256 in sorted(manifest.files.items())]
-    return (*of_checkpoint, *(_made(path, content) for path, content in sorted(made.items())))
-
-
-def _is_measured(run: Run, label: str) -> bool:
-    sha256 = run.manifests[label].checkpoint_sha256
-    return any(one.label == label and one.checkpoint_sha256 == sha256 for one in run.measurements)
-
-
-def _beside(path: Path, name: str, sha256: str) -> LocalFile:
-    return LocalFile(name, path.stat().st_size if path.is_file() else 0, sha256, path)
-
-
-def _made(path: str, content: bytes) -> LocalFile:
-    return LocalFile(path, len(content), hashlib.sha256(content).hexdigest(), content=content)
+    beside = [(name, folder / name, sha256) for name, sha256 in sorted(manifest.files.items())]
+    return (
+        *(LocalFile(shard.name, shard.num_bytes, shard.sha256, folder / shard.name) for shard in manifest.shards),
+        *(LocalFile(name, path.stat().st_size if path.is_file() else 0, sha256, path) for name, path, sha256 in beside),
+        *(
+            LocalFile(path, len(content), hashlib.sha256(content).hexdigest(), content=content)
+            for path, content in sorted(made.items())
+        ),
+    )

@@ -35,7 +35,7 @@ class Places(NamedTuple):
 def places_of(run_dir: Path) -> Places:
     """Of this machine and user."""
     around, others = {run_dir.absolute().parent, run_dir.resolve().parent}, {Path.cwd(), Path.home()}
-    return Places(*(tuple(f"{one}/" for one in sorted(some) if len(one.parts) > 1) for some in (around, others)))
+    return Places(*(tuple(f"{folder}/" for folder in sorted(folders) if len(folder.parts) > 1) for folders in (around, others)))
 
 
 def without_places(run: Run, here: Places) -> Run:
@@ -84,7 +84,7 @@ def named(text: str, here: Places) -> str:
         text = text.replace(place, "/~/")
     if _IS_PATH.fullmatch(text):
         return _last_step(text)
-    return _PATH.sub(lambda found: _last_step(found[0]), text)
+    return _PATH.sub(lambda match: _last_step(match[0]), text)
 
 
 def _last_step(path: str) -> str:

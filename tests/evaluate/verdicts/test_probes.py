@@ -206,9 +206,9 @@ def test_limits_of_probes(tmp_path: Path) -> None:
         probed(label, *(ALARM if label == "w4a16" else CLEAN)).save(probes_place(run_dir, label))
     results = {limit.key: limit.text for limit in find_limits(load_run(run_dir))}
     assert "no_load" not in results
-    assert results["probes_not_judged"].startswith("Probes that alarm, and no gate judges them: garble of w4a16 (3 of 2000")
+    assert results["probes_not_judged"].startswith("Probe alarms that no gate judges: garble of w4a16 (3 of 2000")
     assert results["probes_not_run"].count("the server takes no tools") == 3
-    assert "2,000 of w4a16" in results["rare_faults"] and "need 7,488 loaded requests" in results["rare_faults"]
+    assert "2,000 of w4a16" in results["rare_faults"] and "take 7,488 requests under load" in results["rare_faults"]
     gates = GateReport.load(run_dir / "gates.json")
     recipe = {**gates.gate_recipe, "gates": [*gates.gate_recipe["gates"], {"kind": "probes"}]}
     gates.model_copy(update={"gate_recipe": recipe}).save(run_dir / "gates.json")

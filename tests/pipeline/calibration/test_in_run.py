@@ -114,7 +114,7 @@ def test_a_run_calibrates_and_chooses_and_goes_on_where_it_was_stopped(
     assert [one.source for one in wholes] == ["sensitivity"] and f"loses {wholes[0].measured_nats:.4g} nats" in mix.reason
 
     short, chosen = (plan_numbers(Plan.load(made / name / "plan.json")) for name in ("short", "auto-4.5bpw"))
-    assert short.calibrated == "gptq on 256 tokens of text, held against the items of 1 task (1 text left out)"
+    assert short.calibrated == "gptq on 256 tokens of text, checked against the items of 1 task (1 text left out)"
     assert short.mixed is None and chosen.calibrated is None
     assert (chosen.mixed is None) == (mix.proposes == "uniform")
     code, out, _ = run(*again)

@@ -105,4 +105,4 @@ def test_the_choice_is_kept_in_the_run_and_stands_in_its_report(run: Run, folder
         "precision fp8-channel in place of fp8", "precision w4a16-g64 in place of w4a16",
     ]  # fmt: skip
     (said,) = (limit.text for limit in find_limits(load_run(tmp_path / "odd")) if limit.key == "precisions_by_shape")
-    assert said == f"Precisions were chosen by what the checkpoint's shapes allow: {'; '.join(choices)}."
+    assert said == f"Precisions chosen to fit the checkpoint's shapes: {'; '.join(choices)}."

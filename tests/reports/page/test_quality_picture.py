@@ -5,12 +5,15 @@ from __future__ import annotations
 import html
 import itertools
 import re
+from pathlib import Path
 
 import pytest
 
 from assay.records.base import Interval
-from assay_reports.page.charts import Point, quality_and_size
+from assay_reports.page.charts import Point, deciding_gate, points_of, quality_and_size, quality_caption
+from assay_reports.page.findings import candidates
 from assay_reports.page.svg import ABOVE, BELOW, LETTER
+from assay_reports.schema import Report, Row
 
 WIDTH, HEIGHT = 560, 330
 REFERENCE = Point("fp8", "sref", 8_000_000_000, None, "what the others are compared with")
@@ -65,3 +68,40 @@ def test_what_lies_beyond_the_picture_stands_on_its_edge(value: float, half: flo
     drawn = str(quality_and_size([REFERENCE, point("w4a16", value, half=half)]))
     heights = [float(y) for y in re.findall(r' (?:y|y1|y2|cy)="([-.0-9]+)"', drawn)]
     assert min(heights) >= 0 and max(heights) <= HEIGHT
+
+
+# ------------------------------------------------------------------------------------------------ what is drawn
+@pytest.fixture(scope="module")
+def sample() -> Report:
+    return Report.load(Path(__file__).parents[3] / "reports" / "samples" / "tiny-glm" / "report.json")
+
+
+def test_the_gate_that_decides_is_drawn_whatever_its_kind(sample: Report) -> None:
+    """auto-4.5bpw is held up by accepted drafts alone; all of its tasks lie far below what is allowed."""
+    gates = {row.label: decider for row in candidates(sample) if (decider := deciding_gate(sample, row)) is not None}
+    assert {label: decider.verdict.gate for label, decider in gates.items()} == {
+        "bf16": "acceptance", "nvfp4a16": "score codes-zh", "auto-4.5bpw": "acceptance", "w4a16": "score codes-zh",
+        "w4a16-gptq": "score codes-en",
+    }  # fmt: skip
+    for row in candidates(sample):
+        assert gates[row.label].verdict.status == row.status
+        assert (gates[row.label].use.high < 1) == (row.status == "PASS")
+    agreement = next(v for v in sample.verdicts if (v.candidate, v.gate) == ("bf16", "divergence top1_agreement"))
+    alone = deciding_gate(sample.model_copy(update={"verdicts": (agreement,)}), candidates(sample)[0])
+    assert alone is not None and agreement.limit == 0.97 and agreement.observed is not None
+    assert alone.use.high == pytest.approx((1 - agreement.observed.low) / 0.03)
+    assert [point.name for point in points_of(sample)] == ["fp8", *gates]
+
+
+def test_the_caption_says_no_rule_that_a_mark_breaks_and_who_is_missing(sample: Report) -> None:
+    rule = "To pass, the whole bar must lie below 100 %."
+    assert quality_caption(sample).endswith(rule)
+
+    def changed(label: str, **changes: object) -> Report:
+        rows: list[Row] = [row.model_copy(update=changes) if row.label == label else row for row in sample.rows]
+        return sample.model_copy(update={"rows": tuple(rows)})
+
+    passed = [v.model_copy(update={"status": "PASS"}) if v.candidate == "w4a16" else v for v in sample.verdicts]
+    assert rule not in quality_caption(changed("w4a16", status="PASS").model_copy(update={"verdicts": tuple(passed)}))
+    unmeasured = quality_caption(changed("w4a16", status="NOT MEASURED"))
+    assert unmeasured.endswith(f"{rule} Not drawn, because what decides has no such share: w4a16.")

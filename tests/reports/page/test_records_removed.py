@@ -90,14 +90,14 @@ def page_of(run_dir: Path) -> str:
 JUDGED = (
     DEPLOY, "At 1 stream: w4a16", "bf16 (PASS) could be deployed too", "w4a16 PASS 6.3 MB",
     "nvfp4a16 UNDERPOWERED 6.7 MB", "bf16 PASS 14.6 MB",
-    "Noise floor (fp8 against its own repeat): PASS", "To decide nvfp4a16, ask more of needle",
+    "Noise floor (fp8 against its own repeat): PASS", "nvfp4a16 seems to lose what is allowed or more on needle",
     "divergence kl_mean PASS",
 )  # fmt: skip
 """What the verdicts say, the recommendation among it; a deployment is held against them too."""
 CLAIMS: dict[str, tuple[str, ...]] = {
     "choice.json": (
         DEPLOY, "At 1 stream: w4a16, 410.6 tokens/s measured, 411 expected",
-        "could be deployed too, with a speed that is not known",
+        "could be deployed too",
     ),
     "gates.json": JUDGED,
     "measurements/w4a16.json": (*JUDGED, "w4a16, needle", "arithmetic w4a16", "w4a16 0.021"),
@@ -106,7 +106,7 @@ CLAIMS: dict[str, tuple[str, ...]] = {
     "measurements/fp8-repeat.json": (*JUDGED, "80x 0.323"),
     "speed.json": (
         "Speed nvfp4a16 and w4a16 cannot be told apart at 1 stream (468.4 tokens/s)", "w4a16, 8 in flight: 3,285.0 tokens/s",
-        "Speed is of 8xH200",
+        "Speed holds for 8xH200",
     ),
     "deployment/4xh200/w4a16.json": ("Candidates on other hardware than they were judged on", "w4a16 on 4xh200 PASS"),
     "probes/w4a16.json": ("2 probes of w4a16, no alarm", "0 of 4,000 requests"),
@@ -114,11 +114,11 @@ CLAIMS: dict[str, tuple[str, ...]] = {
     "run.json": ("groups of 64, for widths that 128 does not divide",),
     "w4a16/calibration.json": ("w4a16 was calibrated on 1,024 tokens",),
     **{
-        f"{label}/verify.json": (f"{label} PASS 604", "fp8, nvfp4a16 and w4a16: 1,812 things checked, none damaged")
+        f"{label}/verify.json": (f"{label} PASS 604", "fp8, nvfp4a16 and w4a16: 1,812 checks, all passed")
         for label in ("fp8", "nvfp4a16", "w4a16")
     },
     **{
-        f"{label}/plan.json": (f"quantized to {scheme}", f"{label} PASS 604", "1,812 things checked")
+        f"{label}/plan.json": (f"quantized to {scheme}", f"{label} PASS 604", "1,812 checks")
         for label, scheme in (("fp8", "fp8_block"), ("nvfp4a16", "nvfp4a16"), ("w4a16", "w4a16"))
     },
 }  # fmt: skip
@@ -126,7 +126,7 @@ CLAIMS: dict[str, tuple[str, ...]] = {
 INSTEAD = {
     "gates.json": ("there are no verdicts now; run it again", "w4a16 NOT MEASURED", "Judge the run"),
     "measurements/w4a16.json": ("there are no verdicts now; run it again", "bf16 NOT MEASURED"),
-    "speed.json": ("Speed was not measured", "those of the recommendation stand in choice.json alone"),
+    "speed.json": ("Speed was not measured", "those behind the recommendation are in choice.json only"),
     "probes/w4a16.json": ("Serving was not probed for faults under load",),
     "w4a16/verify.json": ("w4a16: not verified at all",),
     "choice.json": ("Use w4a16: it passes",),

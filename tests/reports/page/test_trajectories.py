@@ -57,8 +57,8 @@ def test_both_sides_stand_step_by_step_with_the_first_that_differs(tmp_path: Pat
 
 def test_a_trajectory_that_only_ends_earlier_differs_where_it_ended() -> None:
     steps = [Step("Look.", "$ ls", "a.py"), Step("Read.", "$ cat a.py", "x")]
-    assert trajectories._part(steps, steps) == (None, None)
-    assert trajectories._part(steps, steps[:1]) == trajectories._part(steps[:1], steps) == (1, None)
+    assert trajectories._first_difference(steps, steps) == (None, None)
+    assert trajectories._first_difference(steps, steps[:1]) == trajectories._first_difference(steps[:1], steps) == (1, None)
 
 
 def test_500_steps_of_a_megabyte_are_bounded_and_what_was_cut_is_said(tmp_path: Path) -> None:

@@ -29,7 +29,8 @@ from assay.records.plan import Plan
 from assay.records.verdict import GateReport
 from assay.records.verification import Verification
 from assay_reports.numbers import build_report
-from assay_reports.publish import files, hub_upload
+from assay_reports.publish import files
+from assay_reports.publish import hub as hub_module
 from assay_reports.publish.places import Places, named, places_of, without_places
 from assay_reports.publish.record import Publication
 from assay_reports.report import render_html, render_markdown
@@ -217,8 +218,8 @@ def test_bytes_that_the_stamp_does_not_see_are_not_committed(
     hub: Hub, run_dir: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk that reads other bytes than were verified: of a file that is sent from there, and of one that is read first."""
-    for small in (hub_upload.SMALL_BYTES, 0):
-        monkeypatch.setattr(hub_upload, "SMALL_BYTES", small)
+    for small in (hub_module.SMALL_BYTES, 0):
+        monkeypatch.setattr(hub_module, "SMALL_BYTES", small)
         shard = run_dir / LABEL / "checkpoint" / shard_names()[2]
         content = shard.read_bytes()
         shard.write_bytes(bytes([content[0] ^ 1]) + content[1:])

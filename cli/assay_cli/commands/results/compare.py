@@ -80,11 +80,11 @@ def compare(
 
 
 def _write_page(out: Path, folders: list[Path], compared: list[RunComparison]) -> None:
-    from assay_reports.compare import beside, reports_of, write_comparison
+    from assay_reports.compare import comparison_of, reports_of, write_comparison
 
     reports = reports_of(folders)
     sides = [
-        beside(
+        comparison_of(
             name, comparison.model_dump(mode="json"), [*_what_differs(comparison.first, comparison.second), *_how(comparison)]
         )
         for (name, _), comparison in zip(reports[1:], compared, strict=True)

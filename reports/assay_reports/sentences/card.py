@@ -1,0 +1,64 @@
+"""The model card's sentences. `card.py` and `cards/` fill them in; what is fixed stands in `templates/card.md.j2`."""
+
+# ------------------------------------------------------------------------------------------------ the first sentence
+WHAT = "{model} quantized to {precision}: {before} before, {after} after. {trust}"
+NOBODY_MEASURED = "Not evaluated yet: for experiments only."
+REFERENCE = "The reference of its run: others were compared with it, and its own loss was not measured."
+PASS = "PASS: it lost no more than allowed against {reference} on suite {suite} ({limits}, {served})."
+FAIL = "FAIL: it lost more than allowed against {reference} on suite {suite}. {instead}"
+UNDERPOWERED = "UNDERPOWERED: the data cannot tell whether it lost more than allowed against {reference}. {instead}"
+NO_VERDICT = "NOT MEASURED: evaluated, but the deciding task gave no result, so there is no verdict. {instead}"
+LIMITS, LIMITS_BEFORE = "limits not fixed before the run", "limits fixed before the run"
+AS_SERVED, AS_EMULATED = "kernels as served", "emulated arithmetic"
+SMALLEST_THAT_PASSED = "Use {label} ({size}), the smallest that passed, or the reference, {reference}."
+NOTHING_PASSED = "Use the reference, {reference}: no candidate of this run passed."
+
+# ------------------------------------------------------------------------------------------------ the table at the top
+MISSING = "not measured"
+UNQUANTIZED, FP8 = "BF16", "FP8"
+REFERENCE_TITLE = "{label} (reference)"
+SIZE, MEMORY, SPEED, VERDICT = "size of the weights", "memory while served", "speed", "verdict"
+IS_REFERENCE = "reference"
+SCORE = "{task}, correct"
+EACH_GPU = " a GPU"
+MEMORY_CELL = "{size}{each} ({hardware})"
+OUTPUT = "output, {at_once} ({prompts} prompts, {drafts}, {hardware}{engine})"
+ONE_AT_ONCE, SEVERAL_AT_ONCE = "1 request at a time", "{number} requests at once"
+DRAFTS, NO_DRAFTS = "{number} drafted a step", "no speculation"
+SPEED_CELL = "{speed:,.1f} tokens/s"
+FIRST_TOKEN = ", first after {seconds:.3g} s"
+OTHER_TOKENS = ", then one every {milliseconds:.3g} ms"
+
+# ------------------------------------------------------------------------------------------------ how it was asked and made
+SAMPLED = "temperature {temperature:g}, top_p {top_p:g}"
+TOP_K = ", top_k {top_k}"
+GREEDY = "greedy (temperature 0)"
+SAMPLING = "{how}: {tasks}"
+SCALES = "scales on {tokens:,} tokens of text"
+UNKNOWN_CALIBRATION = "unknown"
+UNKNOWN_HARDWARE = "unknown hardware"
+
+# ------------------------------------------------------------------------------------------------ why a role was kept
+NOT_QUANTIZED = {
+    "mtp": "drafts tokens for speculation: its errors cost accepted drafts",
+    "router": "chooses the experts: a small error sends a token to others",
+    "router_bias": "chooses the experts: a small error sends a token to others",
+    "indexer": "chooses which earlier tokens attention reads: a small error loses some",
+    "embedding": "is looked up, not multiplied: quantizing makes it no faster",
+    "lm_head": "its error enters every logit",
+    "norm": "vectors: little to save",
+}
+"""Role -> why recipes keep it."""
+LEFT_OUT = "the recipe leaves it out"
+SINGLE_TENSORS = "vectors, or weights that vLLM cannot hold quantized"
+"""Of a role that is quantized otherwise."""
+RECIPE_KEEPS = "the recipe keeps it"
+
+# ------------------------------------------------------------------------------------------------ what the hub shows
+DATASET = "{task} (assay suite {suite})"
+METRIC = "share correct"
+SOURCE = "model card, measured with assay"
+NOTE_ITEMS = "{number} items"
+NOTE_SAMPLES = "mean of {number} replies to each"
+NOTE_SERVED = "{server}, suite {suite}, replies of at most {tokens} tokens"
+NOTE_EMULATED = "number format emulated"
