@@ -172,7 +172,7 @@ def _check_parts(known: Known, choices: Choices, sensitivity: Sensitivity, path:
 # ------------------------------------------------------------------------------------------------ what was measured
 def measured_in(run: Path | None, base: PrecisionRecipe, choices: Choices) -> dict[str, PredictedMeasured]:
     """Identity of a choice -> what a run measured of a checkpoint that was made so, where all its damages are known."""
-    from assay_quantize.mixing.measured import meaning_of
+    from assay_quantize.mixing.build import choice_sha256
 
     found: dict[str, PredictedMeasured] = {}
     if run is None:
@@ -193,7 +193,7 @@ def measured_in(run: Path | None, base: PrecisionRecipe, choices: Choices) -> di
             continue
         damages = [options[pick].measured or 0.0 for options, pick in zip(choices.options, picks, strict=True)]
         kl = measurement.divergence.kl_corrected_mean
-        found[meaning_of(base, schemes)] = PredictedMeasured(
+        found[choice_sha256(base, schemes)] = PredictedMeasured(
             name=measurement.label,
             source=f"{run}, against {reference}",
             predicted_nats=sum(damages),
@@ -231,7 +231,7 @@ def propose_for(
 ) -> tuple[Proposal, Known]:
     """The proposal, planned and held against its own figures; vLLM has not been asked yet."""
     from assay.cli.stages import plan_for
-    from assay_quantize.mixing.build import Asked, propose
+    from assay_quantize.mixing.build import Request, propose
     from assay_quantize.mixing.choose import choices_of
     from assay_quantize.mixing.parts import stored_parts
     from assay_quantize.plan.fits import check_served
@@ -246,7 +246,7 @@ def propose_for(
     check_same_source(known, choices, sensitivity, record)
     limit = None if budget is None else budget.num_bytes or choices.bytes_at(budget.bits or 0.0)
     label = name or safe_name(f"{known.name}-{(budget.text if budget else hardware or '').replace(' ', '')}")
-    asked = Asked(known.name, known.source, label, budget.text if budget else "", limit, machine, slack, always_mix)
+    asked = Request(known.name, known.source, label, budget.text if budget else "", limit, machine, slack, always_mix)
     shipped = [load_recipe(PrecisionRecipe, one) for one in recipe_names("precisions")]
     made = propose(asked, taken, choices, sensitivity, shipped, wanted, measured_in(run, taken, choices))
     plan = plan_for(aim, known.checkpoint, made.recipe)
