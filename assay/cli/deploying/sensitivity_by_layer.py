@@ -91,7 +91,7 @@ def run_by_layer(
         if isinstance(structural, str):
             figures.not_measured["structural tokens"] = structural
         positions = positions_of(documents, None if isinstance(structural, str) else structural)
-        found = list(layered.found())
+        found = list(layered.divergences())
         whole = {scheme: one for key, scheme, one in found if key is None}
         take_found(whole, ((key, s, one) for key, s, one in found if key is not None), layout, positions, figures)
         if not any(kind == "context" for kind, _ in positions.masks):
