@@ -223,8 +223,8 @@ def opened(path: Path, begin: Mapping[str, Any]) -> Iterator[WorkFolder]:
 def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """The first key, of a mapping the first key in it, that is not the same: `threads 2, now it is 1`."""
     if "asked_sha256" in before and before["asked_sha256"] != now.get("asked_sha256"):
-        old, new = (shown(begin.get("asked_sha256"), 12) for begin in (before, now))
-        return f"another recipe or text (asked_sha256 {old}, now it is {new})"
+        was, is_now = (shown(begin.get("asked_sha256"), 12) for begin in (before, now))
+        return f"another recipe or text (asked_sha256 {was}, now it is {is_now})"
     key = next(key for key in (*now, *before) if before.get(key) != now.get(key))
     old, new = before.get(key), now.get(key)
     if isinstance(old, Mapping) and isinstance(new, Mapping):

@@ -221,7 +221,7 @@ def whole_damages(base: PrecisionRecipe, choices: Choices, sensitivity: Sensitiv
 
     for uniform in sensitivity.uniform:
         rows = [part for part in sensitivity.parts if part.scheme == uniform.scheme and part.damage_nats is not None]
-        chosen = {(row.layer, row.role): uniform.scheme for row in rows if row.layer is not None}
+        chosen: dict[tuple[int, str], str] = {(row.layer, row.role): uniform.scheme for row in rows if row.layer is not None}
         add(chosen, uniform, f"uniform {uniform.scheme}")
     for whole in sensitivity.wholes:
         add({(layer, role): scheme for layer, role, scheme in whole.schemes}, whole)

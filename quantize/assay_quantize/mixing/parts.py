@@ -180,7 +180,7 @@ def _shape_problems(
     """(part, scheme) -> why its shapes do not allow it. Layers and experts with the same shapes are looked at once."""
     recipes = {scheme: _uniform_recipe(base, scheme, ()) for scheme in schemes}
     reasons: dict[Any, dict[str, str]] = {}  # of each combination of role and shapes, by scheme
-    problems = {}
+    problems: dict[tuple[Place, str], str] = {}
     for place, names in weights.items():
         shapes = {
             (name.split(".")[-2], checkpoint.tensors[name].shape, checkpoint.tensors[name].dtype): name for name in names[::-1]
