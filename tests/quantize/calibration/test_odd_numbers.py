@@ -98,7 +98,7 @@ def test_a_model_whose_inputs_are_all_zero_is_refused(tmp_path: Path, words: Pat
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "message"),
     [
         ("hidden_act", 5, "Field 'hidden_act' expected str, got int (value: 5)"),
         ("n_group", 0, "transformers cannot run it: integer division or modulo by zero"),
