@@ -253,7 +253,7 @@ def test_texts_with_an_item_are_left_out_and_counted(tmp_path: Path) -> None:
     rows += [{"messages": [{"role": "user", "content": ITEM.upper()}, CHAT[1]]}, {"text": f"Before it. {ITEM} And behind it."}]
     path, withheld = rows_file(tmp_path / "a.jsonl", rows), against(ITEM)
     _, stream = taken(Text(mix=(Weighted(FileText(path)),), withheld=withheld))
-    assert (stream.taken(None).sources[0].num_texts, stream.used()[0].num_dropped) == (3, 2)
+    assert (stream.taken(None).sources[0].num_texts, stream.taken(None).sources[0].num_dropped) == (3, 2)
     (items,) = withheld.record()
     assert (items.suite, items.task, items.num_items, items.dropped) == ("quick", "arithmetic", 1, 2)
     only = rows_file(tmp_path / "b.jsonl", rows[3:])
