@@ -129,13 +129,12 @@ def estimated_s(folder: Path, row: Mapping[str, Any]) -> float:
     from assay.recipes.precision import PrecisionRecipe
     from assay_quantize.checkpoint.checkpoint import open_checkpoint
     from assay_quantize.estimate.calibration_time import estimate_calibration
-    from assay_quantize.estimate.measure_machine import calibrate
-    from assay_quantize.estimate.measure_torch import measured_torch
+    from assay_quantize.estimate.measure_machine import measured_machine, measured_torch
     from assay_quantize.plan.planner import make_plan
 
     recipe = load_recipe(PrecisionRecipe, str(folder / f"{row['method']}-{row['tokens']}.yaml"))
     plan = make_plan(open_checkpoint(folder / "source"), recipe, model="deep", family=None)
-    machine, rates = calibrate(plan, folder)
+    machine, rates = measured_machine(plan, folder)
     made = estimate_calibration(plan, replace(machine, cores=1), rates, measured_torch(plan), gpu=False)
     return sum(line.seconds or 0.0 for line in made.lines if line.name not in ("source", "states", "layers"))
 

@@ -32,7 +32,8 @@ from assay.recipes.precision import PrecisionRecipe
 from assay.records.base import sha256_of
 from assay.records.plan import Plan
 from assay.records.run import PLAN_INSIDE, folder_name
-from assay_quantize.calibration.calibrate import load_model, names_of
+from assay_quantize.calibration.calibrate import load_model
+from assay_quantize.calibration.inputs import names_of
 from assay_quantize.calibration.text import Text
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.formats.schemes import SCHEMES, module_of

@@ -17,7 +17,7 @@ import numpy as np
 
 from assay_evaluate.statistics.skewed import skewed_mean
 from assay_quantize.mixing.choose import Choices, Option, advantage_of, mix_of
-from assay_quantize.mixing.damage import SQUARED_ERROR, damages_used, standard_error
+from assay_quantize.mixing.damage import SQUARED_ERROR, shrunken_damages, standard_error
 from assay_quantize.mixing.parts import StoredPart, StoredParts
 
 BITS = {"w4a16": 4.125, "w4a16_g64": 4.25, "w4a16_g32": 4.5, "nvfp4a16": 4.5, "fp8_block": 8.001}
@@ -56,7 +56,7 @@ def once(seed: int, num_parts: int, texts: int, tail: float, spread: float, bits
         intervals = [skewed_mean(seen_TPS[:, number, at], np.arange(texts), least=0.0) for at in range(len(BITS))]
         known = {one: (interval.value, interval) for one, interval in zip(BITS, intervals, strict=True)}
         errors += [(standard_error(interval) or 0.0) / interval.value for interval in intervals]
-        used = damages_used(known)
+        used = shrunken_damages(known)
         options = [Option(one, sizes[one], 0, *used[one], *known[one]) for one in BITS]
         every.append((Option("bf16", sizes["bf16"], 0, 0.0, 0.0, None, None), *options))
     choices = Choices(StoredParts("simulated", tuple(parts), 0, 0), tuple(every), {})
@@ -64,7 +64,7 @@ def once(seed: int, num_parts: int, texts: int, tail: float, spread: float, bits
     found = mix_of(choices, problem, slack=0.0)
     assert found is not None
     picks = found[0]
-    uniform = [(at + 1,) * num_parts for at in range(len(BITS)) if problem.holds((at + 1,) * num_parts)]
+    uniform = [(at + 1,) * num_parts for at in range(len(BITS)) if problem.is_feasible((at + 1,) * num_parts)]
     rival = min(uniform, key=lambda one: (problem.damage(one), problem.used(one)))
     lead = advantage_of(choices, "uniform", rival, picks)
     assert lead.low_nats is not None

@@ -23,7 +23,7 @@ from compressed_tensors.quantization.utils import calculate_qparams
 from llmcompressor.modifiers.gptq import gptq_quantize
 
 from assay.records.plan import TensorPlan
-from assay_quantize.calibration.methods.method import _factorized
+from assay_quantize.calibration.methods import _factorized
 from assay_quantize.formats.schemes import SCHEMES, compressed_tensors_scheme
 from assay_quantize.kernels.rows import Array
 from assay_quantize.verify.calibrated.rows import FAR_SPREADS, LEAST_GAIN, measure

@@ -51,8 +51,7 @@ from assay_evaluate.speed.foreign.stated import Stated  # noqa: E402
 from assay_evaluate.speed.rows_in_record import with_rows  # noqa: E402
 from assay_evaluate.tasks.ruler.qa import read_hotpotqa, read_squad  # noqa: E402
 from assay_evaluate.tasks.swebench.trajectories import read_predictions, read_trajectory  # noqa: E402
-from assay_quantize.calibration.mixing import mix_of  # noqa: E402
-from assay_quantize.calibration.text import Text  # noqa: E402
+from assay_quantize.calibration.text import Text, mix_of  # noqa: E402
 from assay_quantize.checkpoint.checkpoint import open_checkpoint  # noqa: E402
 from assay_quantize.checkpoint.importance import load_importance  # noqa: E402
 

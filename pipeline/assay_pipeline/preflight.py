@@ -249,7 +249,7 @@ def _memory_of_cpu(run: PlannedRun) -> Iterator[Check]:
     from assay_evaluate.preflight.cost import held_by
     from assay_evaluate.serving import hardware
     from assay_evaluate.serving.vllm_command import server_environment
-    from assay_quantize.preflight.cpu_memory import check_cpu_memory as look
+    from assay_quantize.preflight.memory import check_cpu_memory as look
 
     space = server_environment(run.profile).get("VLLM_CPU_KVCACHE_SPACE")
     held, usable_bytes = held_by(run.profile), hardware.usable_memory_bytes()
@@ -259,7 +259,7 @@ def _memory_of_cpu(run: PlannedRun) -> Iterator[Check]:
 
 def check_split(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterator[Check]:
     """Groups and blocks against tensor parallelism, for every checkpoint."""
-    from assay_quantize.preflight.split import check_split as look
+    from assay_quantize.preflight.memory import check_split as look
 
     if is_on_gpus(run.profile):
         yield from (look(label, model, run.profile, run.aim.recipe.serving) for label, model in run.stored())

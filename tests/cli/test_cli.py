@@ -218,7 +218,7 @@ def test_where_a_calibration_runs(
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: is_there)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (10**12, 10**12))
-    monkeypatch.setattr("assay_quantize.calibration.layerwise._do", layers)
+    monkeypatch.setattr("assay_quantize.calibration.layerwise._calibrate_missing", layers)
     monkeypatch.setattr("assay_quantize.calibration.calibrate.load_model", whole)
     words = source / "words.txt"
     words.write_text(" ".join(f"t{number % 500}" for number in range(40_000)))

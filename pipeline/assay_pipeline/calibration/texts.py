@@ -40,7 +40,7 @@ def calibration_text(
 
 def text_sources(named: Sequence[str]) -> tuple[Weighted, ...]:
     """The mix that `--text` names."""
-    from assay_quantize.calibration.mixing import mix_of
+    from assay_quantize.calibration.text import mix_of
 
     return mix_of(named, replies_of_run)
 

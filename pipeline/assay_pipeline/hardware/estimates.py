@@ -44,10 +44,9 @@ def machine_for(made: Plan, hardware: str, *, with_torch: bool) -> tuple[Machine
 
     if hardware.split(",")[0].strip() != "this":
         return parse_hardware(hardware), measured_rates(made), MEASURED_CALIBRATION
-    from assay_quantize.estimate.measure_machine import calibrate
-    from assay_quantize.estimate.measure_torch import measured_torch
+    from assay_quantize.estimate.measure_machine import measured_machine, measured_torch
 
-    here, rates = calibrate(made, Path.cwd())
+    here, rates = measured_machine(made, Path.cwd())
     return parse_hardware(hardware, here), rates, measured_torch(made) if with_torch else MEASURED_CALIBRATION
 
 

@@ -174,7 +174,7 @@ def _check_parts(known: Known, choices: Choices, sensitivity: Sensitivity, path:
 # ------------------------------------------------------------------------------------------------ what was measured
 def measured_in(run: Path | None, base: PrecisionRecipe, choices: Choices, say: Say) -> dict[str, PredictedMeasured]:
     """Identity of a choice -> what a run measured of a checkpoint that was made so, where all its damages are known."""
-    from assay_quantize.mixing.measured import meaning_of
+    from assay_quantize.mixing.build import choice_sha256
 
     measured_by_identity: dict[str, PredictedMeasured] = {}
     if run is None:
@@ -195,7 +195,7 @@ def measured_in(run: Path | None, base: PrecisionRecipe, choices: Choices, say: 
             continue
         damages = [options[pick].measured or 0.0 for options, pick in zip(choices.options, picks, strict=True)]
         kl = measurement.divergence.kl_corrected_mean
-        measured_by_identity[meaning_of(base, schemes)] = PredictedMeasured(
+        measured_by_identity[choice_sha256(base, schemes)] = PredictedMeasured(
             name=measurement.label,
             source=f"{run}, against {reference}",
             predicted_nats=sum(damages),
@@ -234,7 +234,7 @@ def propose_for(
 ) -> tuple[Proposal, Known]:
     """The proposal, planned and held against its own figures; vLLM has not been asked yet."""
     from assay_pipeline.planning import plan_for
-    from assay_quantize.mixing.build import Asked, propose
+    from assay_quantize.mixing.build import Request, propose
     from assay_quantize.mixing.choose import choices_of
     from assay_quantize.mixing.parts import stored_parts
     from assay_quantize.plan.fits import check_served
@@ -249,7 +249,7 @@ def propose_for(
     check_same_source(known, choices, sensitivity, record, say)
     limit = None if budget is None else budget.num_bytes or choices.bytes_at(budget.bits or 0.0)
     label = name or safe_name(f"{known.name}-{(budget.text if budget else hardware or '').replace(' ', '')}")
-    asked = Asked(known.name, known.source, label, budget.text if budget else "", limit, machine, slack, always_mix)
+    asked = Request(known.name, known.source, label, budget.text if budget else "", limit, machine, slack, always_mix)
     shipped = [load_recipe(PrecisionRecipe, name) for name in recipe_names("precisions")]
     made = propose(asked, taken, choices, sensitivity, shipped, scheme_names, measured_in(run, taken, choices, say))
     plan = plan_for(target, known.checkpoint, made.recipe)

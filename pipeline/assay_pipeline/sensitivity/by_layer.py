@@ -91,7 +91,7 @@ def run_by_layer(
         if isinstance(structural, str):
             figures.not_measured["structural tokens"] = structural
         positions = positions_of(documents, None if isinstance(structural, str) else structural)
-        results = list(layered.found())
+        results = list(layered.divergences())
         whole = {scheme: damage for key, scheme, damage in results if key is None}
         take_found(whole, ((key, s, damage) for key, s, damage in results if key is not None), layout, positions, figures)
         if not any(kind == "context" for kind, _ in positions.masks):

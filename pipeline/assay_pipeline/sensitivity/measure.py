@@ -38,10 +38,9 @@ if TYPE_CHECKING:
     from assay.callbacks import Say
     from assay_evaluate.divergence.documents import Document
     from assay_evaluate.sensitivity.damage import Positions
-    from assay_quantize.sensitivity.calibrated import CalibratedWeights
     from assay_quantize.sensitivity.direct import Direct
     from assay_quantize.sensitivity.parts import Key, Layout
-    from assay_quantize.sensitivity.rounded import Rounder
+    from assay_quantize.sensitivity.rounded import CalibratedWeights, Rounder
 
 IN_WORDS = {
     "kl": "the divergence itself, in transformers",
@@ -108,7 +107,7 @@ def find_sensitivity(asked: Asked) -> Sensitivity | None:
 @contextmanager
 def _calibrated(asked: Asked, layout: Layout, folder: Path) -> Iterator[CalibratedWeights | None]:
     """INT4 weights by GPTQ. None: they are rounded to the nearest."""
-    from assay_quantize.sensitivity.calibrated import calibrated_weights
+    from assay_quantize.sensitivity.rounded import calibrated_weights
 
     if asked.method == "none":
         yield None
@@ -138,8 +137,7 @@ def _in_transformers(
     from assay_evaluate.sensitivity.damage import positions_of
     from assay_evaluate.sensitivity.served import structural_kinds
     from assay_quantize.calibration.calibrate import BATCH_TOKENS, load_model
-    from assay_quantize.sensitivity.direct import Direct
-    from assay_quantize.sensitivity.running import Runner
+    from assay_quantize.sensitivity.direct import Direct, Runner
     from assay_quantize.sensitivity.texts import batched
 
     model = load_model(layout.checkpoint, folder, "cpu")
@@ -184,7 +182,8 @@ def _directly(direct: Direct, layout: Layout, positions: Positions, figures: Fig
 
 
 def _by_fisher(layout: Layout, rounder: Rounder, runner: Any, texts: Any, figures: Figures, say: Say) -> None:
-    from assay_quantize.sensitivity import fisher, weights
+    from assay_quantize.sensitivity import fisher
+    from assay_quantize.sensitivity.rounded import relative_error
     from assay_quantize.sensitivity.texts import batched
 
     by_weight = fisher.curvatures(runner.model, runner.addresses, batched(texts, 1), say)
@@ -193,7 +192,7 @@ def _by_fisher(layout: Layout, rounder: Rounder, runner: Any, texts: Any, figure
     for pair in layout.pairs():
         rounded = list(rounder.weights(*pair))
         figures.damage["proxy:fisher"][pair], figures.worst[pair] = fisher.damage(rounded, by_weight, num_scored)
-        figures.damage["proxy:weights"][pair], _ = weights.relative_error(rounded)
+        figures.damage["proxy:weights"][pair], _ = relative_error(rounded)
 
 
 # ------------------------------------------------------------------------------------------------ servers

@@ -152,7 +152,7 @@ def mix_name(mix: Mapping[Key, str]) -> str:
 
 
 def by_weights(layout: Layout, rounder: Rounder, figures: Figures, say: Say) -> None:
-    from assay_quantize.sensitivity.weights import relative_error
+    from assay_quantize.sensitivity.rounded import relative_error
 
     pairs = layout.pairs()
     figures.damage["proxy:weights"] = {}
@@ -171,7 +171,7 @@ def take_found(
     import numpy as np
 
     from assay_evaluate.sensitivity.damage import damage_of, halves, only
-    from assay_quantize.sensitivity.direct import mean_other_experts
+    from assay_quantize.sensitivity.direct import most_disturbed_router
 
     every = np.ones(len(positions.text_N), np.bool_)
     split = halves(positions)
@@ -184,7 +184,7 @@ def take_found(
         pair = key, scheme
         figures.damage["proxy:kl"][pair] = made.mean
         figures.intervals[pair], figures.by_kind[pair] = made.interval, made.by_kind
-        worst = mean_other_experts(result.other_experts)
+        worst = most_disturbed_router(result.other_experts)
         figures.routing[pair] = None if worst is None else LayerRouting(layer=worst[0], other_experts=worst[1])
     for scheme, result in whole.items():
         made = damage_of(result.kl_N[of_wholes_N], for_wholes)

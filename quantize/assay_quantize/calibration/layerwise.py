@@ -18,7 +18,7 @@ import ctypes
 import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import count, islice
@@ -37,8 +37,8 @@ from assay.recipes.precision import PrecisionRecipe
 from assay.records.base import sha256_of
 from assay.records.calibration import CalibratedLayers, TextTaken
 from assay.records.plan import Plan, TensorPlan
-from assay_quantize.calibration.kept import Drawn, drawn_before
 from assay_quantize.calibration.memory import AUTOROUND_BATCH, BATCH_TOKENS, check_disk, check_gpu_memory, check_memory
+from assay_quantize.calibration.progress import Drawn, load_tokens, save_tokens
 from assay_quantize.calibration.quiet import quiet
 from assay_quantize.calibration.text import Text
 from assay_quantize.calibration.withheld import Withheld
@@ -88,49 +88,63 @@ def calibrate_layers(
     started, say = time.monotonic(), report or (lambda line: None)
     device = device_here(device)
     check_scaled(plan)
-    options = _options(plan)
+    options = PrecisionRecipe.model_validate(plan.precision_recipe).calibration
+    if options == "none":
+        raise QuantizeError(f"precision {plan.precision}: it is not calibrated")
     layers: dict[int, Sequence[TensorPlan]] = dict.fromkeys(range(num_hidden_layers(plan.config)), ())
     layers |= calibrated_tensors(plan)  # and the one of the MTP block behind them
-    asked = asked_sha256(plan, text)
+    request_sha256 = asked_sha256(plan, text)
     checkpoint = open_checkpoint(source)
     _check_source(plan, source)
+    packages = ["llmcompressor", "compressed-tensors", "torch", "transformers"]
+    packages += ["auto-round"] if isinstance(options, AutoRoundCalibration) else []
+    versions = {package: version(package) for package in packages}
     threads = torch.get_num_threads()
     begin = {
-        "asked_sha256": asked,
-        "versions": _versions(options),
+        "asked_sha256": request_sha256,
+        "versions": versions,
         "threads": workers or threads,
         "device": device,
         "batch_tokens": batch_tokens,
         "source": {name: data for name, data in sorted(plan.source_files.items()) if name in checkpoint.shards},
     }
+    batch = max(1, batch_tokens // options.length)
+
+    def check_memory_for(shape: tuple[int, ...]) -> None:
+        if device == "cpu":
+            check_memory(plan, layers, shape, batch, memory_bytes, source)
+        else:
+            check_gpu_memory(plan, layers, shape, batch, torch.cuda.mem_get_info()[0], source)
+
     torch.set_num_threads(workers or threads)
     try:
         with opened(work, begin) as folder:
-            drawn = folder.tokens() or (None if tokens_of is None else drawn_before(tokens_of))
+            drawn = load_tokens(work)
+            if drawn is None and tokens_of is not None and (other := load_tokens(tokens_of)) is not None:
+                drawn = save_tokens(work, other.tokens, other.taken)
             if drawn is None:
                 # before text is sampled or downloaded; how much of a file there is, only reading it tells
                 count = max(1, options.tokens // options.length) if text.needs_model else 1
-                shape, batch = (count, options.length), max(1, batch_tokens // options.length)
-                _check_memory(plan, source, layers, shape, batch, memory_bytes, device)
-                check_disk(plan, layers, shape, work)
-                about = text if withheld is None else replace(text, withheld=withheld())
-                sequences, taken = _sequences(checkpoint, source, about, options, say)
-                if asked_sha256(plan, text) != asked:
+                check_memory_for((count, options.length))
+                check_disk(plan, layers, (count, options.length), work)
+                held = text if withheld is None else replace(text, withheld=withheld())
+                sequences, taken = _sequences(checkpoint, source, held, options, say)
+                if asked_sha256(plan, text) != request_sha256:
                     raise QuantizeError(f"{', '.join(text.describe())}: changed while it was read; run again")
-                drawn = folder.keep_tokens(sequences, taken)
-            elif tokens_of is not None and folder.tokens() is None:
-                folder.keep_tokens(drawn.tokens, drawn.taken)
+                drawn = save_tokens(work, sequences, taken)
             folder.begin(drawn, layers)
             todo = [layer for layer in layers if layer not in folder.finished]
             if todo:
                 check_disk(plan, layers, drawn.tokens.shape, work, folder.finished)
                 if device == "cuda":
                     say(f"{options.method}: on the GPU")
-                _do(plan, source, checkpoint, folder, layers, todo, drawn, options, memory_bytes, batch_tokens, say, device)
+                _calibrate_missing(
+                    plan, source, checkpoint, folder, layers, todo, drawn, options, batch, check_memory_for, say, device
+                )
             lines = folder.finished
             return CalibratedLayers(
                 method=options.method,
-                asked_sha256=asked,
+                asked_sha256=request_sha256,
                 text=text.describe(),
                 num_tokens=int(drawn.tokens.size),
                 length=int(drawn.tokens.shape[1]),
@@ -138,7 +152,7 @@ def calibrate_layers(
                 layers={layer: lines[layer].digest for layer, tensors in layers.items() if tensors},
                 smoothed=tuple(t.name for tensors in layers.values() for t in tensors if t.action != "quantize"),
                 fell_back=tuple(sorted(name for line in lines.values() for name in line.fell_back)),
-                versions=_versions(options),
+                versions=versions,
                 sources=drawn.taken.sources,
                 withheld=drawn.taken.withheld,
                 num_repeated=drawn.taken.num_repeated,
@@ -148,23 +162,7 @@ def calibrate_layers(
         torch.set_num_threads(threads)
 
 
-def _check_memory(
-    plan: Plan,
-    source: Path,
-    layers: Mapping[int, Sequence[TensorPlan]],
-    shape: tuple[int, ...],
-    batch: int,
-    memory_bytes: int | None,
-    device: str,
-) -> None:
-    """QuantizeError: too little for a layer, where layers are calibrated. shape: sequences and their length."""
-    if device == "cpu":
-        check_memory(plan, layers, shape, batch, memory_bytes, source)
-    else:
-        check_gpu_memory(plan, layers, shape, batch, torch.cuda.mem_get_info()[0], source)
-
-
-def _do(
+def _calibrate_missing(
     plan: Plan,
     source: Path,
     checkpoint: Checkpoint,
@@ -173,140 +171,142 @@ def _do(
     todo: Sequence[int],
     drawn: Drawn,
     options: Calibrated,
-    memory_bytes: int | None,
-    batch_tokens: int,
+    batch: int,
+    check_memory_for: Callable[[tuple[int, ...]], None],
     say: Say,
     device: str,
 ) -> None:
-    """The layers that are missing, one after the other."""
-    from assay_quantize.calibration.mtp import MtpInput
-    from assay_quantize.calibration.skeleton import Skeleton
+    """The layers of `todo`, one after the other. batch: sequences that go through a layer at once."""
+    from assay_quantize.calibration.skeleton import MtpInput, Skeleton
 
     observer, tokens = str(plan.precision_recipe.get("observer", "minmax")), drawn.tokens
-    begun, size = time.monotonic(), max(1, batch_tokens // tokens.shape[1])
-    with quiet(), SourceReader(checkpoint) as reader, _nothing_old_is_garbage():
+    begun = time.monotonic()
+    with quiet(), SourceReader(checkpoint) as reader, ExitStack() as stack:
+        # garbage is looked for among new objects only: looking through all of torch and transformers after every layer takes
+        # half a second
+        gc.freeze()
+        stack.callback(gc.unfreeze)
         mtp = calibrated_mtp_layer(plan)
         skeleton = Skeleton(source, plan, torch.float32, device, has_mtp=mtp is not None)
-        _check_memory(plan, source, layers, tokens.shape, size, memory_bytes, device)
+        check_memory_for(tokens.shape)
         if todo[0] == 0:
             skeleton.use_embedding(reader, torch.from_numpy(tokens).long())
         else:
             skeleton.pass_embedding()
         for number, layer in enumerate(todo):
-            left = (time.monotonic() - begun) / number * (len(todo) - number) if number else None
-            name = f"layer {layer} of {len(layers)}"
-            name = f"{name}, the MTP block" if layer == mtp else name
-            say(f"{options.method}: {name}{'' if left is None else f', {_clock(left)} left'}")
-            becomes = None
+            left_s = int((time.monotonic() - begun) / number * (len(todo) - number)) if number else 0
+            left = f", {left_s // 3600}:{left_s // 60 % 60:02d}:{left_s % 60:02d} left" if number else ""
+            name = f"layer {layer} of {len(layers)}{', the MTP block' if layer == mtp else ''}"
+            say(f"{options.method}: {name}{left}")
+            mtp_input = None
             if layer + 1 == mtp:
-                becomes = MtpInput(skeleton, reader, plan, mtp, torch.from_numpy(tokens).long())
-            given = tokens[:, :-1] if layer == mtp else tokens
-            slowly = _Slowly(say, name)
-            line = _one(
-                skeleton, reader, folder, layer, layers, given, size, options, observer, becomes, slowly, drawn.sha256
-            )  # fmt: skip
-            folder.add(line)
+                mtp_input = MtpInput(skeleton, reader, plan, mtp, torch.from_numpy(tokens).long())
+            calibration = _LayerCalibration(
+                skeleton=skeleton,
+                reader=reader,
+                folder=folder,
+                layer=layer,
+                is_last=layer == len(layers) - 1,
+                tensors=layers[layer],
+                tokens=tokens[:, :-1] if layer == mtp else tokens,
+                size=1 if isinstance(options, AutoRoundCalibration) else batch,  # which puts sequences together itself
+                options=options,
+                observer=observer,
+                mtp_input=mtp_input,
+                say=_Throttled(say, name),
+            )
+            folder.add(calibration.run(drawn.sha256))
             _give_back()
 
 
-def _one(
-    skeleton: Any,
-    reader: SourceReader,
-    folder: WorkFolder,
-    layer: int,
-    layers: Mapping[int, Sequence[TensorPlan]],
-    tokens: Any,
-    size: int,
-    options: Calibrated,
-    observer: str,
-    becomes: Any,
-    say: Say,
-    tokens_sha256: str,
-) -> Finished:
-    """One layer: its file, the states behind it, and its line of the journal. becomes: what the next layer gets instead of
-    what this one puts out, of it and its tokens; None: the same."""
-    from assay_quantize.calibration.methods.method import LayerResult, Method, plain_forward
-
-    started, tensors = time.monotonic(), layers[layer]
-    is_tuned, is_last = isinstance(options, AutoRoundCalibration), layer == len(layers) - 1
-    # AutoRound puts sequences together itself
-    passing = _Passing(skeleton, folder, layer, tokens, 1 if is_tuned else size, is_tuned, becomes, say)
-    writing: Any = nullcontext() if is_last else folder.writing_state(layer + 1, len(tokens))
-    digest, result = "", LayerResult({}, ())
-    with skeleton.filled(layer, reader) as whole:
-        for tensor in tensors:
-            if not bool(torch.isfinite(skeleton.model.get_parameter(tensor.name)).all()):
-                raise QuantizeError(
-                    f"{skeleton.where}: {tensor.name} has values that are NaN or infinite; the source is damaged: take another "
-                    "copy"
-                )
-        if tensors and isinstance(options, AutoRoundCalibration):
-            with writing as states:
-                result = passing.tuned(Method(options, observer, tensors), whole, states, options)
-            digest = folder.write_layer(layer, tensors, result.tensors)
-        else:
-            if tensors:
-                method = Method(options, observer, tensors)
-                for watch in method.watches(skeleton.model):
-                    with watch:
-                        for _ in passing.outputs("watching"):
-                            pass
-                say("rounding")
-                result = method.finish(skeleton.model, whole)
-                digest = folder.write_layer(layer, tensors, result.tensors)
-                result.tensors.clear()  # its bytes are needed for what passes
-                del method
-            if not is_last:
-                with plain_forward(skeleton.model), writing as states:
-                    for begin, made in passing.outputs("passing on"):
-                        states.append(passing.next_of(begin, made))
-                    for begin, made in passing.outputs("passing on", of_tuned=True) if is_tuned else ():
-                        states.append(passing.next_of(begin, made), is_tuned=True)
-    return Finished(
-        layer=layer,
-        digest=digest,
-        states=() if is_last else folder.state_hashes(layer + 1),
-        fell_back=result.fell_back,
-        seconds=time.monotonic() - started,
-        tokens_sha256=tokens_sha256,
-    )
-
-
 @dataclass(frozen=True)
-class _Passing:
-    """All sequences through one layer, `size` at once. has_tuned: a state is that of the untouched model and behind it that of
-    the tuned one; of the first layer both are the embedded tokens."""
+class _LayerCalibration:
+    """All sequences through one layer, `size` at once: its file, the states behind it, and its line of the journal. mtp_input:
+    makes what the next layer gets of what this one puts out, and of its tokens; None: it gets just that.
+
+    Under AutoRound a state is that of the untouched model and behind it that of the tuned one; of the first layer both are the
+    embedded tokens.
+    """
 
     skeleton: Any
+    reader: SourceReader
     folder: WorkFolder
     layer: int
+    is_last: bool
+    tensors: Sequence[TensorPlan]
     tokens: Any
     size: int
-    has_tuned: bool
-    becomes: Any
+    options: Calibrated
+    observer: str
+    mtp_input: Any
     say: Say
 
-    def outputs(self, doing: str, *, of_tuned: bool = False) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
+    def run(self, tokens_sha256: str) -> Finished:
+        from assay_quantize.calibration.methods import LayerResult, Method, plain_forward
+
+        started, tensors, model = time.monotonic(), self.tensors, self.skeleton.model
+        is_tuned = isinstance(self.options, AutoRoundCalibration)
+        writing: Any = nullcontext() if self.is_last else self.folder.writing_state(self.layer + 1, len(self.tokens))
+        digest, result = "", LayerResult({}, ())
+        with self.skeleton.filled(self.layer, self.reader) as module:
+            for tensor in tensors:
+                if not bool(torch.isfinite(model.get_parameter(tensor.name)).all()):
+                    raise QuantizeError(
+                        f"{self.skeleton.where}: {tensor.name} has values that are NaN or infinite; the source is damaged: "
+                        "take another copy"
+                    )
+            method = Method(self.options, self.observer, tensors) if tensors else None
+            if method is not None and isinstance(self.options, AutoRoundCalibration):
+                with writing as states:
+                    result = self._tuned(method, module, states, self.options)
+                digest = self.folder.write_layer(self.layer, tensors, result.tensors)
+            else:
+                if method is not None:
+                    for watch in method.watches(model):
+                        with watch:
+                            for _ in self._outputs("watching"):
+                                pass
+                    self.say("rounding")
+                    result = method.finish(model, module)
+                    digest = self.folder.write_layer(self.layer, tensors, result.tensors)
+                    result.tensors.clear()  # its bytes are needed for what passes
+                    method = None
+                if not self.is_last:
+                    with plain_forward(model), writing as states:
+                        for begin, output in self._outputs("passing on"):
+                            states.append(self._next_inputs(begin, output))
+                        for begin, output in self._outputs("passing on", of_tuned=True) if is_tuned else ():
+                            states.append(self._next_inputs(begin, output), is_tuned=True)
+        return Finished(
+            layer=self.layer,
+            digest=digest,
+            states=() if self.is_last else self.folder.state_hashes(self.layer + 1),
+            fell_back=result.fell_back,
+            seconds=time.monotonic() - started,
+            tokens_sha256=tokens_sha256,
+        )
+
+    def _outputs(self, doing: str, *, of_tuned: bool = False) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
         """The first of the sequences, and what the layer makes of them; of_tuned: of what the tuned layers before it gave."""
         for begin in range(0, len(self.tokens), self.size):
             state = self._inputs(begin, of_tuned=of_tuned)
             yield begin, self._checked(self.skeleton.run(self.layer, self._batch(begin), state))
             self.say(f"{doing}, {begin} of {len(self.tokens)} sequences")
 
-    def next_of(self, begin: int, made: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def _next_inputs(self, begin: int, output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """What goes into the next layer."""
-        if self.becomes is None:
-            return made
-        hidden, *others = made  # the block looks for itself where DSA hands on what to look at, which is not for its inputs
-        return (self.becomes(hidden.to(self.skeleton.device), self._batch(begin)), *(part[:, :-1] for part in others))
+        if self.mtp_input is None:
+            return output
+        hidden, *others = output  # the block looks for itself where DSA hands on what to look at, which is not for its inputs
+        return (self.mtp_input(hidden.to(self.skeleton.device), self._batch(begin)), *(part[:, :-1] for part in others))
 
-    def tuned(self, method: Any, whole: Any, states: Any, options: AutoRoundCalibration) -> Any:
+    def _tuned(self, method: Any, module: Any, states: Any, options: AutoRoundCalibration) -> Any:
         """The result of AutoRound. states: gets both of what goes into the next layer; None: there is none."""
         for watch in method.watches(self.skeleton.model):
             with watch:
-                for begin, made in self.outputs("watching"):
+                for begin, output in self._outputs("watching"):
                     if states is not None:
-                        states.append(self.next_of(begin, made))
+                        states.append(self._next_inputs(begin, output))
         sequences = len(self.tokens)
         of_a_step = -(-min(sequences, options.batch) // AUTOROUND_BATCH)
         passes = count(-sequences // AUTOROUND_BATCH)  # those below 0 are of the untouched layer
@@ -317,15 +317,15 @@ class _Passing:
                 _trim()
             self.say(f"tuning, step {min(options.iterations, max(0, number))} of {options.iterations}")
 
-        handle = whole.register_forward_pre_hook(step)
+        handle = module.register_forward_pre_hook(step)
         before = None if self._inputs(0, of_tuned=True) is None else (self._inputs(n, of_tuned=True) for n in range(sequences))
         try:
-            result = method.finish(self.skeleton.model, whole, before)
+            result = method.finish(self.skeleton.model, module, before)
         finally:
             handle.remove()
-        for begin, made in enumerate(map(self._checked, result.tuned)):
+        for begin, output in enumerate(map(self._checked, result.tuned)):
             if states is not None:
-                states.append(self.next_of(begin, made), is_tuned=True)
+                states.append(self._next_inputs(begin, output), is_tuned=True)
         return result
 
     def _batch(self, begin: int) -> Tensor:
@@ -333,21 +333,21 @@ class _Passing:
 
     def _inputs(self, begin: int, *, of_tuned: bool) -> tuple[Tensor, ...] | None:
         state = self.folder.read_state(self.layer, begin, min(begin + self.size, len(self.tokens)))
-        if state is None or not self.has_tuned:
+        if state is None or not isinstance(self.options, AutoRoundCalibration):
             return state
         half = len(state) // 2
         return state[half:] if of_tuned else state[:half]
 
-    def _checked(self, made: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        if not bool(torch.isfinite(made[0]).all()):
+    def _checked(self, output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        if not bool(torch.isfinite(output[0]).all()):
             raise QuantizeError(
                 f"{self.skeleton.where}: layer {self.layer} gives values that are NaN or infinite, so nothing behind it can be "
                 "calibrated; take another copy of the source, or a precision without `calibration`"
             )
-        return made
+        return output
 
 
-class _Slowly:
+class _Throttled:
     """Says a line at most every ten seconds."""
 
     def __init__(self, say: Say, name: str) -> None:
@@ -357,13 +357,6 @@ class _Slowly:
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + SAID_EVERY_S
             self._say(f"{self._name}: {line}")
-
-
-def _options(plan: Plan) -> Calibrated:
-    options = PrecisionRecipe.model_validate(plan.precision_recipe).calibration
-    if options == "none":
-        raise QuantizeError(f"precision {plan.precision}: it is not calibrated")
-    return options
 
 
 def _sequences(
@@ -377,8 +370,8 @@ def _sequences(
         model = load_model(checkpoint, source, "cpu")
     try:
         stream = text.stream(source, options.length, say, model=model)
-        made = list(islice(stream, max(1, options.tokens // options.length)))
-        return made, stream.taken(text.withheld)
+        sequences = list(islice(stream, max(1, options.tokens // options.length)))
+        return sequences, stream.taken(text.withheld)
     finally:
         del model
         _give_back()
@@ -394,24 +387,6 @@ def _check_source(plan: Plan, source: Path) -> None:
         raise QuantizeError(f"{source}: its data is not what the plan was made of: {how}; make the plan anew")
 
 
-def _versions(options: Calibrated) -> dict[str, str]:
-    packages = ["llmcompressor", "compressed-tensors", "torch", "transformers"]
-    if isinstance(options, AutoRoundCalibration):
-        packages.append("auto-round")
-    return {package: version(package) for package in packages}
-
-
-@contextmanager
-def _nothing_old_is_garbage() -> Iterator[None]:
-    """Inside, garbage is looked for among new objects only: looking through all of torch and transformers after every layer
-    takes half a second."""
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
 def _give_back() -> None:
     """Memory that is free goes back to the system: of the many allocations of a layer glibc keeps a part."""
     gc.collect()
@@ -421,7 +396,3 @@ def _give_back() -> None:
 def _trim() -> None:
     with suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
-
-
-def _clock(seconds: float) -> str:
-    return f"{int(seconds) // 3600}:{int(seconds) // 60 % 60:02d}:{int(seconds) % 60:02d}"

@@ -61,9 +61,9 @@ def layer_bytes(
     weights: defaultdict[int, int] = defaultdict(int)
     mtp, config = calibrated_mtp_layer(plan), text_of(plan.config)
     for tensor in plan.tensors:
-        at = split_layer(tensor.name)
-        if at is not None and at.layer in layers and (tensor.role != "mtp" or at.layer == mtp):
-            weights[at.layer] += math.prod(tensor.shape)
+        place = split_layer(tensor.name)
+        if place is not None and place.layer in layers and (tensor.role != "mtp" or place.layer == mtp):
+            weights[place.layer] += math.prod(tensor.shape)
     if mtp is not None:  # what makes its inputs: the embeddings of all tokens, eh_proj
         hidden = size_of(config, "hidden_size", 1)
         weights[mtp - 1] += hidden * (min(math.prod(shape), size_of(config, "vocab_size", 1)) + 2 * hidden)
@@ -81,10 +81,10 @@ def layer_bytes(
         rounding = max(map(rounding_numbers, rounded), default=0) * weights_at_once(rounded)
         scores = 3 * batch * heads * shape[1] ** 2
         moving = max(rounding, scores + 12 * tokens * widest)
-        seen = hessian_numbers(rounded) if method in ("gptq", "awq+gptq") else 0
+        statistics = hessian_numbers(rounded) if method in ("gptq", "awq+gptq") else 0
         if method in ("awq", "awq+gptq"):  # one after the other
-            seen = max(seen, awq_numbers(rounded, math.prod(shape)))
-        most = max(most, FLOAT_BYTES * (weights[layer] + seen + moving) + packed)
+            statistics = max(statistics, awq_numbers(rounded, math.prod(shape)))
+        most = max(most, FLOAT_BYTES * (weights[layer] + statistics + moving) + packed)
     return most
 
 
@@ -107,10 +107,8 @@ def autoround_numbers(plan: Plan, tensors: Sequence[TensorPlan], shape: tuple[in
     config = text_of(plan.config)
     batch = min(sequences, int(plan.precision_recipe["calibration"]["batch"]))
     calls, step = -(-batch // AUTOROUND_BATCH), min(sequences, max(AUTOROUND_BATCH, batch))
-    chosen, heads = (
-        count_of("num_experts_per_tok", config.get("num_experts_per_tok")) + 1,
-        size_of(config, "num_attention_heads", 1),
-    )
+    chosen = count_of("num_experts_per_tok", config.get("num_experts_per_tok")) + 1
+    heads = size_of(config, "num_attention_heads", 1)
     weights, scores = sum(math.prod(tensor.shape) for tensor in tensors), 3 * step * heads * length**2
     moved = step * length * widest * chosen
     kept = 4 * sequences * length * size_of(config, "hidden_size", 1) + 2 * sequences * length**2 + IMPORTED_NUMBERS
@@ -191,10 +189,10 @@ def check_disk(
     states = 2 * math.prod(shape) * token_state_bytes(plan, shape[1]) * (2 if method_of(plan) == "autoround" else 1)
     left = [tensor for layer, tensors in layers.items() if layer not in done for tensor in tensors]
     written = sum(output.num_bytes for tensor in left for output in parts_of(tensor))
-    there = sum(path.stat().st_size for path in folder.glob("state-*.npy"))
-    at = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
-    free = shutil.disk_usage(at).free
-    missing = max(0, states - there) + written + 4 * math.prod(shape) - free
+    on_disk = sum(path.stat().st_size for path in folder.glob("state-*.npy"))
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    missing = max(0, states - on_disk) + written + 4 * math.prod(shape) - free
     if len(done) < len(layers) and missing > 0:
         raise QuantizeError(
             f"{folder}: calibrating keeps {size(states)} of states between layers there and {size(written)} of layers, and "

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 from unittest.mock import patch
 
 from assay.errors import AssayError, QuantizeError
@@ -18,7 +19,7 @@ LEVELS = ("LLM_COMPRESSOR_LOG_LEVEL", "AR_LOG_LEVEL")
 
 @contextmanager
 def loading(what: str) -> Iterator[None]:
-    """Let whatever transformers and tokenizers raise of a config or a tokenizer.json become a QuantizeError: `WHAT: why`.
+    """Let whatever transformers and tokenizers raise of a config or a tokenizer.json become a QuantizeError: `WHAT: reason`.
 
     They check little of it: a wrong number ends as a TypeError, ZeroDivisionError or bare Exception in a model's code.
     """
@@ -29,8 +30,8 @@ def loading(what: str) -> Iterator[None]:
     except Exception as problem:
         if isinstance(problem, OSError) and problem.errno is not None:
             raise  # this machine's disk
-        said = " ".join(str(problem).split()) or type(problem).__name__
-        raise QuantizeError(f"{what}: {shown(hide_password(said), 300)}") from None
+        reason = " ".join(str(problem).split()) or type(problem).__name__
+        raise QuantizeError(f"{what}: {shown(hide_password(reason), 300)}") from None
 
 
 @contextmanager
@@ -42,14 +43,12 @@ def quiet() -> Iterator[None]:
     with ExitStack() as stack:
         levels = {name: os.environ.get(name, "CRITICAL") for name in LEVELS}
         stack.enter_context(patch.dict(os.environ, levels))
-        stack.enter_context(patch.object(tqdm, "__init__", _without_bar(tqdm.__init__)))
+        init = tqdm.__init__
+        silent: Any = lambda bar, *args, **options: init(bar, *args, **{**options, "disable": True})  # noqa: E731
+        stack.enter_context(patch.object(tqdm, "__init__", silent))
         for name in ("llmcompressor", "compressed_tensors"):
             logger.disable(name)
-        theirs = logging.getLogger("transformers")
-        stack.callback(theirs.setLevel, theirs.level)
-        theirs.setLevel(logging.ERROR)
+        log = logging.getLogger("transformers")
+        stack.callback(log.setLevel, log.level)
+        log.setLevel(logging.ERROR)
         yield
-
-
-def _without_bar(init: Callable[..., None]) -> Callable[..., None]:
-    return lambda self, *args, **named: init(self, *args, **{**named, "disable": True})

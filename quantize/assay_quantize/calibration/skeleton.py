@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from assay.errors import QuantizeError
+from assay.recipes.families import text_of
 from assay.records.plan import Plan, TensorPlan
 from assay_quantize.calibration.quiet import loading
 from assay_quantize.checkpoint.source_reader import SourceReader
@@ -82,20 +83,20 @@ class Skeleton:
         if has_mtp:
             kind: Any = type(self._layers[-1])
             config = self.base.config
-            for key in (
-                "layer_types",
-                "mlp_layer_types",
-                "indexer_types",
-            ):  # its layer is one like the last, with its own indexer
+            # its layer is one like the last, with its own indexer
+            for key in ("layer_types", "mlp_layer_types", "indexer_types"):
                 if isinstance(kinds := getattr(config, key, None), list) and len(kinds) == len(self._layers):
                     setattr(config, key, [*kinds, "full" if key == "indexer_types" else kinds[-1]])
             with torch.device("meta"):
                 self._layers.append(kind(config, len(self._layers)).to(dtype).eval())
             config.num_hidden_layers = len(self._layers)
         self._passing = _Passing()
-        wanted = self.model.get_input_embeddings()
-        self._embedding = next(name for name, module in self.model.named_modules() if module is wanted)
-        self._restore_buffers()
+        embedding = self.model.get_input_embeddings()
+        self._embedding = next(name for name, module in self.model.named_modules() if module is embedding)
+        for name, module in list(self.base.named_children()):  # buffers that are computed and not stored (rotary frequencies)
+            if any(True for _ in module.buffers(recurse=False)) and name != "layers":
+                again: Any = type(module)
+                setattr(self.base, name, again(config=self.base.config).to(self.device))
         self._norm = self.base.norm
         self.base.norm = nn.Identity()
 
@@ -103,17 +104,10 @@ class Skeleton:
     def num_layers(self) -> int:
         return len(self._layers)
 
-    def _unknown(self, why: str) -> QuantizeError:
+    def _unknown(self, reason: str) -> QuantizeError:
         return QuantizeError(
-            f"{self.where}: cannot be calibrated layer by layer: {why}; take a precision without `calibration`: w4a16-mse"
+            f"{self.where}: cannot be calibrated layer by layer: {reason}; take a precision without `calibration`: w4a16-mse"
         )
-
-    def _restore_buffers(self) -> None:
-        """Buffers that are computed and not stored (rotary frequencies) are computed again, off the meta device."""
-        for name, module in list(self.base.named_children()):
-            if any(True for _ in module.buffers(recurse=False)) and isinstance(module, nn.Module) and name != "layers":
-                again: Any = type(module)
-                setattr(self.base, name, again(config=self.base.config).to(self.device))
 
     # -------------------------------------------------------------------------------------------- running
     def use_embedding(self, reader: SourceReader, tokens: Tensor) -> None:
@@ -124,13 +118,13 @@ class Skeleton:
         """Tokens [B, T], of those in `tokens`, to their embeddings [B, T, H]."""
         tensor = self._tensor(f"{self._embedding}.weight")
         ids = torch.unique(tokens)
-        found = torch.empty(len(ids), tensor.shape[1], dtype=self.dtype)
+        rows_VH = torch.empty(len(ids), tensor.shape[1], dtype=self.dtype)
         for begin in range(0, tensor.shape[0], EMBEDDING_ROWS):
             end = min(begin + EMBEDDING_ROWS, tensor.shape[0])
-            here = (ids >= begin) & (ids < end)
-            if here.any():
-                found[here] = self._rows(reader, tensor, begin, end)[ids[here] - begin].to(self.dtype)
-        return _Embedded(ids.to(self.device), found.to(self.device))
+            is_in = (ids >= begin) & (ids < end)
+            if is_in.any():
+                rows_VH[is_in] = self._rows(reader, tensor, begin, end)[ids[is_in] - begin].to(self.dtype)
+        return _Embedded(ids.to(self.device), rows_VH.to(self.device))
 
     def pass_embedding(self) -> None:
         """The first layer is done: nobody looks at embeddings, but the model asks for them."""
@@ -142,10 +136,10 @@ class Skeleton:
         """What layer `layer` makes of `state`, or of the embedded `tokens` [B, T] where it is None; it must be filled.
 
         Both may lie anywhere, the result is on the device."""
-        seen: list[Any] = []
+        outputs: list[Any] = []
         tokens = tokens.to(self.device)
         state = None if state is None else tuple(part.to(self.device) for part in state)
-        handle = self._layers[layer].register_forward_hook(lambda _module, _args, output: seen.append(output))
+        handle = self._layers[layer].register_forward_hook(lambda _module, _args, output: outputs.append(output))
         self._passing.state = None if state is None else (state[0] if len(state) == 1 else state)
         try:
             with loading(f"{self.where}: transformers cannot run it"), suppress(_Done):
@@ -153,7 +147,7 @@ class Skeleton:
         finally:
             handle.remove()
             self._passing.state = None
-        output = seen[0]
+        output = outputs[0]
         return (output,) if isinstance(output, Tensor) else tuple(output)
 
     def head(self, reader: SourceReader) -> nn.Module:
@@ -209,9 +203,9 @@ class Skeleton:
 
         for name, module in get_non_linearized_moes(layer):
             config = getattr(module, "config", self.base.config)
-            made: Any = LinearExperts2D.get_linear_experts_cls(type(module))  # type: ignore[arg-type]
+            linear: Any = LinearExperts2D.get_linear_experts_cls(type(module))  # type: ignore[arg-type]
             with torch.device("meta"):
-                layer.set_submodule(name, made(config).to(self.dtype))
+                layer.set_submodule(name, linear(config).to(self.dtype))
 
     def value(self, reader: SourceReader, name: str) -> Tensor:
         """A tensor of the source, in the model's dtype."""
@@ -221,7 +215,10 @@ class Skeleton:
         tensor = self._tensor(name)
         if tuple(tensor.shape) != shape:
             raise self._unknown(f"{name} is {list(tensor.shape)} in the source and {list(shape)} in transformers")
-        return self._rows(reader, tensor, 0, tensor.shape[0]) if tensor.shape else self._scalar(reader, tensor)
+        if tensor.shape:
+            return self._rows(reader, tensor, 0, tensor.shape[0])
+        raw = np.frombuffer(reader.read_bytes(tensor, 0, tensor.num_bytes), np.uint8).copy()
+        return torch.from_numpy(raw).view(TORCH_DTYPES[tensor.dtype])[0]
 
     def _tensor(self, name: str) -> TensorPlan:
         tensor = self._tensors.get(name)
@@ -232,10 +229,6 @@ class Skeleton:
     def _rows(self, reader: SourceReader, tensor: TensorPlan, begin: int, end: int) -> Tensor:
         rows = reader.read_rows(tensor, begin, end)
         return torch.from_numpy(rows).view(TORCH_DTYPES[tensor.logical_dtype])
-
-    def _scalar(self, reader: SourceReader, tensor: TensorPlan) -> Tensor:
-        raw = np.frombuffer(reader.read_bytes(tensor, 0, tensor.num_bytes), np.uint8).copy()
-        return torch.from_numpy(raw).view(TORCH_DTYPES[tensor.dtype])[0]
 
 
 class _Done(Exception):
@@ -250,3 +243,36 @@ class _Stop(nn.Module):
 def _parent(module: nn.Module, name: str) -> tuple[nn.Module, str]:
     path, _, leaf = name.rpartition(".")
     return module.get_submodule(path), leaf
+
+
+# ------------------------------------------------------------------------------------------------ the MTP block
+class MtpInput:
+    """What goes into the MTP block, made of what is behind the last decoder layer: the model's own hidden states and the token
+    after each, as vLLM's drafters hand them over. The parts that no layer has are read from the source.
+
+    vLLM 0.32, `models/glm4_moe_mtp.py`, `models/deepseek_mtp.py` and `v1/spec_decode/llm_base_proposer.py`: the hidden state of
+    a position is the one behind the final norm; the embedding is the model's, of the token at the next position, and zero at
+    position 0; both are normed, put side by side, embedding first, and projected by `eh_proj`. What comes out enters a decoder
+    layer like the others, at the position of the hidden state. transformers builds none of this.
+    """
+
+    def __init__(self, skeleton: Skeleton, reader: SourceReader, plan: Plan, layer: int, tokens: Tensor) -> None:
+        """layer: of the MTP block. tokens: all that will come. QuantizeError: the source lacks a part."""
+        self._eps = float(text_of(plan.config).get("rms_norm_eps", 1e-6))
+        block = f"{skeleton.prefix}.{layer}"
+        self._final_H, self._enorm_H, self._hnorm_H, self._eh_proj_HI = (
+            skeleton.value(reader, f"{name}.weight")
+            for name in (f"{skeleton.prefix.rpartition('.')[0]}.norm", f"{block}.enorm", f"{block}.hnorm", f"{block}.eh_proj")
+        )
+        self._embedded = skeleton.embedded(reader, tokens)
+
+    def __call__(self, hidden_BTH: Tensor, tokens_BT: Tensor) -> Tensor:
+        """[B, T - 1, H]: the last position has no next token."""
+        hidden = self._normed(self._normed(hidden_BTH[:, :-1], self._final_H), self._hnorm_H)
+        embedding = self._embedded(tokens_BT[:, 1:]).clone()
+        embedding[:, 0] = 0
+        joined_BTI = torch.cat([self._normed(embedding, self._enorm_H), hidden], -1)
+        return nn.functional.linear(joined_BTI, self._eh_proj_HI)
+
+    def _normed(self, value: Tensor, weight_H: Tensor) -> Tensor:
+        return nn.functional.rms_norm(value, (value.shape[-1],), weight_H, self._eps)

@@ -2,7 +2,7 @@
 
 A file is plain text, `.jsonl` or `.parquet`; a data set is read from its own `.jsonl` and `.parquet` files at one commit, never
 by code of its own. Rows have `messages` (and `tools`), `conversations`, `text` or `prompt`. Each source can be opened again,
-and yields its entries one by one, of a large file in the order of `reading/pieces.py`: none is held whole.
+and yields its entries one by one, of a large file in the order of `pieces.py`: none is held whole.
 """
 
 from __future__ import annotations
@@ -11,19 +11,16 @@ import codecs
 import fnmatch
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from assay.errors import CheckpointError, QuantizeError
 from assay.foreign_text import shown
-from assay_quantize.calibration.reading.pieces import LARGE_BYTES, content_sha256, lines_of, spread_order, texts_of
-
-if TYPE_CHECKING:
-    from assay_quantize.checkpoint.hub import Repository
+from assay_quantize.calibration.pieces import LARGE_BYTES, content_sha256, lines_of, spread_order, texts_of
 
 FIELDS = ("messages", "conversations", "text", "prompt")
 """Of a row, the first that is there."""
@@ -111,31 +108,31 @@ class HubText:
     def open(self) -> Opened:
         from assay.hub_errors import hub_address
         from assay_quantize.checkpoint.hub import Repository
+        from assay_quantize.checkpoint.hub_cache import file_in_cache
 
         with _as_quantize_error():
             listed = Repository(self.dataset, self.revision, "dataset")
         if listed.commit is None:
             raise QuantizeError(f"{self.name}: {hub_address()} does not say at which commit its files are; name files instead")
-        wanted = self.files or ("*.jsonl", "*.parquet")
-        chosen = sorted(path for path in listed.files if any(fnmatch.fnmatch(path, pattern) for pattern in wanted))
+        patterns = self.files or ("*.jsonl", "*.parquet")
+        chosen = sorted(path for path in listed.files if any(fnmatch.fnmatch(path, pattern) for pattern in patterns))
         if not chosen:
             raise QuantizeError(
-                f"{self.name}: none of its {len(listed.files)} files is {' or '.join(wanted)} at {hub_address()}; name files "
+                f"{self.name}: none of its {len(listed.files)} files is {' or '.join(patterns)} at {hub_address()}; name files "
                 f"it has, as {HUB}{self.dataset}:PATTERN (.jsonl, .parquet and plain text are read; a script is never run)"
             )
         digest = hashlib.sha256()
-        return Opened(self._entries(listed, chosen, digest.update), listed.commit, digest.hexdigest)
+
+        def entries() -> Iterator[Entry]:
+            for path in chosen:
+                with _as_quantize_error():
+                    file = file_in_cache(listed, path)
+                yield from _of_file(file, f"{HUB}{self.dataset}/{path}", self.column, digest.update)
+
+        return Opened(entries(), listed.commit, digest.hexdigest)
 
     def identity(self) -> list[Any]:
         return ["hub", self.dataset, list(self.files), self.revision, self.column]
-
-    def _entries(self, listed: Repository, paths: list[str], see: Callable[[bytes], None]) -> Iterator[Entry]:
-        from assay_quantize.checkpoint.hub_cache import file_in_cache
-
-        for path in paths:
-            with _as_quantize_error():
-                here = file_in_cache(listed, path)
-            yield from _of_file(here, f"{HUB}{self.dataset}/{path}", self.column, see)
 
 
 @contextmanager
@@ -177,11 +174,11 @@ class Conversations:
 def languages_of(paths: Iterable[Path]) -> list[str]:
     """Of the rows of some files, of each the first MOST_ROWS, in the order in which they come; "" stands for rows that say
     none. QuantizeError: a file cannot be read."""
-    found: dict[str, None] = {}
+    languages: dict[str, None] = {}
     for path in paths:
         most = MOST_ROWS if path.suffix in (".jsonl", ".parquet") else 1
-        found |= {entry.language: None for entry in islice(FileText(path).open().entries, most)}
-    return list(found)
+        languages |= {entry.language: None for entry in islice(FileText(path).open().entries, most)}
+    return list(languages)
 
 
 # ------------------------------------------------------------------------------------------------ files
@@ -189,7 +186,10 @@ def _of_file(path: Path, where: str, column: str | None, see: Callable[[bytes], 
     """see: told all bytes that were read, in order."""
     try:
         if path.suffix == ".jsonl":
-            yield from _of_lines(path, where, column, see)
+            for place, line in lines_of(path, where, see):
+                row = _json(line.removeprefix(codecs.BOM_UTF8).decode("utf-8"), place) if line.strip() else None
+                if row is not None:
+                    yield entry_of(row, place, column)
         elif path.suffix == ".parquet":
             yield from _of_parquet(path, where, column, see)
         else:
@@ -201,13 +201,6 @@ def _of_file(path: Path, where: str, column: str | None, see: Callable[[bytes], 
         raise QuantizeError(f"{where}: is not UTF-8; --text takes plain text or .jsonl") from None
 
 
-def _of_lines(path: Path, where: str, column: str | None, see: Callable[[bytes], None]) -> Iterator[Entry]:
-    for place, line in lines_of(path, where, see):
-        row = _json(line.removeprefix(codecs.BOM_UTF8).decode("utf-8"), place) if line.strip() else None
-        if row is not None:
-            yield entry_of(row, place, column)
-
-
 def _of_parquet(path: Path, where: str, column: str | None, see: Callable[[bytes], None]) -> Iterator[Entry]:
     import pyarrow
     import pyarrow.parquet
@@ -215,8 +208,8 @@ def _of_parquet(path: Path, where: str, column: str | None, see: Callable[[bytes
     try:
         opened = pyarrow.parquet.ParquetFile(path)
         names = opened.schema_arrow.names
-        wanted = (*((column,) if column else (*FIELDS, "tools")), "language")
-        kept = [name for name in dict.fromkeys(wanted) if name in names]
+        fields = (*((column,) if column else (*FIELDS, "tools")), "language")
+        kept = [name for name in dict.fromkeys(fields) if name in names]
         sizes = [opened.metadata.row_group(group).num_rows for group in range(opened.num_row_groups)]
         is_large = path.stat().st_size > LARGE_BYTES
         for group in spread_order(len(sizes)) if is_large else range(len(sizes)):
@@ -245,11 +238,11 @@ def entry_of(row: Any, where: str, column: str | None = None) -> Entry:
     language = language.strip() if isinstance(language, str) else ""
     if isinstance(value, str):
         return Entry(text=value, language=language)
-    if isinstance(value, list) and value and all(isinstance(one, Mapping) for one in value):
+    if isinstance(value, list) and value and all(isinstance(message, Mapping) for message in value):
         tools = fields.get("tools")
         tools = _json(tools, f"{where}: `tools`") if isinstance(tools, str) and tools.strip() else tools
-        tools = [one for one in tools if isinstance(one, dict)] if isinstance(tools, list) else []
-        if all(_role(one) for one in value):
+        tools = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+        if all(map(_role, value)):
             return Entry(messages=tuple(map(_message, value)), tools=tuple(tools), language=language)
     needed = f"`{column}`" if column else "`text`, `prompt` or `messages`"
     raise QuantizeError(f"{where}: an object with {needed} is needed")
@@ -273,43 +266,38 @@ def _role(message: Mapping[str, Any]) -> str | None:
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     """In the API's shape: without what is null, ShareGPT's names replaced, thinking as `reasoning_content`."""
-    made = {key: value for key, value in message.items() if value is not None and key not in ("from", "value")}
-    made |= {"role": _role(message), "content": message.get("content") or message.get("value") or ""}
-    thinking = next((made.pop(key) for key in ("reasoning", "thinking") if isinstance(made.get(key), str)), None)
-    if thinking and not made.get("reasoning_content"):
-        made["reasoning_content"] = thinking
-    return made
+    api_message = {key: value for key, value in message.items() if value is not None and key not in ("from", "value")}
+    api_message |= {"role": _role(message), "content": message.get("content") or message.get("value") or ""}
+    thinking = next((api_message.pop(key) for key in ("reasoning", "thinking") if isinstance(api_message.get(key), str)), None)
+    if thinking and not api_message.get("reasoning_content"):
+        api_message["reasoning_content"] = thinking
+    return api_message
 
 
 def as_text(entry: Entry, tokenizer: Any) -> tuple[str, bool]:
     """(what the model reads, whether all thinking is in it). Thinking that a template shows only as part of a reply is put
     there; half a surrogate pair, which JSON can hold and no tokenizer reads, becomes U+FFFD. QuantizeError: a conversation, and
     the checkpoint has no chat template, or one that refuses it."""
-    text, is_all = _as_text(entry, tokenizer)
+    text, is_all = _with_thinking(entry, tokenizer)
     return (text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")), is_all
 
 
-def _as_text(entry: Entry, tokenizer: Any) -> tuple[str, bool]:
+def _with_thinking(entry: Entry, tokenizer: Any) -> tuple[str, bool]:
     if entry.text is not None:
         return entry.text, True
-    thought = [str(one["reasoning_content"]) for one in entry.messages if one.get("reasoning_content")]
-    shown = _rendered(entry.messages, entry, tokenizer)
-    if all(one.strip() in shown for one in thought):
-        return shown, True
-    with_it = _rendered(tuple(map(_thinking_inline, entry.messages)), entry, tokenizer)
-    if all(one.strip() in with_it for one in thought):
-        return with_it, True
-    return shown, False
+    thoughts = [str(message["reasoning_content"]).strip() for message in entry.messages if message.get("reasoning_content")]
+    plain = _rendered(entry.messages, entry, tokenizer)
+    if all(thought in plain for thought in thoughts):
+        return plain, True
+    messages = [dict(message) for message in entry.messages]
+    for message in messages:
+        if thinking := message.pop("reasoning_content", None):
+            message["content"] = f"<think>\n{thinking}\n</think>\n\n{message['content']}"
+    inline = _rendered(messages, entry, tokenizer)
+    return (inline, True) if all(thought in inline for thought in thoughts) else (plain, False)
 
 
-def _thinking_inline(message: dict[str, Any]) -> dict[str, Any]:
-    made = dict(message)
-    if thinking := made.pop("reasoning_content", None):
-        made["content"] = f"<think>\n{thinking}\n</think>\n\n{made['content']}"
-    return made
-
-
-def _rendered(messages: tuple[dict[str, Any], ...], entry: Entry, tokenizer: Any) -> str:
+def _rendered(messages: Sequence[dict[str, Any]], entry: Entry, tokenizer: Any) -> str:
     import jinja2
 
     if not getattr(tokenizer, "chat_template", None):
@@ -321,13 +309,13 @@ def _rendered(messages: tuple[dict[str, Any], ...], entry: Entry, tokenizer: Any
         raise QuantizeError(f"the chat template refuses a conversation: {shown(problem)}") from None
 
 
-def _decoded(messages: tuple[dict[str, Any], ...]) -> list[dict[str, Any]]:
+def _decoded(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Arguments of tool calls as objects, which templates write out themselves; the API has them as JSON text."""
-    made = []
+    decoded = []
     for message in messages:
         calls = message.get("tool_calls")
         if not isinstance(calls, list):
-            made.append(message)
+            decoded.append(message)
             continue
         own = []
         for call in calls:
@@ -339,19 +327,19 @@ def _decoded(messages: tuple[dict[str, Any], ...]) -> list[dict[str, Any]]:
                 with suppress(ValueError, RecursionError):  # shown as it is
                     function["arguments"] = json.loads(function["arguments"])
             own.append({**call, "function": function})
-        made.append({**message, "tool_calls": own})
-    return made
+        decoded.append({**message, "tool_calls": own})
+    return decoded
 
 
 def pieces_of(entry: Entry) -> list[str]:
     """The texts that are held against items of an evaluation: of a conversation each message, with its thinking."""
     if entry.text is not None:
         return [entry.around or entry.text]
-    found = []
+    pieces = []
     for message in entry.messages:
         content = message.get("content")
         parts = content if isinstance(content, list) else [{"text": content}]
-        found.append("\n".join(str(part.get("text") or "") for part in parts if isinstance(part, Mapping)))
+        pieces.append("\n".join(str(part.get("text") or "") for part in parts if isinstance(part, Mapping)))
         if message.get("reasoning_content"):
-            found.append(str(message["reasoning_content"]))
-    return found
+            pieces.append(str(message["reasoning_content"]))
+    return pieces

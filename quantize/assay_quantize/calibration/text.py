@@ -11,19 +11,23 @@ sequences of one length. Only the model's own text needs the model; everything e
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from assay.callbacks import Say
 from assay.errors import QuantizeError
 from assay.records.calibration import TextSource, TextTaken
+from assay.safe_yaml import NotPlainYaml, read_yaml
 from assay_quantize.calibration.memory import texts_at_once
+from assay_quantize.calibration.pieces import PART_LETTERS, parts_of
 from assay_quantize.calibration.quiet import loading
-from assay_quantize.calibration.reading.pieces import PART_LETTERS, parts_of
-from assay_quantize.calibration.sources import Entry, FileText, Source, as_text, pieces_of
+from assay_quantize.calibration.sources import HUB, Entry, FileText, HubText, Source, as_text, pieces_of
 from assay_quantize.calibration.withheld import Withheld
 
 PLACEHOLDER = "assay-user-message"
@@ -58,25 +62,23 @@ class Text:
         The items of evaluations that are withheld are not in it: they grow with every run, the words for them do not.
         """
         mix = self.mix or tuple(Weighted(FileText(path)) for path in self.files)
-        sources = [[one.weight, None if one.source is None else one.source.identity()] for one in mix]
+        sources = [[text.weight, None if text.source is None else text.source.identity()] for text in mix]
         return [sources, bool(self.mix), self.seed if self.needs_model else None, self.withhold]
 
     def describe(self) -> tuple[str, ...]:
         """Its sources, in words."""
         own = f"the model's own, sampled at temperature 1, seed {self.seed}"
         if self.mix:
-            total = sum(one.weight for one in self.mix)
-            return tuple(
-                f"{own if one.source is None else one.source.name} ({one.weight / total:.0%})" if self.mix[1:]
-                else (own if one.source is None else one.source.name)
-                for one in self.mix
-            )  # fmt: skip
+            names = tuple(own if text.source is None else text.source.name for text in self.mix)
+            total = sum(text.weight for text in self.mix)
+            shares = (f"{name} ({text.weight / total:.0%})" for name, text in zip(names, self.mix, strict=True))
+            return tuple(shares) if self.mix[1:] else names
         return tuple(map(str, self.files)) or (own,)
 
     @property
     def needs_model(self) -> bool:
         """Whether some of it is written by the model."""
-        return any(one.source is None for one in self.mix) if self.mix else not self.files
+        return any(text.source is None for text in self.mix) if self.mix else not self.files
 
     def sequences(self, model: Any, folder: Path, num_tokens: int, length: int, say: Say) -> list[list[int]]:
         """About `num_tokens` tokens in sequences of `length`. Raises QuantizeError when there is not even one.
@@ -96,9 +98,9 @@ class Text:
             tokenizer.model_max_length = sys.maxsize  # a text is cut into sequences, and no warning is needed for a long one
         mix = self.mix or tuple(Weighted(FileText(path)) for path in self.files) or (Weighted(None),)
         taps = []
-        for one in mix:
-            opened = self._sampled(model, tokenizer, length, say) if one.source is None else _read(one.source, tokenizer)
-            taps.append(Tap(one, opened, tokenizer, self.withheld))
+        for text in mix:
+            opened = self._sampled(model, tokenizer, length, say) if text.source is None else _Reading(text.source, tokenizer)
+            taps.append(Tap(text, opened, tokenizer, self.withheld))
         return Stream(taps, length, by_weight=bool(self.mix), what=", ".join(self.describe()))
 
     def _sampled(self, model: Any, tokenizer: Any, length: int, say: Say) -> Iterator[Document]:
@@ -230,12 +232,8 @@ class _Reading:
         return whole[:at], whole[at + len(bare) :]
 
 
-def _read(source: Source, tokenizer: Any) -> _Reading:
-    return _Reading(source, tokenizer)
-
-
 class Stream:
-    """Sequences of one length, one behind the other; an iterator. `used` tells what they were made of."""
+    """Sequences of one length, one behind the other; an iterator. `taken` tells what they were made of."""
 
     def __init__(self, taps: list[Tap], length: int, *, by_weight: bool, what: str) -> None:
         self._taps, self._length, self._by_weight, self._what = taps, length, by_weight, what
@@ -249,52 +247,129 @@ class Stream:
 
     def __next__(self) -> list[int]:
         while len(self._rest) < self._length:
-            tap = self._next_tap()
-            if tap is None:
+            left = [tap for tap in self._taps if not tap.is_exhausted]
+            if not left:
                 if not self._num_made:
+                    count = sum(tap.num_dropped for tap in self._taps)
+                    dropped = f", {count} texts with items of an evaluation left out" if count else ""
                     raise QuantizeError(
-                        f"{self._what}: less than one sequence of {self._length} tokens{self._dropped()}; give more text or a "
+                        f"{self._what}: less than one sequence of {self._length} tokens{dropped}; give more text or a "
                         "smaller --length"
                     )
                 raise StopIteration
+            tap = min(left, key=lambda tap: tap.num_tokens / tap.weight) if self._by_weight else left[0]
             self._rest += tap.take() or []
-        made, self._rest = self._rest[: self._length], self._rest[self._length :]
+        sequence, self._rest = self._rest[: self._length], self._rest[self._length :]
         self._num_made += 1
-        self._made.add(hash(tuple(made)))
-        return made
-
-    def _next_tap(self) -> Tap | None:
-        left = [tap for tap in self._taps if not tap.is_exhausted]
-        if not left:
-            return None
-        return min(left, key=lambda tap: tap.num_tokens / tap.weight) if self._by_weight else left[0]
-
-    def _dropped(self) -> str:
-        count = sum(tap.num_dropped for tap in self._taps)
-        return f", {count} texts with items of an evaluation left out" if count else ""
+        self._made.add(hash(tuple(sequence)))
+        return sequence
 
     def taken(self, withheld: Withheld | None) -> TextTaken:
         """What the record says of all that was made so far."""
+        total = sum(tap.weight for tap in self._taps)
         return TextTaken(
-            sources=self.used(),
+            sources=tuple(tap.used(total) for tap in self._taps),
             withheld=() if withheld is None else withheld.record(),
             num_repeated=self._num_made - len(self._made),
         )
-
-    def used(self) -> tuple[TextSource, ...]:
-        """What was taken of each source so far."""
-        total = sum(tap.weight for tap in self._taps)
-        return tuple(tap.used(total) for tap in self._taps)
 
 
 def first_tokens(tokenizer: Any, config: Any) -> list[int]:
     """What stands before a user's first word, or before any text."""
     if getattr(tokenizer, "chat_template", None):
         shown = tokenizer.apply_chat_template([{"role": "user", "content": PLACEHOLDER}], tokenize=False)
-        before, found, _ = str(shown).partition(PLACEHOLDER)
-        if found and before:
+        before, placeholder, _ = str(shown).partition(PLACEHOLDER)
+        if placeholder and before:
             return [int(token) for token in tokenizer(before, add_special_tokens=False)["input_ids"]]
     ends = getattr(config, "eos_token_id", None)
     fallback = ends[0] if isinstance(ends, list) else ends
     starts = (tokenizer.bos_token_id, getattr(config, "bos_token_id", None), fallback)
     return [next((int(token) for token in starts if token is not None), 0)]
+
+
+# ------------------------------------------------------------------------------------------------ `--text`
+OpenFolder = Callable[[Path], Source]
+"""What a folder stands for: the conversations of a run. QuantizeError: nothing."""
+LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
+"""What a share of tokens can be made of: of numbers near the ends of a double neither sums nor quotients are numbers."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class MixedText(_Strict):
+    """One entry of a mix file. files, revision: of a data set. column: of its rows."""
+
+    source: str
+    weight: Annotated[float, Field(ge=LEAST_WEIGHT, le=MOST_WEIGHT)] = 1.0
+    kind: str | None = None
+    files: tuple[str, ...] = ()
+    revision: str = "main"
+    column: str | None = None
+
+
+class MixFile(_Strict):
+    """The whole file."""
+
+    texts: Annotated[tuple[MixedText, ...], Field(min_length=1)]
+
+
+def mix_of(named: Sequence[str], open_folder: OpenFolder) -> tuple[Weighted, ...]:
+    """The sources that `--text` names: `SOURCE@WEIGHT`, or a YAML file.
+
+        texts:
+          - {source: hub:org/code, files: ["data/*.parquet"], weight: 0.4, kind: code}
+          - {source: chats.jsonl, weight: 0.3, kind: tools}
+          - {source: own, weight: 0.3}
+
+    Weights are shares of tokens and need not add up to 1. Paths are relative to the file. What stands for a source: `own`, the
+    model's own text; `hub:OWNER/NAME`, a data set; else a file. Others, such as a run's folder, are opened by who knows them.
+    QuantizeError: a weight that is none, a file that is not there.
+    """
+    return tuple(source for text in named for source in _of_option(text, open_folder))
+
+
+def _of_option(text: str, open_folder: OpenFolder) -> Iterable[Weighted]:
+    name, weight = text, 1.0
+    if "@" in text and not Path(text).exists():
+        before, _, after = text.rpartition("@")
+        with suppress(ValueError):  # an @ of the name's own
+            name, weight = before, float(after)
+        if not LEAST_WEIGHT <= weight <= MOST_WEIGHT:
+            raise QuantizeError(
+                f"--text {text}: a weight is a number from {LEAST_WEIGHT:g} to {MOST_WEIGHT:g}, as in {before}@0.3"
+            )
+    if Path(name).suffix in (".yaml", ".yml"):
+        mixed = _of_file(Path(name), open_folder)
+        total = sum(source.weight for source in mixed)
+        return [replace(source, weight=weight * source.weight / total) for source in mixed]
+    return [Weighted(_source(name, Path(), open_folder), weight)]
+
+
+def _source(name: str, folder: Path, open_folder: OpenFolder, entry: MixedText | None = None) -> Source | None:
+    if name == OWN:
+        return None
+    entry = entry or MixedText(source=name)
+    if name.startswith(HUB):
+        dataset, _, patterns = name.removeprefix(HUB).partition(":")
+        files = (*(part for part in patterns.split(",") if part), *entry.files)
+        return HubText(dataset, files, entry.revision, entry.column)
+    path = folder / name
+    return open_folder(path) if path.is_dir() else FileText(path, entry.column)
+
+
+def _of_file(path: Path, open_folder: OpenFolder) -> list[Weighted]:
+    try:
+        mix = MixFile.model_validate(read_yaml(path))
+    except OSError as problem:
+        raise QuantizeError(f"{path}: cannot be read: {problem.strerror}") from None
+    except NotPlainYaml as problem:
+        raise QuantizeError(f"{path}: {problem}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(step) for step in first["loc"]) or "the file"
+        raise QuantizeError(
+            f"{path}: {where}: {first['msg']}; a mix is `texts:`, a list of {{source, weight, kind, files, revision, column}}"
+        ) from None
+    return [Weighted(_source(entry.source, path.parent, open_folder, entry), entry.weight, entry.kind) for entry in mix.texts]

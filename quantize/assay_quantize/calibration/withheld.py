@@ -64,7 +64,7 @@ class _Task:
     suite: str
     name: str
     num_items: int | None = None
-    why: str | None = None
+    reason: str | None = None
     dropped: int = 0
 
 
@@ -84,27 +84,27 @@ class Withheld:
         """All items of a task, as their prompts say them."""
         assert self._index is None, "texts were looked at already"
         number = len(self.tasks)
-        found: dict[int, Hashes] = {}
+        items: dict[int, Hashes] = {}
         for text in texts:
             words = hashes_of(words_of(text))
             if len(words):
-                found.setdefault(_whole(words), words)
-        self.tasks.append(_Task(suite, task, len(found)))
-        runs = {whole: runs_of(words, min(RUN_WORDS, len(words))) for whole, words in found.items()}
+                items.setdefault(_hash_of_all(words), words)
+        self.tasks.append(_Task(suite, task, len(items)))
+        runs = {whole: runs_of(words, min(RUN_WORDS, len(words))) for whole, words in items.items()}
         common: set[int] = set()
-        if len(found) >= COMMON_ITEMS:
+        if len(items) >= COMMON_ITEMS:
             counts = Counter(run for of_item in runs.values() for run in of_item.tolist())
-            common = {run for run, count in counts.items() if count > COMMON_SHARE * len(found)}
-        for whole, words in found.items():
+            common = {run for run, count in counts.items() if count > COMMON_SHARE * len(items)}
+        for whole, words in items.items():
             self._whole.setdefault(whole, number)
             own = [run for run in runs[whole].tolist() if run not in common]
             if own and len(words) >= LEAST_WORDS:
                 sketch = np.array(sorted(own)[:SKETCH], np.uint64)
                 self._sketches[min(RUN_WORDS, len(words))].append((number, sketch))
 
-    def leave_out(self, suite: str, task: str, why: str) -> None:
+    def leave_out(self, suite: str, task: str, reason: str) -> None:
         """A task whose items are not known here; the record says so."""
-        self.tasks.append(_Task(suite, task, why=why))
+        self.tasks.append(_Task(suite, task, reason=reason))
 
     def find(self, pieces: Sequence[str]) -> str | None:
         """`suite/task` of an item that lies in one of these texts, or messages of one conversation; counted as dropped."""
@@ -114,7 +114,7 @@ class Withheld:
             words = hashes_of(words_of(piece))
             if not len(words):
                 continue
-            number = self._whole.get(_whole(words))
+            number = self._whole.get(_hash_of_all(words))
             if number is None:
                 number = self._by_runs(words)
             if number is not None:
@@ -143,12 +143,12 @@ class Withheld:
     def record(self) -> tuple[WithheldItems, ...]:
         """What was compared with, what was not, and how many texts were dropped."""
         return tuple(
-            WithheldItems(suite=one.suite, task=one.name, num_items=one.num_items, why=one.why, dropped=one.dropped)
-            for one in self.tasks
+            WithheldItems(suite=task.suite, task=task.name, num_items=task.num_items, why=task.reason, dropped=task.dropped)
+            for task in self.tasks
         )
 
 
-def _whole(words: Hashes) -> int:
+def _hash_of_all(words: Hashes) -> int:
     return int.from_bytes(blake2b(words.tobytes(), digest_size=8).digest())
 
 

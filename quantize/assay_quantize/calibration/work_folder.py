@@ -35,9 +35,8 @@ from assay.atomic_files import naming, replacing
 from assay.errors import AssayError, QuantizeError
 from assay.foreign_text import shown
 from assay.records.base import Part, sha256_of_file
-from assay.records.calibration import TextTaken
 from assay.records.plan import TensorPlan
-from assay_quantize.calibration.kept import Drawn, drawn_before, keep_drawn
+from assay_quantize.calibration.progress import Drawn
 from assay_quantize.checkpoint.calibrated_layers import CalibratedFiles, layer_digest, layer_file, parts_of
 from assay_quantize.checkpoint.shard_files import fsync_folder
 
@@ -65,35 +64,27 @@ class WorkFolder:
         self.path, self._journal, self._lines = path, journal, lines
         self.finished: dict[int, Finished] = {}
 
-    # -------------------------------------------------------------------------------------------- tokens
-    def tokens(self) -> Drawn | None:
-        """None: they are not there."""
-        return drawn_before(self.path)
-
-    def keep_tokens(self, sequences: Any, taken: TextTaken) -> Drawn:
-        return keep_drawn(self.path, sequences, taken)
-
     def begin(self, tokens: Drawn, layers: Mapping[int, Sequence[TensorPlan]]) -> None:
         """Find out which layers are finished, with these tokens. layers: all of the model in order, with what is calibrated.
 
         Those whose files are those that were written, up to the first that is not; states behind the last are as well."""
         lines = {line.layer: line for line in self._lines if line.tokens_sha256 == tokens.sha256}
-        found: dict[int, Finished] = {}
+        finished: dict[int, Finished] = {}
         for layer, tensors in layers.items():
             line = lines.get(layer)
-            if line is None or (tensors and self._digest_there(layer, tensors) != line.digest):
+            if line is None or (tensors and self._digest_of_file(layer, tensors) != line.digest):
                 break
-            found[layer] = line
+            finished[layer] = line
         states: dict[str, str] = {}
-        if found and len(found) < len(layers):
-            last = next(reversed(found))
-            states = {self.state_path(last + 1, part).name: sha256 for part, sha256 in enumerate(found[last].states)}
+        if finished and len(finished) < len(layers):
+            last = next(reversed(finished))
+            states = {self.state_path(last + 1, part).name: sha256 for part, sha256 in enumerate(finished[last].states)}
             if any(_hash_of(self.path / name) != sha256 for name, sha256 in states.items()):
-                found, states = {}, {}  # the next layer's inputs are gone: from the beginning
+                finished, states = {}, {}  # the next layer's inputs are gone: from the beginning
         for path in self.path.glob("state-*.npy"):
             if path.name not in states:
                 path.unlink()
-        self.finished = found
+        self.finished = finished
 
     # -------------------------------------------------------------------------------------------- layers
     def add(self, line: Finished) -> None:
@@ -103,7 +94,7 @@ class WorkFolder:
             os.fsync(self._journal.fileno())
         self.finished[line.layer] = line
         for old in self.path.glob("state-*.npy"):
-            if (found := _STATE.fullmatch(old.name)) and int(found[1]) <= line.layer:
+            if (match := _STATE.fullmatch(old.name)) and int(match[1]) <= line.layer:
                 old.unlink()
 
     def write_layer(self, layer: int, tensors: Sequence[TensorPlan], values: Mapping[str, Tensor]) -> str:
@@ -112,9 +103,11 @@ class WorkFolder:
         kept = {output.name: values[output.name] for output in outputs}
         with replacing(self.path / layer_file(layer)) as partial:
             save_file(kept, partial)
-        return layer_digest(outputs, lambda output, take: take(_bytes(kept[output.name])))
+        return layer_digest(
+            outputs, lambda output, take: take(kept[output.name].contiguous().view(-1).view(torch.uint8).numpy().data)
+        )
 
-    def _digest_there(self, layer: int, tensors: Sequence[TensorPlan]) -> str | None:
+    def _digest_of_file(self, layer: int, tensors: Sequence[TensorPlan]) -> str | None:
         """The digest of a layer's file, as it lies there. None: it is not there, or damaged."""
         try:
             with closing(CalibratedFiles(self.path, [layer])) as files:
@@ -131,7 +124,9 @@ class WorkFolder:
         parts: list[Tensor] = []
         while (path := self.state_path(layer, len(parts))).is_file():
             with path.open("rb") as file:
-                shape, dtype, start = _header(file)
+                npy.read_magic(file)
+                shape, _, dtype = npy.read_array_header_1_0(file)
+                start = file.tell()
                 per_row = int(np.prod(shape[1:])) * dtype.itemsize
                 flat = np.empty((end - begin) * per_row, np.uint8)
                 file.seek(start + begin * per_row)
@@ -216,7 +211,10 @@ def opened(path: Path, begin: Mapping[str, Any]) -> Iterator[WorkFolder]:
             os.fsync(journal.fileno())
             fsync_folder(path)
         elif before != begin:
-            raise QuantizeError(f"{path}: begun with {_difference(before, begin)}; {_remedy(before, begin)}")
+            begun_on, remedy = before.get("device"), "delete the folder to begin anew"
+            if begun_on in ("cpu", "cuda") and {**before, "device": begin["device"]} == begin:
+                remedy = f"say --device {begun_on} to go on, or {remedy}"
+            raise QuantizeError(f"{path}: begun with {_difference(before, begin)}; {remedy}")
         elif not text.endswith("\n"):
             journal.write(b"\n")
         yield WorkFolder(path, journal, [line for line in map(_finished, lines) if line is not None])
@@ -225,8 +223,8 @@ def opened(path: Path, begin: Mapping[str, Any]) -> Iterator[WorkFolder]:
 def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """The first key, of a mapping the first key in it, that is not the same: `threads 2, now it is 1`."""
     if "asked_sha256" in before and before["asked_sha256"] != now.get("asked_sha256"):
-        asked = (shown(each.get("asked_sha256"), 12) for each in (before, now))
-        return "another recipe or text (asked_sha256 {}, now it is {})".format(*asked)
+        was, is_now = (shown(begin.get("asked_sha256"), 12) for begin in (before, now))
+        return f"another recipe or text (asked_sha256 {was}, now it is {is_now})"
     key = next(key for key in (*now, *before) if before.get(key) != now.get(key))
     old, new = before.get(key), now.get(key)
     if isinstance(old, Mapping) and isinstance(new, Mapping):
@@ -234,21 +232,13 @@ def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return f"{key} {shown(old)}, now it is {shown(new)}"
 
 
-def _remedy(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Another device can be asked for, where all else is the same."""
-    begun_on = before.get("device")
-    if begun_on in ("cpu", "cuda") and {**before, "device": now["device"]} == now:
-        return f"say --device {begun_on} to go on, or delete the folder to begin anew"
-    return "delete the folder to begin anew"
-
-
 def _parsed(line: str) -> dict[str, Any] | None:
     """None: a line that is torn."""
     try:
-        found = json.loads(line)
+        data = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return data if isinstance(data, dict) else None
 
 
 def _finished(line: str) -> Finished | None:
@@ -266,14 +256,3 @@ def _hash_of(path: Path) -> str | None:
 
 def _partial(path: Path) -> Path:
     return path.with_name(f".{path.name}.partial")
-
-
-def _header(file: Any) -> tuple[tuple[int, ...], Any, int]:
-    npy.read_magic(file)
-    shape, _, dtype = npy.read_array_header_1_0(file)
-    return shape, dtype, file.tell()
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    view: memoryview = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
-    return view

@@ -1,20 +1,211 @@
 """How long calibrating a plan layer by layer would take on some machine, with what disk and memory: an extrapolation.
 
-The work is `calibration_work`'s, exact. What a core does was measured on one core of one machine (`MEASURED_CALIBRATION`), or
-is measured here and now (`--hardware this`). What a GPU does is a share of what its maker publishes, which was measured on one
-H200. The steps follow each other: reading, copying and computing are added up, as the code does them.
+The work is exact: bytes and floating point operations, from names, shapes and the recipe; multiplying and adding counts as two.
+Counts of the factorization are LAPACK's: potrf c^3/3, potri 2c^3/3, and potrf once more, for each weight, whoever shares its
+Hessian (`factorize_hessian` of llm-compressor). Of the columns of a weight, `GptqCalibration.block_size` at a time are gone
+through one by one.
+
+What a core does was measured on one core of one machine (`MEASURED_CALIBRATION`), or is measured here and now
+(`--hardware this`). What a GPU does is a share of what its maker publishes, which was measured on one H200. The steps follow
+each other: reading, copying and computing are added up, as the code does them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from assay.quantities import size
-from assay.records.plan import Plan
-from assay_quantize.calibration.memory import BATCH_TOKENS, SPARE_BYTES
-from assay_quantize.estimate.calibration_work import CalibrationWork, calibration_work, routed_share
+from assay.recipes.calibrated.methods import AutoRoundCalibration, AwqCalibration, AwqGptqCalibration, GptqCalibration
+from assay.recipes.families import count_of, num_experts, num_hidden_layers, size_of, split_layer, text_of
+from assay.recipes.precision import PrecisionRecipe
+from assay.records.plan import Plan, TensorPlan
+from assay_quantize.calibration.memory import (
+    BATCH_TOKENS,
+    FLOAT_BYTES,
+    SPARE_BYTES,
+    autoround_numbers,
+    hessian_numbers,
+    layer_bytes,
+    token_state_bytes,
+    weights_at_once,
+)
+from assay_quantize.checkpoint.calibrated_layers import parts_of
 from assay_quantize.estimate.hardware_time import SCALING, CoreRates, Gpu, Machine
+from assay_quantize.plan.calibrated import calibrated_mtp_layer, calibrated_tensors, scalable, smoothings
 
+Layers = Mapping[int, Sequence[TensorPlan]]
+
+
+# ------------------------------------------------------------------------------------------------ the work
+@dataclass(frozen=True)
+class CalibrationWork:
+    """Of all layers together, MTP apart.
+
+    tokens: in sequences of `length`. read: bytes of the source, as stored; prepared: of its weights in FP32, handed to the
+    device. watched: operations of the pass in which every expert sees every token; passed_on: of the one with the real routing.
+    hessians, factorized: of GPTQ, which rounds so many weights. columns: steps of one column for `at_once` weights;
+    column_numbers: weights that these steps touch; searched: operations of AWQ's search, and of the copies it rounds,
+    searched_numbers. steps: of AutoRound in each layer; tuned: operations of them all, tuned_numbers: numbers of weights that
+    they round, tuned_weights: how often they round one. state_bytes: what goes from layer to layer. written: files of layers.
+    layer_bytes: the most that one layer takes while it is calibrated; gpu_layer_bytes, beside_bytes: of a GPU's memory, and of
+    the machine's at the same time, the weights apart.
+    """
+
+    method: str
+    tokens: int
+    length: int
+    layers: int
+    read: int
+    prepared: int
+    watched: float
+    passed_on: float
+    hessians: float
+    factorized: float
+    weights: int
+    columns: int
+    column_numbers: float
+    updates: float
+    searched: float
+    searched_numbers: float
+    steps: int
+    tuned: float
+    tuned_numbers: float
+    tuned_weights: int
+    state_bytes: int
+    written: int
+    layer_bytes: int
+    gpu_layer_bytes: int
+    beside_bytes: int
+    embedding_bytes: int
+
+    @property
+    def disk_bytes(self) -> int:
+        """Beside the checkpoint: files of all layers, tokens, and the states in front of a layer and behind it."""
+        return self.written + 2 * self.state_bytes + 4 * self.tokens
+
+
+def calibration_work(plan: Plan) -> CalibrationWork:
+    """What `calibrate_layers` does with a plan whose precision is calibrated."""
+    options = PrecisionRecipe.model_validate(plan.precision_recipe).calibration
+    assert options != "none", "the precision is calibrated"
+    length = options.length
+    sequences = max(1, options.tokens // length)
+    tokens = sequences * length
+    mtp = calibrated_mtp_layer(plan)
+    every: dict[int, list[TensorPlan]] = {layer: [] for layer in range(num_hidden_layers(plan.config))}
+    every |= {} if mtp is None else {mtp: []}
+    for tensor in plan.tensors:
+        place = split_layer(tensor.name)
+        if place is None or place.layer not in every or tensor.action in ("drop", "consume"):
+            continue
+        if tensor.role != "mtp" or place.layer == mtp:
+            every[place.layer].append(tensor)
+    changed = calibrated_tensors(plan)  # by AWQ and SmoothQuant norms and routers, too
+    rounded: Layers = {layer: [t for t in tensors if t.action == "quantize"] for layer, tensors in changed.items()}
+    layers: Layers = {layer: changed.get(layer, ()) for layer in every}
+    batch = max(1, BATCH_TOKENS // length)
+    share = routed_share(plan)
+    linears = [tensor for tensors in every.values() for tensor in tensors if len(tensor.shape) == 2]
+    of_all = float(sum(math.prod(tensor.shape) for tensor in linears if tensor.part != "routed_expert"))
+    of_experts = float(sum(math.prod(tensor.shape) for tensor in linears if tensor.part == "routed_expert"))
+    scores = attention_flops(plan, length) * len(every) * tokens
+    is_gptq = isinstance(options, GptqCalibration | AwqGptqCalibration)
+    gptq = [tensor for tensors in rounded.values() for tensor in tensors] if is_gptq else []
+    steps: Counter[tuple[int, int]] = Counter()  # shape -> how many times columns are gone through, several weights at once
+    for tensors in rounded.values() if is_gptq else ():
+        at_once = weights_at_once(tensors)
+        for weight_shape, count in Counter((t.shape[0], t.shape[1]) for t in tensors).items():
+            steps[weight_shape] += -(-count // at_once)
+    shapes = Counter((tensor.shape[0], tensor.shape[1]) for tensor in gptq)
+    scaled = {layer: scalable(plan, tensors) for layer, tensors in every.items()}
+    search = (
+        _search(rounded, scaled, options, tokens, share, scores / len(every))
+        if isinstance(options, AwqCalibration | AwqGptqCalibration)
+        else (0.0, 0.0)
+    )
+    everywhere, routed = 2 * tokens * (of_all + of_experts) + scores, 2 * tokens * (of_all + of_experts * share) + scores
+    iterations, part, beside, shape = 0, 0.0, 0, (sequences, length)
+    if isinstance(options, AutoRoundCalibration):
+        iterations, part = options.iterations, min(options.batch, sequences) / sequences
+        beside = max((autoround_numbers(plan, tensors, shape, 0).beside for tensors in rounded.values()), default=0)
+    text = text_of(plan.config)
+    return CalibrationWork(
+        method=options.method,
+        tokens=tokens,
+        length=length,
+        layers=len(every),
+        read=sum(tensor.num_bytes for tensors in every.values() for tensor in tensors),
+        prepared=sum(FLOAT_BYTES * math.prod(tensor.shape) for tensors in every.values() for tensor in tensors),
+        watched=routed if iterations else (2 if isinstance(options, AwqGptqCalibration) else 1) * everywhere,
+        passed_on=2 * routed if iterations else routed,  # of the untouched layer, and of the tuned one
+        hessians=2.0 * tokens * sum(map(hessian_numbers, rounded.values())) if gptq else 0.0,
+        factorized=sum(count * 4 / 3 * columns**3 for (_, columns), count in shapes.items()),
+        weights=len(gptq),
+        columns=sum(count * columns for (_, columns), count in steps.items()),
+        column_numbers=float(sum(count * rows * columns for (rows, columns), count in shapes.items())),
+        updates=float(sum(count * rows * columns**2 for (rows, columns), count in shapes.items())),
+        searched=search[0],
+        searched_numbers=search[1],
+        steps=iterations,
+        tuned=3 * iterations * part * routed,  # a gradient takes twice what the outputs take
+        tuned_numbers=float(iterations * sum(math.prod(t.shape) for tensors in rounded.values() for t in tensors)),
+        tuned_weights=iterations * sum(map(len, rounded.values())),
+        state_bytes=tokens * token_state_bytes(plan, length) * (2 if iterations else 1),
+        written=sum(output.num_bytes for tensors in changed.values() for tensor in tensors for output in parts_of(tensor)),
+        layer_bytes=layer_bytes(plan, layers, shape, batch),
+        gpu_layer_bytes=layer_bytes(plan, layers, shape, batch, gpu=True),
+        beside_bytes=FLOAT_BYTES * beside,
+        embedding_bytes=FLOAT_BYTES * min(tokens, size_of(text, "vocab_size")) * size_of(text, "hidden_size"),
+    )
+
+
+def routed_share(plan: Plan) -> float:
+    """Of the routed experts, those that a token is given; 1 where there are none."""
+    text = text_of(plan.config)
+    chosen, experts = count_of("num_experts_per_tok", text.get("num_experts_per_tok")), num_experts(plan.family, plan.config)
+    return min(1.0, chosen / experts) if chosen and experts else 1.0
+
+
+def attention_flops(plan: Plan, length: int) -> float:
+    """Of the scores and the sum of values for one token of one layer; all `length` tokens are multiplied, masked or not."""
+    text = text_of(plan.config)
+    heads = size_of(text, "num_attention_heads", 1)
+    width = size_of(text, "head_dim", max(1, size_of(text, "hidden_size") // heads))
+    if "kv_lora_rank" in text:  # latent attention: keys and values have widths of their own
+        keys, values = size_of(text, "qk_nope_head_dim") + size_of(text, "qk_rope_head_dim"), size_of(text, "v_head_dim")
+        return 2.0 * length * heads * (keys + values)
+    return 4.0 * length * heads * width
+
+
+def _search(
+    rounded: Layers, every: Layers, options: AwqCalibration | AwqGptqCalibration, tokens: int, share: float, scores: float
+) -> tuple[float, float]:
+    """AWQ: each candidate runs what reads the scaled inputs once more, the experts with their real routing, after rounding it.
+
+    (operations, numbers that are rounded for it)."""
+    flops = numbers = 0.0
+    runs = options.grid + 1
+    for layer, weights in rounded.items():
+        names = {weight.name for weight in weights}
+        kept = [tensor for tensor in every[layer] if tensor.name not in names]
+        sizes = {tensor.module: float(math.prod(tensor.shape)) for tensor in every[layer] if len(tensor.shape) == 2}
+        for smoothing in smoothings(options.method, weights, kept):
+            balanced = [module for module in smoothing.balance if module in sizes]
+            numbers += options.grid * sum(sizes[module] for module in balanced)
+            if len(balanced) == 1 and balanced[0].endswith("down_proj"):
+                flops += runs * 2 * tokens * sizes[balanced[0]]
+            elif any(".self_attn." in module for module in balanced):
+                flops += runs * (2 * tokens * sum(v for m, v in sizes.items() if ".self_attn." in m) + scores)
+            else:
+                mlp = sum(v * (share if ".experts." in m else 1) for m, v in sizes.items() if ".mlp." in m)
+                flops += runs * 2 * tokens * mlp
+    return flops, numbers
+
+
+# ------------------------------------------------------------------------------------------------ the time
 PROCESS_BYTES = 700 << 20
 """torch, transformers, llm-compressor and a plan of 60,000 tensors."""
 
@@ -49,7 +240,7 @@ MEASURED_CALIBRATION = TorchRates(
     source="one core of a two-core virtual machine, AMD EPYC (Zen 4, AVX-512), 2026-11-25, CPU time; matrices of GLM-5's "
     "experts; how other cores compare is not known",
 )
-"""By `measure_torch.measured_torch`."""
+"""By `measure_machine.measured_torch`."""
 
 PRODUCT_SHARE, FACTOR_SHARE, BUS_SHARE, MEMORY_PASSES = 0.73, 0.17, 0.13, 110
 """Measured on one H200 (decision 189) as shares of what is published, and taken for every GPU: of its FP32 rate in products
@@ -95,9 +286,8 @@ class CalibrationEstimate:
 
 def gpu_rates(gpu: Gpu) -> TorchRates:
     """Shares of what is published."""
-    product = PRODUCT_SHARE * gpu.fp32 * 1e12
     return TorchRates(
-        product=product,
+        product=PRODUCT_SHARE * gpu.fp32 * 1e12,
         factor=FACTOR_SHARE * gpu.fp32 * 1e12,
         column_s=COLUMN_S,
         column_number_s=MEMORY_PASSES * 4 / (gpu.memory * 1e12),
@@ -111,19 +301,10 @@ def gpu_rates(gpu: Gpu) -> TorchRates:
     )
 
 
-def core_rates(one: TorchRates, cores: int) -> TorchRates:
+def core_rates(core: TorchRates, cores: int) -> TorchRates:
     """Of `cores` cores: products and factorizations are shared among them, steps of columns are not."""
     times = cores * (SCALING if cores > 1 else 1.0)
-    return TorchRates(
-        product=one.product * times,
-        factor=one.factor * times,
-        column_s=one.column_s,
-        column_number_s=one.column_number_s,
-        searched_number_s=one.searched_number_s,
-        tuned_number_s=one.tuned_number_s / times,
-        bus=None,
-        source=one.source,
-    )
+    return replace(core, product=core.product * times, factor=core.factor * times, tuned_number_s=core.tuned_number_s / times)
 
 
 def estimate_calibration(

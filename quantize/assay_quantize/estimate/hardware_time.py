@@ -10,7 +10,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from assay.errors import PlanError
 from assay.records.plan import Plan, TensorPlan
@@ -162,34 +164,21 @@ def parse_hardware(text: str, here: Machine | None = None) -> Machine:
     values: dict[str, float] = {}
     for setting in settings:
         key, _, number = setting.partition("=")
-        if key not in ("cores", "read", "write", "network") or not _is_positive(number):
+        with suppress(ValueError):
+            values[key] = float(number)
+        if key not in ("cores", "read", "write", "network") or not 0 < values.get(key, 0) < math.inf:
             raise PlanError(
                 f"--hardware {setting}: say cores, read, write or network = a number above 0 (rates in GB per second)"
             )
-        values[key] = float(number)
     if not float(values.get("cores", 1)).is_integer():
         raise PlanError(f"--hardware {text}: cores={values['cores']:g}; say a whole number of cores")
     if machine is None and (missing := [key for key in ("cores", "read", "write") if key not in values]):
         raise PlanError(f"--hardware {text}: {missing[0]} is missing; say cores=64,read=6.5,write=3 (rates in GB per second)")
     base = machine or Machine("as said", 1, 1.0, 1.0, None, "")
-    said = ", ".join(f"{key} {value:g}" for key, value in values.items())
-    source = "; ".join(part for part in (base.source, f"as said: {said}" if said else "") if part)
-    return replace(
-        base,
-        cores=int(values.get("cores", base.cores)),
-        read=values.get("read", base.read),
-        write=values.get("write", base.write),
-        network=values.get("network", base.network),
-        source=source,
-    )
-
-
-def _is_positive(number: str) -> bool:
-    try:
-        value = float(number)
-    except ValueError:
-        return False
-    return 0 < value < math.inf
+    stated = ", ".join(f"{key} {value:g}" for key, value in values.items())
+    source = "; ".join(part for part in (base.source, f"as said: {stated}" if stated else "") if part)
+    changed: dict[str, Any] = {**values, "cores": int(values.get("cores", base.cores))}
+    return replace(base, source=source, **changed)
 
 
 def measured_rates(plan: Plan) -> CoreRates:
@@ -246,11 +235,22 @@ def estimate(plan: Plan, machine: Machine, rates: CoreRates) -> Estimate:
         kernels="fused",
         base_bytes=PROCESS_BYTES,
     ).workers
-    compute_s = core_seconds(work, rates) / (workers * (SCALING if workers > 1 else 1.0))
+    core_s = (
+        work.quantized / rates.quantize
+        + work.amax / rates.amax
+        + work.dequantized / rates.dequantize
+        + (work.read + work.read_twice) / rates.copy_in
+        + work.written / rates.copy_out
+        + work.written / rates.sha256
+    ) / 1e9
+    compute_s = core_s / (workers * (SCALING if workers > 1 else 1.0))
     read_s, write_s = work.read / machine.read / 1e9, work.written / machine.write / 1e9
     total_s = max(compute_s, read_s + write_s)
     download_s = None if machine.network is None else work.read / machine.network / 1e9
-    largest = sorted(_source_shards(plan).values())[-STAGED_SHARDS:]
+    shard_bytes: Counter[str] = Counter()
+    for tensor in plan.tensors:
+        shard_bytes[tensor.shard_in] += tensor.num_bytes
+    largest = sorted(shard_bytes.values())[-STAGED_SHARDS:]
     return Estimate(
         machine=machine,
         rates=rates,
@@ -268,22 +268,3 @@ def estimate(plan: Plan, machine: Machine, rates: CoreRates) -> Estimate:
         streamed_disk_bytes=sum(largest) + work.written,
         memory_bytes=machine.memory_bytes,
     )
-
-
-def core_seconds(work: PlanWork, rates: CoreRates) -> float:
-    """Seconds that one core would work."""
-    return (
-        work.quantized / rates.quantize
-        + work.amax / rates.amax
-        + work.dequantized / rates.dequantize
-        + (work.read + work.read_twice) / rates.copy_in
-        + work.written / rates.copy_out
-        + work.written / rates.sha256
-    ) / 1e9
-
-
-def _source_shards(plan: Plan) -> Counter[str]:
-    sizes: Counter[str] = Counter()
-    for tensor in plan.tensors:
-        sizes[tensor.shard_in] += tensor.num_bytes
-    return sizes

@@ -13,8 +13,15 @@ from typing import Literal
 from assay.quantities import size
 from assay.recipes.families import num_hidden_layers, size_of, split_layer, text_of
 from assay.records.plan import Plan
-from assay_quantize.estimate.calibration_time import PROCESS_BYTES, Line, TorchRates, core_rates
-from assay_quantize.estimate.calibration_work import attention_flops, routed_share
+from assay_quantize.calibration.memory import token_state_bytes
+from assay_quantize.estimate.calibration_time import (
+    PROCESS_BYTES,
+    Line,
+    TorchRates,
+    attention_flops,
+    core_rates,
+    routed_share,
+)
 from assay_quantize.estimate.hardware_time import MEASURED, CoreRates, Machine
 
 COMPARED_S = 32e-9
@@ -97,16 +104,15 @@ def _passes(
             stored += tensor.num_bytes
             if len(tensor.shape) == 2:
                 numbers += math.prod(tensor.shape) * (share if tensor.part == "routed_expert" else 1)
-    one = tokens * (2 * numbers / layers + attention_flops(plan, length))
-    state = tokens * (
-        4 * size_of(text_of(plan.config), "hidden_size") + 8 * min(length, size_of(text_of(plan.config), "index_topk", 0))
-    )
-    moved = through * state
+    flops_a_layer = tokens * (2 * numbers / layers + attention_flops(plan, length))
+    moved = through * tokens * token_state_bytes(plan, length)
     rate = f"{rates.product / 1e12:.3g} TFLOP/s"
     lines = [
         Line("layers", stored / machine.read / 1e9, f"{size(stored)} of weights, filled once each, {machine.read:.3g} GB/s"),
         Line(
-            "passes", through * one / rates.product, f"{through:,} through one layer, {through * one:.3g} FLOP in FP32, {rate}"
+            "passes",
+            through * flops_a_layer / rates.product,
+            f"{through:,} through one layer, {through * flops_a_layer:.3g} FLOP in FP32, {rate}",
         ),
         Line("states", moved * (1 / machine.read + 1 / machine.write) / 1e9, f"{size(moved)} read and written"),
     ]

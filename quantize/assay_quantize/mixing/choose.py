@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -11,9 +12,9 @@ from assay.recipes.precision import PrecisionRecipe
 from assay.records.base import Interval
 from assay.records.choice.mix import KEPT, Advantage, MixPoint
 from assay.records.diagnosis.sensitivity import Sensitivity, SensitivityPart
-from assay_quantize.mixing.damage import Z_95, damages_used
+from assay_quantize.mixing.damage import Z_95, shrunken_damages
 from assay_quantize.mixing.parts import StoredPart, StoredParts
-from assay_quantize.mixing.solve import Problem, Solution, cheapest, fewest_changes
+from assay_quantize.mixing.solve import Problem, Solution, fewest_changes, least_damage
 
 SLACK = 0.02
 """Share of the optimum's damage that is given up so that neighbouring layers are alike: less than damages are known to."""
@@ -40,7 +41,7 @@ class Choices:
     stored: StoredParts
     options: tuple[tuple[Option, ...], ...]
     not_taken: Mapping[tuple[int, str, str], str]
-    """Layer, role, scheme -> why; of parts without any measurement under `bf16`."""
+    """Layer, role, scheme -> the reason; of parts without any measurement under `bf16`."""
 
     @property
     def parts(self) -> tuple[StoredPart, ...]:
@@ -60,12 +61,14 @@ class Choices:
         )
 
     def problem(self, budget_bytes: int | None) -> Problem:
-        sizes = [tuple(tuple(one.num_bytes for one in options) for options in self.options)]
+        sizes = [tuple(tuple(option.num_bytes for option in options) for options in self.options)]
         limits = [sum(max(part) for part in sizes[0]) if budget_bytes is None else budget_bytes - self.stored.other_bytes]
         if self.stored.rank_limit is not None:
-            sizes.append(tuple(tuple(one.rank_bytes for one in options) for options in self.options))
+            sizes.append(tuple(tuple(option.rank_bytes for option in options) for options in self.options))
             limits.append(self.stored.rank_limit - self.stored.other_rank_bytes)
-        return Problem(tuple(tuple(one.damage for one in options) for options in self.options), tuple(sizes), tuple(limits))
+        return Problem(
+            tuple(tuple(option.damage for option in options) for options in self.options), tuple(sizes), tuple(limits)
+        )
 
     def schemes(self, picks: Sequence[int]) -> dict[tuple[int, str], str]:
         rows = zip(self.parts, self.options, picks, strict=True)
@@ -73,19 +76,17 @@ class Choices:
 
     def picks_of(self, schemes: Mapping[tuple[int, str], str]) -> tuple[int, ...] | None:
         """The picks with these schemes; None: some part has no such option."""
-        found = []
+        picks = []
         for part, options in zip(self.parts, self.options, strict=True):
-            wanted = schemes[part.layer, part.role]
-            at = next((number for number, one in enumerate(options) if one.scheme == wanted), None)
-            if at is None:
+            offered = [option.scheme for option in options]
+            if (scheme := schemes[part.layer, part.role]) not in offered:
                 return None
-            found.append(at)
-        return tuple(found)
+            picks.append(offered.index(scheme))
+        return tuple(picks)
 
     def point(self, picks: Sequence[int], name: str, kind: Literal["mix", "uniform", "shipped"], problem: Problem) -> MixPoint:
         """problem: whose limits say whether it fits; the first is the budget, which does not count."""
         total = self.total_bytes(picks)
-        held = list(zip(problem.used(picks), problem.limits, strict=True))[1:]
         return MixPoint(
             name=name,
             kind=kind,
@@ -93,15 +94,16 @@ class Choices:
             bits_per_weight=self.bits_per_weight(total),
             damage_nats=problem.damage(picks),
             num_kept=sum(options[pick].scheme == KEPT for options, pick in zip(self.options, picks, strict=True)),
-            fits=all(used <= limit for used, limit in held),
+            fits=all(used <= limit for used, limit in list(zip(problem.used(picks), problem.limits, strict=True))[1:]),
         )
 
 
 def choices_of(stored: StoredParts, sensitivity: Sensitivity, schemes: Sequence[str]) -> Choices:
     """Options of every part: `bf16`, and each scheme that it can take and whose damage was measured. Missing is not zero."""
     rows: dict[tuple[int | None, str], dict[str, SensitivityPart]] = dict(sensitivity.by_part.items())
-    left: dict[tuple[int | None, str, str], str] = {(one.layer, one.role, one.scheme): one.why for one in sensitivity.left_out}
-    every, not_taken = [], {}
+    left: dict[tuple[int | None, str, str], str] = {(row.layer, row.role, row.scheme): row.why for row in sensitivity.left_out}
+    every: list[tuple[Option, ...]] = []
+    not_taken: dict[tuple[int, str, str], str] = {}
     for part in stored.parts:
         measured, known = rows.get((part.layer, part.role), {}), {}
         options = [Option(KEPT, part.num_bytes[KEPT], part.rank_bytes[KEPT], 0.0, 0.0, None, None)]
@@ -110,14 +112,14 @@ def choices_of(stored: StoredParts, sensitivity: Sensitivity, schemes: Sequence[
             if scheme in part.refused:
                 not_taken[part.layer, part.role, scheme] = part.refused[scheme]
             elif row is None or row.damage_nats is None:
-                why = left.get((part.layer, part.role, scheme))
-                not_taken[part.layer, part.role, scheme] = f"not measured{f': {why}' if why else ''}"
+                reason = left.get((part.layer, part.role, scheme))
+                not_taken[part.layer, part.role, scheme] = f"not measured{f': {reason}' if reason else ''}"
             else:
                 known[scheme] = (row.damage_nats, row.interval)
-        used = damages_used(known, is_calibrated=sensitivity.calibration is not None)
+        shrunken = shrunken_damages(known, is_calibrated=sensitivity.calibration is not None)
         for scheme, (nats, interval) in known.items():
             sizes = part.num_bytes[scheme], part.rank_bytes[scheme]
-            options.append(Option(scheme, *sizes, *used[scheme], nats, interval))
+            options.append(Option(scheme, *sizes, *shrunken[scheme], nats, interval))
         every.append(tuple(options))
     return Choices(stored, tuple(every), not_taken)
 
@@ -125,15 +127,15 @@ def choices_of(stored: StoredParts, sensitivity: Sensitivity, schemes: Sequence[
 # ------------------------------------------------------------------------------------------------ the mix
 def mix_of(choices: Choices, problem: Problem, slack: float = SLACK) -> tuple[tuple[int, ...], Solution] | None:
     """(picks, the optimum): the optimum, or what loses at most `slack` more and differs less from layer to layer."""
-    best = cheapest(problem)
-    if best is None:
+    optimum = least_damage(problem)
+    if optimum is None:
         return None
     links = _links(choices)
-    most = best.damage * (1 + slack)
-    alike = fewest_changes(problem, links, most) if slack and best.damage else None
-    if alike is not None and problem.holds(alike) and changes(links, alike) < changes(links, best.picks):
-        return alike, best
-    return best.picks, best
+    most = optimum.damage * (1 + slack)
+    smooth = fewest_changes(problem, links, most) if slack and optimum.damage else None
+    if smooth is not None and problem.is_feasible(smooth) and _changes(links, smooth) < _changes(links, optimum.picks):
+        return smooth, optimum
+    return optimum.picks, optimum
 
 
 Links = Sequence[tuple[int, Sequence[int | None]] | None]
@@ -142,25 +144,25 @@ Links = Sequence[tuple[int, Sequence[int | None]] | None]
 
 def _links(choices: Choices) -> Links:
     last: dict[str, int] = {}
-    found: list[tuple[int, Sequence[int | None]] | None] = []
+    links: list[tuple[int, Sequence[int | None]] | None] = []
     for number, part in enumerate(choices.parts):
         before = last.get(part.role)
         last[part.role] = number
         if before is None:
-            found.append(None)
+            links.append(None)
             continue
-        places = {one.scheme: at for at, one in enumerate(choices.options[before])}
-        found.append((before, [places.get(one.scheme) for one in choices.options[number]]))
-    return found
+        places = {option.scheme: pick for pick, option in enumerate(choices.options[before])}
+        links.append((before, [places.get(option.scheme) for option in choices.options[number]]))
+    return links
 
 
-def changes(links: Links, picks: Sequence[int]) -> int:
+def _changes(links: Links, picks: Sequence[int]) -> int:
     """Parts that differ from the one before them."""
     return sum(link is not None and link[1][picks[number]] != picks[link[0]] for number, link in enumerate(links))
 
 
 def frontier_of(choices: Choices, problem: Problem, also: Sequence[int] = ()) -> list[MixPoint]:
-    """Optima for budgets from the smallest choice to the largest, those that are alike once. The machine's limits hold.
+    """Optima for budgets from the smallest choice to the largest, equal ones once. The machine's limits hold.
 
     also: further budgets, of the parts alone: those of uniform recipes, which then have the best choice of their size beside
     them.
@@ -168,15 +170,15 @@ def frontier_of(choices: Choices, problem: Problem, also: Sequence[int] = ()) ->
     low, high = problem.smallest[0], sum(max(part) for part in problem.sizes[0])
     # dense where formats are: sizes of the schemes crowd at the low end
     budgets = [low + round((high - low) * (step / (FRONTIER_POINTS - 1)) ** 2) for step in range(FRONTIER_POINTS)]
-    found: dict[int, MixPoint] = {}
+    points: dict[int, MixPoint] = {}
     for budget in sorted({*budgets, *also}):
-        solution = cheapest(Problem(problem.damages, problem.sizes, (budget, *problem.limits[1:])))
+        solution = least_damage(Problem(problem.damages, problem.sizes, (budget, *problem.limits[1:])))
         if solution is not None:
             total = choices.total_bytes(solution.picks)
             name = f"{choices.bits_per_weight(total):.2f} bits"
-            found.setdefault(total, choices.point(solution.picks, name, "mix", problem))
-    rising = sorted(found.values(), key=lambda one: (one.bytes, one.damage_nats))
-    return [one for i, one in enumerate(rising) if all(one.damage_nats < before.damage_nats for before in rising[:i])]
+            points.setdefault(total, choices.point(solution.picks, name, "mix", problem))
+    rising = sorted(points.values(), key=lambda point: (point.bytes, point.damage_nats))
+    return [point for i, point in enumerate(rising) if all(point.damage_nats < before.damage_nats for before in rising[:i])]
 
 
 # ------------------------------------------------------------------------------------------------ what it is held against
@@ -188,50 +190,46 @@ def controls_of(
     One scheme counts if more than half of the weights can take it. A uniform choice that a shipped precision makes has its
     name.
     """
-    found: dict[tuple[int, ...], tuple[str, Literal["uniform", "shipped"]]] = {}
+    controls: dict[tuple[int, ...], tuple[str, Literal["uniform", "shipped"]]] = {}
     for scheme in schemes:
-        wanted = {
-            (part.layer, part.role): scheme if any(one.scheme == scheme for one in options) else KEPT
+        schemes_of_parts = {
+            (part.layer, part.role): scheme if any(option.scheme == scheme for option in options) else KEPT
             for part, options in zip(choices.parts, choices.options, strict=True)
         }
-        picks = choices.picks_of(wanted)
-        of_scheme = sum(part.num_weights for part in choices.parts if wanted[part.layer, part.role] == scheme)
+        picks = choices.picks_of(schemes_of_parts)
+        of_scheme = sum(part.num_weights for part in choices.parts if schemes_of_parts[part.layer, part.role] == scheme)
         if picks is not None and 2 * of_scheme > choices.stored.num_weights:  # else it is a recipe of kept parts
-            found.setdefault(picks, (f"uniform {scheme}", "uniform"))
+            controls.setdefault(picks, (f"uniform {scheme}", "uniform"))
     for recipe in shipped:
         settings = ("observer", "mtp", "kv_cache", "calibration", "activations")
-        same = all(getattr(recipe, name) == getattr(base, name) for name in settings) and same_mtp(recipe, base)
-        if not same or not set(recipe.quantize) <= set(base.quantize):
+        if any(getattr(recipe, name) != getattr(base, name) for name in settings):
+            continue
+        schemes_of_mtp = ([each.scheme_of(role, None) for role in base.quantize] for each in (recipe, base))
+        has_same_mtp = base.mtp != "quantize" or operator.eq(*schemes_of_mtp)  # its schemes are those of no layer
+        if not has_same_mtp or not set(recipe.quantize) <= set(base.quantize):
             continue
         picks = choices.picks_of(
             {(part.layer, part.role): recipe.scheme_of(part.role, part.layer) or KEPT for part in choices.parts}
         )
         if picks is None:
             continue
-        before = found.get(picks)
+        before = controls.get(picks)
         if before is None:
-            found[picks] = (recipe.name, "shipped")
+            controls[picks] = (recipe.name, "shipped")
         elif before[0].startswith("uniform "):
-            found[picks] = (recipe.name, before[1])
-    return {name: (kind, picks) for picks, (name, kind) in found.items()}
-
-
-def same_mtp(recipe: PrecisionRecipe, base: PrecisionRecipe) -> bool:
-    """Whether a quantized MTP block, whose schemes are those of no layer, has the same ones."""
-    return base.mtp != "quantize" or [recipe.scheme_of(role, None) for role in base.quantize] == [
-        base.scheme_of(role, None) for role in base.quantize
-    ]
+            controls[picks] = (recipe.name, before[1])
+    return {name: (kind, picks) for picks, (name, kind) in controls.items()}
 
 
 def advantage_of(choices: Choices, uniform: str, of_uniform: Sequence[int], picks: Sequence[int]) -> Advantage:
     """How much more the uniform recipe loses, and the lower end of that, parts being taken for independent."""
-    difference, variance, known = 0.0, 0.0, True
-    for options, theirs, ours in zip(choices.options, of_uniform, picks, strict=True):
-        if theirs == ours:
+    difference, variance, is_known = 0.0, 0.0, True
+    for options, of_control, of_mix in zip(choices.options, of_uniform, picks, strict=True):
+        if of_control == of_mix:
             continue
-        difference += options[theirs].damage - options[ours].damage
-        for one in (options[theirs], options[ours]):
-            known = known and one.spread is not None
-            variance += (one.spread or 0.0) ** 2
-    low = difference - Z_95 * math.sqrt(variance) if known else None
+        difference += options[of_control].damage - options[of_mix].damage
+        for option in (options[of_control], options[of_mix]):
+            is_known = is_known and option.spread is not None
+            variance += (option.spread or 0.0) ** 2
+    low = difference - Z_95 * math.sqrt(variance) if is_known else None
     return Advantage(uniform=uniform, nats=difference, low_nats=low)

@@ -46,7 +46,7 @@ def not_negative(value: float, error: float) -> float:
     return max(0.0, value + error * density)
 
 
-def damages_used(
+def shrunken_damages(
     measured: Mapping[str, tuple[float, Interval | None]], *, is_calibrated: bool = False
 ) -> dict[str, tuple[float, float | None]]:
     """Scheme -> (nats that count, their standard error; None: not known), of one part.
@@ -55,40 +55,37 @@ def damages_used(
     INT4 weights were rounded by text, so that they are of one kind among themselves only.
     """
     kinds: dict[object, dict[str, tuple[float, float]]] = defaultdict(dict)
-    used: dict[str, tuple[float, float | None]] = {}
+    shrunken: dict[str, tuple[float, float | None]] = {}
     for scheme, (value, interval) in measured.items():
         error = standard_error(interval)
         if error is None:
-            used[scheme] = (max(0.0, value), None)
+            shrunken[scheme] = (max(0.0, value), None)
         else:
-            kinds[_kind(scheme), is_calibrated and scheme in INTEGERS][scheme] = (value, error)
-    for alike in kinds.values():
-        used |= _drawn(alike)
-    return used
+            row = SCHEMES[scheme]
+            # what rounds activations, and what has 8 bits, does other damage than its weights' error says
+            kind = row.preset in ("W4A16", "W4A16_ASYM", "NVFP4A16"), row.weight_dtype in ("F8_E4M3", "I8")
+            kinds[kind, is_calibrated and scheme in INTEGERS][scheme] = (value, error)
+    for damages in kinds.values():
+        shrunken |= _shrunken_kind(damages)
+    return shrunken
 
 
-def _kind(scheme: str) -> tuple[bool, bool]:
-    """What rounds activations, and what has 8 bits, does other damage than its weights' error says."""
-    row = SCHEMES[scheme]
-    return row.preset in ("W4A16", "W4A16_ASYM", "NVFP4A16"), row.weight_dtype in ("F8_E4M3", "I8")
-
-
-def _drawn(alike: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float | None]]:
+def _shrunken_kind(damages: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float | None]]:
     """Schemes of one kind: value and standard error -> the same, drawn towards the line through all of them.
 
     With r the error of these figures as a share of them, and `SPREAD` that of the truth around the line, a figure keeps
     SPREAD^2 / (SPREAD^2 + r^2) of its distance from it. r is the kind's as a whole: the interval of a single scheme in which no
     rare event happened to fall is far too narrow.
     """
-    length = sum(SQUARED_ERROR[scheme] for scheme in alike)
-    total = not_negative(sum(value for value, _ in alike.values()), math.hypot(*(error for _, error in alike.values())))
-    errors = math.sqrt(sum(error**2 for _, error in alike.values()) / len(alike))
-    share = errors * len(alike) / total if total else 0.0
-    keeps = SPREAD**2 / (SPREAD**2 + share**2) if len(alike) > 1 else 1.0
-    found: dict[str, tuple[float, float | None]] = {}
-    for scheme, (value, error) in alike.items():
+    length = sum(SQUARED_ERROR[scheme] for scheme in damages)
+    total = not_negative(sum(value for value, _ in damages.values()), math.hypot(*(error for _, error in damages.values())))
+    errors = math.sqrt(sum(error**2 for _, error in damages.values()) / len(damages))
+    share = errors * len(damages) / total if total else 0.0
+    keeps = SPREAD**2 / (SPREAD**2 + share**2) if len(damages) > 1 else 1.0
+    shrunken: dict[str, tuple[float, float | None]] = {}
+    for scheme, (value, error) in damages.items():
         line = total * SQUARED_ERROR[scheme] / length
         own = not_negative(value, error)
-        of_line = share * line / math.sqrt(len(alike))
-        found[scheme] = (line + keeps * (own - line), math.hypot(keeps * error, (1 - keeps) * of_line))
-    return found
+        of_line = share * line / math.sqrt(len(damages))
+        shrunken[scheme] = (line + keeps * (own - line), math.hypot(keeps * error, (1 - keeps) * of_line))
+    return shrunken

@@ -5,7 +5,6 @@ Bytes come from the planner itself, one pass for each scheme: what a mix adds up
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 from collections import defaultdict
@@ -27,7 +26,7 @@ from assay_quantize.plan.parallel import Misfit, Ranks, misfits, ranks_of, sente
 from assay_quantize.plan.planner import check_shapes_of, tensor_plans_of
 from assay_quantize.plan.stored import StoredModel, StoredWeight, drafts, stored_weights
 
-Where = tuple[int, str]
+Place = tuple[int, str]
 """Layer, role."""
 
 
@@ -90,53 +89,73 @@ def stored_parts(
 
     PlanError: the GPUs cannot share the model's heads, or hold what is not chosen for.
     """
-    family = family_of(checkpoint.config)
-    weights = _quantizable(checkpoint, family, frozenset(base.quantize))
-    places = {name: where for where, names in weights.items() for name in names}
-    problems = _shape_problems(checkpoint, base, schemes, weights)
-    plain = _stored(checkpoint, uniform(base, None, _layers(checkpoint)), family, whole)
-    by_scheme = {KEPT: plain}
+    family, roles = family_of(checkpoint.config), frozenset(base.quantize)
+    companions = find_companions(checkpoint.location, checkpoint.config, checkpoint.tensors)
+    weights: dict[Place, list[str]] = defaultdict(list)  # those that a scheme can take
+    for name in checkpoint.tensors:
+        if name not in companions.weight_of:
+            tensor = classify(family, name, checkpoint.config)
+            if tensor.linear and tensor.role in roles and tensor.layer is not None:
+                weights[tensor.layer, tensor.role].append(name)
+    places = {name: place for place, names in weights.items() for name in names}
+    problems = _shape_problems(checkpoint, base, schemes, weights, companions.scale_of)
+
+    def stored_by(recipe: PrecisionRecipe) -> StoredModel:
+        tensors = stored_weights(tensor_plans_of(checkpoint, recipe))
+        return whole(StoredModel(recipe.name, family, checkpoint.config, tensors, kv_cache=recipe.kv_cache or "auto"))
+
+    plain = stored_by(_uniform_recipe(base, None, range(num_hidden_layers(checkpoint.config))))
+    of_part = {KEPT: _by_part(plain, places)}
     for scheme in schemes:
-        kept = [where for where in weights if (where, scheme) in problems]
-        by_scheme[scheme] = _stored(checkpoint, uniform(base, scheme, kept), family, whole)
-    of_part = {scheme: _by_part(model, places) for scheme, model in by_scheme.items()}
-    rest = replace(plain, weights=tuple(one for one in plain.weights if one.name not in places))
-    inside = _by_part(rest, _plain_places(rest, checkpoint, frozenset(base.quantize)))
+        kept = [place for place in weights if (place, scheme) in problems]
+        of_part[scheme] = _by_part(stored_by(_uniform_recipe(base, scheme, kept)), places)
+    rest = replace(plain, weights=tuple(weight for weight in plain.weights if weight.name not in places))
+    classified = {weight.name: classify(family, weight.name, checkpoint.config) for weight in rest.weights}
+    plain_places = {n: (c.layer, c.role) for n, c in classified.items() if c.role in roles and c.layer is not None}
+    inside = _by_part(rest, plain_places)  # tensors of chosen roles and layers that no scheme takes
     ranks = None if machine is None else ranks_of(machine.profile)
     if machine is not None and ranks is not None and (heads := uneven_heads(plain.config, ranks)):
         raise PlanError(f"--hardware {machine.profile.name}: {sentence(heads)}; no choice of schemes changes that")
     parts = []
-    for where in sorted(weights):
-        also = inside.get(where, ())
-        found = {scheme: (*of_part[scheme][where], *also) for scheme in by_scheme if (where, scheme) not in problems}
-        refused = {scheme: problems[where, scheme] for scheme in schemes if (where, scheme) in problems}
-        if machine is not None and ranks is not None:
-            refused |= _refused_there(where[1], plain, found, machine, ranks)
+    for place in sorted(weights):
+        beside = inside.get(place, ())
+        options = {
+            scheme: (*by_place[place], *beside) for scheme, by_place in of_part.items() if (place, scheme) not in problems
+        }
+        models = {scheme: replace(plain, weights=stored) for scheme, stored in options.items()}
+        refused = {scheme: problems[place, scheme] for scheme in schemes if (place, scheme) in problems}
+        if machine is not None and ranks is not None:  # what does not run there, or whose groups its ranks would cut
+            for scheme, model in models.items():
+                cut = [misfit for misfit in misfits(model, ranks) if isinstance(misfit, Misfit)]
+                if cut:
+                    refused[scheme] = _of_any_layer(sentence(cut))
+                elif (reason := machine.refused.get((scheme, place[1] == "routed_expert"))) is not None:
+                    refused[scheme] = reason
         parts.append(
             StoredPart(
-                *where,
-                num_weights=sum(one.num_bytes for one in of_part[KEPT][where]) // 2,
-                num_bytes={scheme: sum(one.num_bytes for one in stored) for scheme, stored in found.items()},
-                rank_bytes={scheme: _on_rank(plain, stored, ranks) for scheme, stored in found.items()},
+                *place,
+                num_weights=_num_bytes(of_part[KEPT][place]) // 2,
+                num_bytes={scheme: _num_bytes(stored) for scheme, stored in options.items()},
+                rank_bytes={scheme: 0 if ranks is None else rank_bytes(model, ranks) for scheme, model in models.items()},
                 refused=refused,
             )
         )
-    plain_bytes = sum(one.num_bytes for stored in inside.values() for one in stored)
-    outside = sum(one.num_bytes for one in rest.weights) - plain_bytes
+    plain_bytes = sum(map(_num_bytes, inside.values()))
+    outside = _num_bytes(rest.weights) - plain_bytes
     if machine is None or ranks is None or machine.profile.usable_bytes is None:
         return StoredParts(family, tuple(parts), outside, plain_bytes)
     limit, other = _limit(plain, rest, inside, machine, ranks)
     return StoredParts(family, tuple(parts), outside, plain_bytes, other, limit)
 
 
-def uniform(base: PrecisionRecipe, scheme: str | None, kept: Iterable[int | Where]) -> PrecisionRecipe:
+def _uniform_recipe(base: PrecisionRecipe, scheme: str | None, kept: Iterable[int | Place]) -> PrecisionRecipe:
     """`base` with one scheme for all roles that it quantizes, and 16 bits in some layers.
 
     scheme: None: the base's own, which an MTP block that is quantized has; else that block is kept.
     """
     layers: dict[str, dict[str, str]] = defaultdict(dict)
-    for where in kept:
-        layer, roles = (where, list(base.quantize)) if isinstance(where, int) else (where[0], [where[1]])
+    for place in kept:
+        layer, roles = (place, list(base.quantize)) if isinstance(place, int) else (place[0], [place[1]])
         layers[str(layer)].update(dict.fromkeys(roles, KEPT))
     data = base.model_dump(mode="json", by_alias=True) | {
         "scheme": None,
@@ -150,106 +169,63 @@ def uniform(base: PrecisionRecipe, scheme: str | None, kept: Iterable[int | Wher
     return PrecisionRecipe.model_validate(data)
 
 
-# ------------------------------------------------------------------------------------------------ names
-def _layers(checkpoint: Checkpoint) -> range:
-    return range(num_hidden_layers(checkpoint.config))
-
-
-def _quantizable(checkpoint: Checkpoint, family: str, roles: frozenset[str]) -> dict[Where, list[str]]:
-    """Layer and role -> its weights that a scheme can take."""
-    found: dict[Where, list[str]] = defaultdict(list)
-    companions = find_companions(checkpoint.location, checkpoint.config, checkpoint.tensors)
-    for name in checkpoint.tensors:
-        if name in companions.weight_of:
-            continue
-        what = classify(family, name, checkpoint.config)
-        if what.linear and what.role in roles and what.layer is not None:
-            found[what.layer, what.role].append(name)
-    return dict(found)
-
-
-def _plain_places(rest: StoredModel, checkpoint: Checkpoint, roles: frozenset[str]) -> dict[str, Where]:
-    """Tensors of chosen roles and layers that no scheme takes."""
-    classified = {one.name: classify(rest.family, one.name, checkpoint.config) for one in rest.weights}
-    return {n: (c.layer, c.role) for n, c in classified.items() if c.role in roles and c.layer is not None}
-
-
+# ------------------------------------------------------------------------------------------------ shapes
 def _shape_problems(
-    checkpoint: Checkpoint, base: PrecisionRecipe, schemes: Sequence[str], weights: Mapping[Where, Sequence[str]]
-) -> dict[tuple[Where, str], str]:
+    checkpoint: Checkpoint,
+    base: PrecisionRecipe,
+    schemes: Sequence[str],
+    weights: Mapping[Place, Sequence[str]],
+    scale_of: Mapping[str, str],
+) -> dict[tuple[Place, str], str]:
     """(part, scheme) -> why its shapes do not allow it. Layers and experts with the same shapes are looked at once."""
-    companions = find_companions(checkpoint.location, checkpoint.config, checkpoint.tensors)
-    recipes = {scheme: uniform(base, scheme, ()) for scheme in schemes}
-
-    @functools.cache
-    def problem(scheme: str, names: tuple[str, ...], alike: Any) -> str | None:
-        subset = {each: checkpoint.tensors[each] for name in names for each in (name, companions.scale_of.get(name)) if each}
-        try:
-            check_shapes_of(replace(checkpoint, tensors=subset), recipes[scheme])
-        except PlanError as error:
-            return _of_any_layer(str(error).partition("; ")[0])
-        return None
-
-    firsts: dict[Any, tuple[str, ...]] = {}
-    found = {}
-    for where, names in weights.items():
+    recipes = {scheme: _uniform_recipe(base, scheme, ()) for scheme in schemes}
+    reasons: dict[Any, dict[str, str]] = {}  # of each combination of role and shapes, by scheme
+    problems: dict[tuple[Place, str], str] = {}
+    for place, names in weights.items():
         shapes = {
             (name.split(".")[-2], checkpoint.tensors[name].shape, checkpoint.tensors[name].dtype): name for name in names[::-1]
         }
-        alike = (where[1], tuple(sorted(shapes, key=str)))
-        examples = firsts.setdefault(alike, tuple(shapes.values()))
-        for scheme in schemes:
-            if (why := problem(scheme, examples, alike)) is not None:
-                found[where, scheme] = why
-    return found
+        key = (place[1], tuple(sorted(shapes, key=str)))
+        if key not in reasons:
+            reasons[key] = {}
+            members = [name for weight in shapes.values() for name in (weight, scale_of.get(weight)) if name]
+            subset = replace(checkpoint, tensors={name: checkpoint.tensors[name] for name in members})
+            for scheme, recipe in recipes.items():
+                try:
+                    check_shapes_of(subset, recipe)
+                except PlanError as error:
+                    reasons[key][scheme] = _of_any_layer(str(error).partition("; ")[0])
+        problems |= {(place, scheme): reason for scheme, reason in reasons[key].items()}
+    return problems
 
 
-def _of_any_layer(said: str) -> str:
-    """`layers.3.mlp.experts.0.up_proj` as `layers.*.mlp.experts.*.up_proj`: layers that are alike share a reason."""
-    return re.sub(r"(?<=\.)\d+(?=\.)", "*", said)
+def _of_any_layer(message: str) -> str:
+    """`layers.3.mlp.experts.0.up_proj` as `layers.*.mlp.experts.*.up_proj`: equal layers share a reason."""
+    return re.sub(r"(?<=\.)\d+(?=\.)", "*", message)
 
 
 # ------------------------------------------------------------------------------------------------ bytes
-def _stored(checkpoint: Checkpoint, recipe: PrecisionRecipe, family: str, whole: Whole) -> StoredModel:
-    tensors = tensor_plans_of(checkpoint, recipe)
-    kv_cache = recipe.kv_cache or "auto"
-    return whole(StoredModel(recipe.name, family, checkpoint.config, stored_weights(tensors), kv_cache=kv_cache))
+def _by_part(model: StoredModel, places: Mapping[str, Place]) -> dict[Place, tuple[StoredWeight, ...]]:
+    weights: dict[Place, list[StoredWeight]] = defaultdict(list)
+    for weight in model.weights:
+        if (place := places.get(weight.name)) is not None:
+            weights[place].append(weight)
+    return {place: tuple(stored) for place, stored in weights.items()}
 
 
-def _by_part(model: StoredModel, places: Mapping[str, Where]) -> dict[Where, tuple[StoredWeight, ...]]:
-    found: dict[Where, list[StoredWeight]] = defaultdict(list)
-    for one in model.weights:
-        if (where := places.get(one.name)) is not None:
-            found[where].append(one)
-    return {where: tuple(stored) for where, stored in found.items()}
-
-
-def _on_rank(model: StoredModel, stored: tuple[StoredWeight, ...], ranks: Ranks | None) -> int:
-    return 0 if ranks is None else rank_bytes(replace(model, weights=stored), ranks)
-
-
-def _refused_there(
-    role: str, model: StoredModel, found: Mapping[str, tuple[StoredWeight, ...]], machine: Machine, ranks: Ranks
-) -> dict[str, str]:
-    """Schemes that do not run on the machine, or whose groups its ranks would cut."""
-    asked = {scheme: machine.refused.get((scheme, role == "routed_expert")) for scheme in found}
-    refused = {scheme: why for scheme, why in asked.items() if why is not None}
-    for scheme, stored in found.items():
-        wrong = [one for one in misfits(replace(model, weights=stored), ranks) if isinstance(one, Misfit)]
-        if wrong:
-            refused[scheme] = _of_any_layer(sentence(wrong))
-    return refused
+def _num_bytes(weights: Iterable[StoredWeight]) -> int:
+    return sum(weight.num_bytes for weight in weights)
 
 
 def _limit(
-    plain: StoredModel, rest: StoredModel, inside: Mapping[Where, tuple[StoredWeight, ...]], machine: Machine, ranks: Ranks
+    plain: StoredModel, rest: StoredModel, inside: Mapping[Place, tuple[StoredWeight, ...]], machine: Machine, ranks: Ranks
 ) -> tuple[int, int]:
     """(bytes of one GPU's weights beside which all users' KV cache fits, those of them that are not chosen for)."""
     profile, drafting = machine.profile, drafts(machine.profile, machine.serving)
     fit = fit_on(plain, profile, machine.serving)
     limit = fit.usable_bytes - WORKSPACE_BYTES - machine.users * fit.kv_bytes(machine.context)
-    of_parts = {one.name for stored in inside.values() for one in stored}
-    outside = replace(rest, weights=tuple(one for one in rest.weights if one.name not in of_parts)).served(drafting)
+    of_parts = {weight.name for stored in inside.values() for weight in stored}
+    outside = replace(rest, weights=tuple(weight for weight in rest.weights if weight.name not in of_parts)).served(drafting)
     other = rank_bytes(outside, ranks)
     if limit < other:
         left, needed = f"{max(0, limit) / 2**30:.1f}", f"{math.ceil(10 * other / 2**30) / 10:.1f}"

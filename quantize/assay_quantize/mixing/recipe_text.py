@@ -37,7 +37,7 @@ def usual_schemes(schemes: Mapping[tuple[int, str], str]) -> dict[str, str]:
     usual = {}
     for role, counts in by_role.items():
         taken = [(count, scheme) for scheme, count in counts.items() if scheme != KEPT]
-        usual[role] = max(taken, key=lambda one: one[0])[1] if taken else KEPT
+        usual[role] = max(taken, key=lambda row: row[0])[1] if taken else KEPT
     return usual
 
 
@@ -56,20 +56,14 @@ def recipe_data(base: PrecisionRecipe, name: str, description: str, schemes: Map
     more = {key: value for key, value in data.items() if key not in _WRITTEN_HERE}
     head = {"schema": 1, "name": name, "description": description}
     quantize = {role: usual[role] for role in base.quantize if role not in kept}
-    layers = _exceptions(schemes, usual)
-    return {**head, "quantize": quantize, **({"layers": layers} if layers else {}), "keep": keep, **more}
-
-
-def _exceptions(schemes: Mapping[tuple[int, str], str], usual: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """`layers` of a recipe: roles that differ in the same layers stand together."""
     layers: dict[tuple[str, str], list[int]] = defaultdict(list)
     for (layer, role), scheme in schemes.items():
         if scheme != usual[role] and usual[role] != KEPT:
             layers[role, scheme].append(layer)
-    found: dict[str, dict[str, str]] = defaultdict(dict)
-    for (role, scheme), numbers in sorted(layers.items(), key=lambda one: (min(one[1]), one[0])):
-        found[layers_text(numbers)][role] = scheme
-    return dict(found)
+    exceptions: dict[str, dict[str, str]] = defaultdict(dict)  # roles that differ in the same layers stand together
+    for (role, scheme), numbers in sorted(layers.items(), key=lambda row: (min(row[1]), row[0])):
+        exceptions[layers_text(numbers)][role] = scheme
+    return {**head, "quantize": quantize, **({"layers": dict(exceptions)} if exceptions else {}), "keep": keep, **more}
 
 
 def recipe_text(mix: Mix, data: Mapping[str, Any]) -> str:
@@ -91,8 +85,10 @@ def recipe_text(mix: Mix, data: Mapping[str, Any]) -> str:
         lines.append("layers:")
         for text, roles in data["layers"].items():
             for role, scheme in roles.items():
-                lines += _comment(_why(by_role[role], text, scheme), "  ")
-            lines.append(f"  {_yaml(text)}: {_flow(roles)}")
+                parts = [part for part in by_role[role] if part.scheme == scheme and part.layer in layer_numbers(text)]
+                lines += _comment(f"{role} {text}: {_cost(parts)}. {reason(parts)}", "  ")
+            flow = ", ".join(f"{role}: {scheme}" for role, scheme in roles.items())
+            lines.append(f"  {_yaml(text)}: {{{flow}}}")
     lines.append("keep:")
     for dtype, roles in data["keep"].items():
         lines.append(f"  {dtype}: [{', '.join(roles)}]")
@@ -102,7 +98,7 @@ def recipe_text(mix: Mix, data: Mapping[str, Any]) -> str:
 
 def _head(mix: Mix) -> list[str]:
     point, texts = mix.point, f"{mix.num_texts} texts" if mix.num_texts else "no texts"
-    said = [
+    sentences = [
         f"Made by `assay recipe` for {mix.model}, within {limits_text(mix)}. {mix.reason}",
         f"Size: {size(point.bytes)} in all, {point.bits_per_weight:.2f} bits for each of {mix.num_weights:,} weights of the "
         f"roles below. Expected: {point.damage_nats:.4g} nats a token, the sum of what each part loses alone; no choice within "
@@ -110,7 +106,7 @@ def _head(mix: Mix) -> list[str]:
         f"Chosen on {texts} ({mix.texts or 'not described'}; sha256 {mix.texts_sha256[:16]}), damages by {mix.method}"
         f"{'' if mix.calibrated_by is None else f', INT4 weights by {mix.calibrated_by}'}. Judge it on other texts.",
     ]
-    return [line for text in said for line in _comment(text, "")]
+    return [line for sentence in sentences for line in _comment(sentence, "")]
 
 
 def limits_text(mix: Mix) -> str:
@@ -118,16 +114,19 @@ def limits_text(mix: Mix) -> str:
     budget = "" if mix.budget_bytes is None else f"{mix.budget} ({size(mix.budget_bytes)})"
     if mix.hardware is None:
         return budget
-    there = f"{mix.hardware} ({mix.users} users, {mix.context:,} tokens each)"
-    return f"{budget} on {there}" if budget else f"what {there} holds"
+    machine = f"{mix.hardware} ({mix.users} users, {mix.context:,} tokens each)"
+    return f"{budget} on {machine}" if budget else f"what {machine} holds"
 
 
 def _of_role(parts: Sequence[MixedPart], scheme: str) -> str:
-    here = [part for part in parts if part.scheme == scheme]
-    if not here:  # of a recipe that quantizes the MTP block
+    of_scheme = [part for part in parts if part.scheme == scheme]
+    if not of_scheme:  # of a recipe that quantizes the MTP block
         return "no layer"
-    nats = sum(part.damage_nats for part in here)
-    return f"{len(here)} of {len(parts)} layers, {size(sum(part.bytes for part in here))}, {nats:.3g} nats"
+    return f"{len(of_scheme)} of {len(parts)} layers, {_cost(of_scheme)}"
+
+
+def _cost(parts: Sequence[MixedPart]) -> str:
+    return f"{size(sum(part.bytes for part in parts))}, {sum(part.damage_nats for part in parts):.3g} nats"
 
 
 def reason(parts: Sequence[MixedPart]) -> str:
@@ -141,21 +140,10 @@ def reason(parts: Sequence[MixedPart]) -> str:
     gained = sum((part.usual_nats or 0.0) - part.damage_nats for part in able)
     more = sum(part.bytes - (part.usual_bytes or 0) for part in able)
     also = "" if len(able) == len(parts) else f" In {len(parts) - len(able)} of them {usual} is out."
+    instead = "as many bytes" if more == 0 else f"{size(abs(more))} {'less' if more > 0 else 'more'}"
     if gained >= 0:
-        return f"In {usual} {gained:.2g} nats more would be lost, for {_lesser(more)}.{also}"
-    return f"In {usual} {-gained:.2g} nats less would be lost, for {_lesser(more)}; they save more elsewhere.{also}"
-
-
-def _lesser(more: int) -> str:
-    """Of a number of bytes that the parts take beyond the usual scheme: what that would take instead."""
-    return "as many bytes" if more == 0 else f"{size(abs(more))} {'less' if more > 0 else 'more'}"
-
-
-def _why(parts: Sequence[MixedPart], text: str, scheme: str) -> str:
-    """Of the layers of one exception: bytes, damage, and the reason."""
-    here = [part for part in parts if part.scheme == scheme and part.layer in layer_numbers(text)]
-    nats = sum(part.damage_nats for part in here)
-    return f"{here[0].role} {text}: {size(sum(part.bytes for part in here))}, {nats:.3g} nats. {reason(here)}"
+        return f"In {usual} {gained:.2g} nats more would be lost, for {instead}.{also}"
+    return f"In {usual} {-gained:.2g} nats less would be lost, for {instead}; they save more elsewhere.{also}"
 
 
 def _comment(text: str, indent: str) -> list[str]:
@@ -166,7 +154,7 @@ def _comment(text: str, indent: str) -> list[str]:
             lines.append(line)
             line = ""
         line = f"{line} {word}".strip()
-    return [f"{indent}# {one}" for one in (*lines, line)]
+    return [f"{indent}# {text}" for text in (*lines, line)]
 
 
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
@@ -178,7 +166,3 @@ def _yaml(value: Any) -> str:
     if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _OTHER_WORDS:
         return value
     return json.dumps(value, ensure_ascii=True)
-
-
-def _flow(roles: Mapping[str, str]) -> str:
-    return "{" + ", ".join(f"{role}: {scheme}" for role, scheme in roles.items()) + "}"

@@ -1,6 +1,6 @@
 """One option for every part, least damage in all, within limits: a multiple-choice knapsack, solved exactly by HiGHS.
 
-`cheapest` finds the optimum; `fewest_changes` then gives up a small, stated share of it so that neighbouring layers are alike.
+`least_damage` finds the optimum; `fewest_changes` then gives up a small, stated share of it so that neighbouring layers agree.
 Sizes are whole bytes and are checked as such: the solver works with floating-point numbers, whose tolerances must not spend
 them.
 """
@@ -41,15 +41,15 @@ class Problem:
 
     def used(self, picks: Sequence[int]) -> tuple[int, ...]:
         """Bytes of every resource."""
-        return tuple(sum(part[pick] for part, pick in zip(one, picks, strict=True)) for one in self.sizes)
+        return tuple(sum(part[pick] for part, pick in zip(parts, picks, strict=True)) for parts in self.sizes)
 
-    def holds(self, picks: Sequence[int]) -> bool:
+    def is_feasible(self, picks: Sequence[int]) -> bool:
         return all(used <= limit for used, limit in zip(self.used(picks), self.limits, strict=True))
 
     @property
     def smallest(self) -> tuple[int, ...]:
         """The least bytes of every resource, each by itself."""
-        return tuple(sum(min(part) for part in one) for one in self.sizes)
+        return tuple(sum(min(part) for part in parts) for parts in self.sizes)
 
 
 @dataclass(frozen=True)
@@ -61,18 +61,18 @@ class Solution:
     bound: float
 
 
-def cheapest(problem: Problem) -> Solution | None:
+def least_damage(problem: Problem) -> Solution | None:
     """The choice with the least damage; None: no choice is within the limits. RuntimeError: the solver did not finish."""
     if not problem.damages:
         return Solution((), 0.0, 0.0) if all(limit >= 0 for limit in problem.limits) else None
     kept = [_undominated(problem, part) for part in range(len(problem.damages))]
-    costs = np.array([problem.damages[part][one] for part, options in enumerate(kept) for one in options])
+    costs = np.array([problem.damages[part][option] for part, options in enumerate(kept) for option in options])
     unit = _LARGEST / (costs.max() or 1.0)
-    found = _solve(problem, kept, costs * unit, (), None)
-    if found is None:
+    solved = _solve(problem, kept, costs * unit, (), None)
+    if solved is None:
         return None
-    picks, bound, done = found
-    if not done:
+    picks, bound, is_optimal = solved
+    if not is_optimal:
         raise RuntimeError("HiGHS did not finish a choice of schemes")
     return Solution(picks, problem.damage(picks), bound / unit)
 
@@ -86,7 +86,7 @@ def fewest_changes(
     part is before it. None as result: none was found within the nodes that the search may take.
     """
     every = [list(range(len(damages))) for damages in problem.damages]
-    starts = np.concatenate([[0], np.cumsum([len(one) for one in every])]).astype(int)
+    starts = np.concatenate([[0], np.cumsum([len(options) for options in every])]).astype(int)
     num_options = int(starts[-1])
     changes = [(part, option) for part, link in enumerate(before) if link is not None for option in every[part]]
     costs = np.zeros(num_options + len(changes))
@@ -103,20 +103,20 @@ def fewest_changes(
         rows.append((row, 0.0))
     unit = _LARGEST / (flat.max() or 1.0)
     rows.append(({column: -value * unit for column, value in enumerate(flat)}, -most * unit))
-    found = _solve(problem, every, costs, rows, _NODES)
-    return None if found is None or problem.damage(found[0]) > most * (1 + 1e-9) else found[0]
+    solved = _solve(problem, every, costs, rows, _NODES)
+    return None if solved is None or problem.damage(solved[0]) > most * (1 + 1e-9) else solved[0]
 
 
 def _undominated(problem: Problem, part: int) -> list[int]:
     """Options of a part that no other beats or equals in damage and in all sizes; of equal ones the first."""
     count = len(problem.damages[part])
-    rows = [(problem.damages[part][one], *(size[part][one] for size in problem.sizes)) for one in range(count)]
+    rows = [(problem.damages[part][option], *(size[part][option] for size in problem.sizes)) for option in range(count)]
 
-    def beats(other: int, one: int) -> bool:
-        no_worse = all(a <= b for a, b in zip(rows[other], rows[one], strict=True))
-        return no_worse and (rows[other] != rows[one] or other < one)
+    def beats(other: int, option: int) -> bool:
+        no_worse = all(a <= b for a, b in zip(rows[other], rows[option], strict=True))
+        return no_worse and (rows[other] != rows[option] or other < option)
 
-    return [one for one in range(count) if not any(beats(other, one) for other in range(count))]
+    return [option for option in range(count) if not any(beats(other, option) for other in range(count))]
 
 
 def _solve(
@@ -131,32 +131,37 @@ def _solve(
     kept: options of each part that may be taken. costs: of these, part by part, then of further variables. rows: further
     constraints.
     """
-    starts = np.concatenate([[0], np.cumsum([len(one) for one in kept])]).astype(int)
+    starts = np.concatenate([[0], np.cumsum([len(options) for options in kept])]).astype(int)
     parts = np.repeat(np.arange(len(kept)), np.diff(starts))
-    one_each = coo_array((np.ones(len(parts)), (parts, np.arange(len(parts)))), shape=(len(kept), len(costs)))
-    fixed = [LinearConstraint(one_each.tocsc(), 1, 1)]
+    one_option_each = coo_array((np.ones(len(parts)), (parts, np.arange(len(parts)))), shape=(len(kept), len(costs)))
+    fixed = [LinearConstraint(one_option_each.tocsc(), 1, 1)]
     if rows:
         entries = [(number, column, factor) for number, (row, _) in enumerate(rows) for column, factor in row.items()]
         at, columns, factors = (np.array(each) for each in zip(*entries, strict=True))
         more = coo_array((factors, (at, columns)), shape=(len(rows), len(costs)))
         fixed.append(LinearConstraint(more.tocsc(), np.array([limit for _, limit in rows]), np.inf))
-    held, carries = _held(problem, kept, len(costs))
+    held, carries = _size_constraints(problem, kept, len(costs))
     if held is None:
         return None
-    fixed = [LinearConstraint(_widened(one.A, len(carries)), one.lb, one.ub) for one in fixed]
+
+    def widened(matrix: csc_array) -> csc_array:
+        """With columns of zeros for the carries."""
+        return hstack([matrix, csc_array((matrix.shape[0], len(carries)))], format="csc") if len(carries) else matrix
+
+    fixed = [LinearConstraint(widened(constraint.A), constraint.lb, constraint.ub) for constraint in fixed]
     bounds = Bounds(0, np.concatenate([np.ones(len(costs)), carries]))
     costs = np.concatenate([costs, np.zeros(len(carries))])
     bound: float | None = None
     for _ in range(_TRIES):
         options = {"mip_rel_gap": 0.0} | ({} if nodes is None else {"node_limit": nodes})
-        with _quiet():
+        with _silent_stdout():
             result = milp(costs, integrality=np.ones(len(costs)), bounds=bounds, constraints=[*fixed, *held], options=options)
         if result.x is None:
             return None
         chosen = [int(np.argmax(result.x[starts[part] : starts[part + 1]])) for part in range(len(kept))]
         picks = tuple(options[pick] for options, pick in zip(kept, chosen, strict=True))
         bound = float(result.mip_dual_bound) if bound is None else bound  # of all choices, also those that are cut off below
-        if problem.holds(picks):
+        if problem.is_feasible(picks):
             return picks, bound, result.status == 0
         cut = np.zeros(len(costs))  # within the solver's tolerance, and too large: never again
         cut[starts[:-1] + np.array(chosen)] = 1.0
@@ -164,12 +169,12 @@ def _solve(
     raise RuntimeError(f"HiGHS took {_TRIES} choices that exceed a limit by less than its tolerance")
 
 
-def _held(
+def _size_constraints(
     problem: Problem, kept: Sequence[Sequence[int]], num_columns: int
 ) -> tuple[list[LinearConstraint] | None, NDArray[np.float64]]:
     """(constraints that hold sizes within the limits, most that each of their carries can be); None: no choice is within one.
 
-    A solver's tolerances are shares of its coefficients, and a byte of 10^10 is less than any: of layers that are alike there
+    A solver's tolerances are shares of its coefficients, and a byte of 10^10 is less than any: of equal layers there
     are more choices that exceed a limit by a few bytes than can be cut off one by one. So sizes are written in digits of
     `_DIGIT`, a row for each, as numbers are added on paper: what a row exceeds its digit of the limit by is carried, as a
     whole number, into the next one.
@@ -177,20 +182,20 @@ def _held(
     rows: list[tuple[dict[int, int], int]] = []  # {column: factor} <= limit
     carries: list[float] = []
     for size, limit in zip(problem.sizes, problem.limits, strict=True):
-        least = [min(size[part][one] for one in options) for part, options in enumerate(kept)]
-        over = [size[part][one] - least[part] for part, options in enumerate(kept) for one in options]
+        least = [min(size[part][option] for option in options) for part, options in enumerate(kept)]
+        over = [size[part][option] - least[part] for part, options in enumerate(kept) for option in options]
         room = limit - sum(least)
         if room < 0:
             return None, np.zeros(0)
         unit = math.gcd(*over) or 1
-        digits, room = [one // unit for one in over], room // unit
+        digits, room = [num_bytes // unit for num_bytes in over], room // unit
         row: dict[int, int] = {}
         while max(digits) >= _DIGIT:
             carry = num_columns + len(carries)
             carries.append(len(kept) + 1)
-            row |= {column: one % _DIGIT for column, one in enumerate(digits)} | {carry: -_DIGIT}
+            row |= {column: digit % _DIGIT for column, digit in enumerate(digits)} | {carry: -_DIGIT}
             rows.append((row, room % _DIGIT))
-            digits, room, row = [one // _DIGIT for one in digits], room // _DIGIT, {carry: 1}
+            digits, room, row = [digit // _DIGIT for digit in digits], room // _DIGIT, {carry: 1}
         rows.append((row | dict(enumerate(digits)), room))
     held = []
     for factors, limit in rows:
@@ -200,13 +205,8 @@ def _held(
     return held, np.array(carries)
 
 
-def _widened(matrix: csc_array, more: int) -> csc_array:
-    """With columns of zeros behind the others."""
-    return hstack([matrix, csc_array((matrix.shape[0], more))], format="csc") if more else matrix
-
-
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _silent_stdout() -> Iterator[None]:
     """HiGHS prints a note of its own to C's stdout at times, `transformNewIntegerFeasibleSolution`, whatever it is told: what
     stands there is the record that `--json` asks for. C keeps what is printed until it is flushed."""
     libc = ctypes.CDLL(None)

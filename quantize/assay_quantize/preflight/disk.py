@@ -10,7 +10,7 @@ import os
 import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,7 +57,7 @@ def check_disk(writes: Writes) -> Iterator[Check]:
     items = list(items_of(writes))
     streamed = None
     if not writes.streams and writes.source.folder is None and not writes.includes_source:
-        streamed = list(items_of(_streamed(writes)))
+        streamed = list(items_of(replace(writes, streams=True)))
     if streamed is not None and any(map(_missing_bytes, _by_disk(streamed))):
         streamed = None  # it would not fit then either
     for disk in _by_disk(items):
@@ -70,19 +70,15 @@ def items_of(writes: Writes) -> Iterator[Item]:
     if writes.includes_source or (unfinished and not writes.streams):
         yield from _download("source", writes.source)
     for name, (plan, folder) in unfinished.items():
-        yield Item(name, folder, _bytes_left(plan, folder))
+        missing = (tensors for shard, tensors in planned_shards(plan).items() if not (folder / shard).is_file())
+        left = sum(output.num_bytes for tensors in missing for tensor in tensors for output in tensor.outputs)
+        yield Item(name, folder, left)
     if writes.streams and unfinished:
         staged = max(staged_bytes(plan, writes.source.shards) for plan, _ in unfinished.values())
         yield Item("two shards of the source at a time", writes.run_dir, staged)
     if writes.released is not None:
         yield from _download("reference", writes.released)
     yield Item("journal, logs and report (allowed)", writes.run_dir, writes.journal_bytes)
-
-
-def _streamed(writes: Writes) -> Writes:
-    return Writes(
-        writes.source, writes.includes_source, writes.released, writes.folders, writes.run_dir, writes.journal_bytes, True
-    )
 
 
 def _download(what: str, checkpoint: Checkpoint) -> Iterator[Item]:
@@ -97,12 +93,6 @@ def _download(what: str, checkpoint: Checkpoint) -> Iterator[Item]:
         if not (blobs / checkpoint.data[shard].rpartition(":")[2]).is_file()
     )
     yield Item(f"{what} {checkpoint.location}", cache, left)
-
-
-def _bytes_left(plan: Plan, folder: Path) -> int:
-    shards = planned_shards(plan).items()
-    left = (tensors for name, tensors in shards if not (folder / name).is_file())
-    return sum(output.num_bytes for tensors in left for tensor in tensors for output in tensor.outputs)
 
 
 def staged_bytes(plan: Plan, shard_bytes: Mapping[str, int]) -> int:
@@ -130,7 +120,7 @@ def _by_disk(items: Iterable[Item]) -> list[list[Item]]:
 def existing(folder: Path) -> Path:
     """The folder, or the nearest above it that is there."""
     absolute = Path(os.path.abspath(folder))
-    return next(one for one in (absolute, *absolute.parents) if one.exists())
+    return next(path for path in (absolute, *absolute.parents) if path.exists())
 
 
 def _missing_bytes(items: Sequence[Item]) -> int:
@@ -142,10 +132,10 @@ def _missing_bytes(items: Sequence[Item]) -> int:
 def _check(items: Sequence[Item], streamed: Sequence[Item] | None, writes: Writes) -> Check:
     free = shutil.disk_usage(existing(items[0].folder)).free
     parts = ", ".join(f"{item.what} {size(item.num_bytes)}" for item in items if item.num_bytes)
-    there = [item.what for item in items if not item.num_bytes]
+    present = [item.what for item in items if not item.num_bytes]
     detail = f"{size(sum(item.num_bytes for item in items))} still to be written ({parts}), {size(free)} free"
-    if there:
-        detail += f"; there already: {', '.join(there)}"
+    if present:
+        detail += f"; there already: {', '.join(present)}"
     cache = Path(constants.HF_HUB_CACHE)
     folders = list(dict.fromkeys(str(cache if item.folder == cache else writes.run_dir) for item in items))
     subject = " and ".join(folders)

@@ -11,9 +11,8 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 from huggingface_hub import hf_hub_download, snapshot_download
@@ -85,10 +84,10 @@ class HubFiles(Repository):
                 raise Stopped
             done = 0
             while done < len(data):
-                done += os.pwrite(descriptor, memoryview(data)[done:], position + done)
+                done += os.pwrite(file.fileno(), memoryview(data)[done:], position + done)
 
-        # the pool ends inside: no thread writes to a descriptor that is closed
-        with _opened(path) as descriptor, ThreadPoolExecutor(NUM_CONNECTIONS, thread_name_prefix="ranges") as pool:
+        # the pool ends inside: no thread writes to a file that is closed
+        with path.open("r+b", buffering=0) as file, ThreadPoolExecutor(NUM_CONNECTIONS, thread_name_prefix="ranges") as pool:
             list(pool.map(lambda span: self.receive(name, span[0], span[1], write), ranges))
 
     def _fetch(self, name: str, folder: Path, *, from_cache: bool) -> Path:
@@ -155,12 +154,3 @@ def download_model(hub_id: str, revision: str, stated: Mapping[str, str]) -> Pat
     with ThreadPoolExecutor(MOST_AT_ONCE, thread_name_prefix="check") as pool:
         list(pool.map(check, stated))
     return folder
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)

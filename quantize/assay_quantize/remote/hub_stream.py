@@ -18,7 +18,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from assay.atomic_files import naming
@@ -107,8 +106,7 @@ def stage_shard(plan: Plan, checkpoint: Checkpoint, need: Need, folder: Path) ->
             else:
                 _write_hollow(path, _header_of(checkpoint.folder / file), checkpoint.shards[file])
                 hub.download_ranges(file, need.ranges[file], path)
-        time_ns = content_time_ns(hub.files[file].content)
-        os.utime(path, ns=(time_ns, time_ns))
+        _set_time(path, hub.files[file].content)
 
 
 def check_listed(plan: Plan, files: Mapping[str, HubFile]) -> None:
@@ -122,6 +120,10 @@ def check_listed(plan: Plan, files: Mapping[str, HubFile]) -> None:
 def content_time_ns(content: str) -> int:
     """A modification time, before 2007, that stands for what names a file's content on the hub."""
     return int(hashlib.sha256(content.encode()).hexdigest()[:15], 16)
+
+
+def _set_time(path: Path, content: str) -> None:
+    os.utime(path, ns=(content_time_ns(content),) * 2)
 
 
 class HubStream:
@@ -153,7 +155,7 @@ class HubStream:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -182,7 +184,10 @@ class HubStream:
         """
         assert plan.tensors == self.plan.tensors and source == self.folder
         self._check_disk(shard_names, out_folder)
-        self._clear_finished(shard_names)
+        needed = {file for shard in shard_names for file in self.needs[shard].whole}
+        for file in self._checkpoint.shards.keys() - needed:  # what a killed run had staged for shards that are finished
+            if _mark_path(self.folder / file).exists():
+                self._shrink(file)
         left = iter(shard_names)
         staged = self._stage_ahead(next(left, None))
         while staged is not None:
@@ -192,13 +197,18 @@ class HubStream:
             # a reader of its own: one that stays open would go on reading files that were replaced
             with SourceReader(self._checkpoint) as reader:
                 record = quantize_shard(plan, name, source, out_folder, options, on_progress, reader=reader)
-            self._release(name)
+            with self._lock:
+                for file in (*self.needs[name].whole, *self.needs[name].ranges):
+                    self._holders[file].discard(name)
+                    self._shrink(file)
             yield record
 
     # -------------------------------------------------------------------------------------------- disk
     def _check_disk(self, shards: Sequence[str], out_folder: Path) -> None:
         """Refuse before the first download what does not fit: the staged shards, and on the same disk the outputs."""
-        needed = self._staged_bytes(shards) - sum(path.stat().st_blocks * 512 for path in self.folder.iterdir())
+        each = [self.bytes_of(shard) for shard in shards]  # at a time one is staged, and the next one
+        needed = max((now + after for now, after in pairwise([*each, 0])), default=0)
+        needed -= sum(path.stat().st_blocks * 512 for path in self.folder.iterdir())
         if self.folder.stat().st_dev == out_folder.stat().st_dev:
             planned = planned_shards(self.plan)
             needed += sum(o.num_bytes for shard in shards for tensor in planned[shard] for o in tensor.outputs)
@@ -209,31 +219,27 @@ class HubStream:
                 f"still to be written, {free / 1e9:.2f} GB are free on its disk; free some space, or give a folder elsewhere"
             )
 
-    def _staged_bytes(self, shards: Sequence[str]) -> int:
-        """The most that is staged at a time while `shards` are made in this order: one, and the next one."""
-        each = [self.bytes_of(shard) for shard in shards]
-        return max((now + after for now, after in pairwise([*each, 0])), default=0)
-
     def bytes_of(self, shard: str) -> int:
         """Bytes of the source that the output shard `shard` reads."""
         need, sizes = self.needs[shard], self._checkpoint.shards
         parts = sum(end - begin for ranges in need.ranges.values() for begin, end in ranges)
         return parts + sum(sizes[file] for file in need.whole)
 
-    def _clear_finished(self, shards: Sequence[str]) -> None:
-        """Give back what a killed run had staged for shards that are finished."""
-        wanted = {file for shard in shards for file in self.needs[shard].whole}
-        for file in self._checkpoint.shards:
-            if file not in wanted and _mark_path(self.folder / file).exists():
-                self._shrink(file)
-
     # -------------------------------------------------------------------------------------------- staging
     def _stage_ahead(self, shard: str | None) -> tuple[str, Future[None]] | None:
         if shard is None:
             return None
         future: Future[None] = Future()
+
+        def settle() -> None:
+            try:
+                self._stage(shard)
+                future.set_result(None)
+            except BaseException as error:  # noqa: BLE001 - raised by future.result()
+                future.set_exception(error)
+
         # a daemon: a process that is interrupted must not wait for a hub that does not answer
-        self._ahead = threading.Thread(target=_settle, args=(future, self._stage, shard), name="stage", daemon=True)
+        self._ahead = threading.Thread(target=settle, name="stage", daemon=True)
         self._ahead.start()
         return shard, future
 
@@ -248,32 +254,18 @@ class HubStream:
                 continue
             with naming(self.folder / file):
                 if file in need.whole:
-                    self._fetch_whole(file)
-                else:
-                    self._fetch_ranges(file)
-
-    def _release(self, shard: str) -> None:
-        """Give back the disk of what only `shard` needed."""
-        with self._lock:
-            for file in (*self.needs[shard].whole, *self.needs[shard].ranges):
-                self._holders[file].discard(shard)
-                self._shrink(file)
-
-    def _fetch_whole(self, file: str) -> None:
-        arriving = self.folder / f".{file}.whole"
-        self._report(f"downloading {file} ({self._checkpoint.shards[file] / 1e9:.2f} GB)")
-        self._hub.download(file, arriving)
-        self._put(arriving, file)
-        write_text_atomically(_mark_path(self.folder / file), self._hub.files[file].content)
-
-    def _fetch_ranges(self, file: str) -> None:
-        """A version of `file` with all ranges that its holders need."""
-        arriving = self.folder / f".{file}.ranges"
-        _write_hollow(arriving, _header_of(self.folder / file), self._checkpoint.shards[file])
-        with self._lock:
-            wanted = self._wanted_ranges(file)
-        self._hub.download_ranges(file, wanted, arriving)
-        self._put(arriving, file)
+                    arriving = self.folder / f".{file}.whole"
+                    self._report(f"downloading {file} ({self._checkpoint.shards[file] / 1e9:.2f} GB)")
+                    self._hub.download(file, arriving)
+                    self._put(arriving, file)
+                    write_text_atomically(_mark_path(self.folder / file), self._hub.files[file].content)
+                else:  # a version of the file with all ranges that its holders need
+                    arriving = self.folder / f".{file}.ranges"
+                    _write_hollow(arriving, _header_of(self.folder / file), self._checkpoint.shards[file])
+                    with self._lock:
+                        ranges = self._held_ranges(file)
+                    self._hub.download_ranges(file, ranges, arriving)
+                    self._put(arriving, file)
 
     def _shrink(self, file: str) -> None:
         """Reduce a file to what its holders need. The lock is held; one that a download may be replacing is left alone."""
@@ -285,20 +277,19 @@ class HubStream:
         arriving = self.folder / f".{file}.smaller"
         _write_hollow(arriving, _header_of(path), self._checkpoint.shards[file])
         with naming(path), path.open("rb") as old, arriving.open("r+b") as new:
-            for begin, end in self._wanted_ranges(file):
+            for begin, end in self._held_ranges(file):
                 old.seek(begin)
                 new.seek(begin)
                 for at in range(begin, end, _COPY_BYTES):
                     new.write(old.read(min(_COPY_BYTES, end - at)))
         self._put(arriving, file)
 
-    def _wanted_ranges(self, file: str) -> tuple[tuple[int, int], ...]:
+    def _held_ranges(self, file: str) -> tuple[tuple[int, int], ...]:
         return merged([r for shard in self._holders.get(file, ()) for r in self.needs[shard].ranges.get(file, ())])
 
     def _put(self, arriving: Path, file: str) -> None:
         """Rename into place, with the time that stands for the file's content."""
-        time_ns = content_time_ns(self._hub.files[file].content)
-        os.utime(arriving, ns=(time_ns, time_ns))
+        _set_time(arriving, self._hub.files[file].content)
         os.replace(arriving, self.folder / file)
 
     # -------------------------------------------------------------------------------------------- the hollow checkpoint
@@ -322,22 +313,13 @@ class HubStream:
             arriving = self.folder / f".{name}.ranges"
             _write_hollow(arriving, header, num_bytes)
             self._put(arriving, name)
-        _write(commit_path, commit.encode())
+        write_text_atomically(commit_path, commit)
         checkpoint = open_checkpoint(self.folder)
         if checkpoint.sha256 != self.plan.source_sha256:
             raise CheckpointError(
                 f"{self.plan.source}: commit {commit[:12]} is not what the plan was made from; make a new plan"
             )
         return checkpoint
-
-
-def _settle(future: Future[None], call: Callable[[str], None], shard: str) -> None:
-    """Run `call(shard)` and hand its end, whatever it is, to who waits for `future`."""
-    try:
-        call(shard)
-        future.set_result(None)
-    except BaseException as error:  # noqa: BLE001 - raised by future.result()
-        future.set_exception(error)
 
 
 # ------------------------------------------------------------------------------------------------ files
@@ -364,10 +346,3 @@ def _write_hollow(path: Path, header: bytes, num_bytes: int) -> None:
     with naming(path), path.open("wb") as file:
         file.write(header)
         file.truncate(num_bytes)
-
-
-def _write(path: Path, data: bytes) -> None:
-    arriving = path.with_name(f".{path.name}.new")
-    with naming(path):
-        arriving.write_bytes(data)
-        os.replace(arriving, path)

@@ -11,6 +11,7 @@ one of its own, on the loopback interface only, which ends with the run. `RAY_AD
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 import os
@@ -84,47 +85,17 @@ def run_ray(
     out_folder: Path,
     options: ShardOptions,
     on_progress: Progress | None = None,
+    *,
+    stream: HubStream | None = None,
 ) -> Generator[ShardRecord, None, None]:
     """Make `shard_names` as Ray tasks and yield the record of each as it is finished, in any order.
 
-    source and out_folder must be the same folders on every node. on_progress: called once for each shard.
+    source and out_folder must be the same folders on every node. on_progress: called once for each shard. stream: of
+    `from_hub`.
     Closed early (Ctrl-C), or after an error, it cancels what runs and removes what is half-written.
     Raises QuantizeError: Ray is not installed or not reachable, no node is large enough, a node does not see the folders,
     a shard whose worker is lost `ATTEMPTS` times, and whatever `quantize_shard` raises.
     """
-    yield from _run(plan, shard_names, source, out_folder, options, on_progress, None)
-
-
-def from_hub(stream: HubStream) -> Runner:
-    """The runner that makes every shard of `stream` in a task that downloads what it reads, and deletes it after.
-
-    `DOWNLOADS_AT_ONCE` shards at a time, fewer where the disk has no room for so many. Nothing but what a task is at is staged:
-    the folder of `stream` stays hollow. Every node logs in by itself (HF_TOKEN, or `hf auth login` there); an HF_ENDPOINT with
-    a password is not handed to it either.
-    """
-
-    def run(
-        plan: Plan,
-        shard_names: Sequence[str],
-        source: Path,
-        out_folder: Path,
-        options: ShardOptions,
-        on_progress: Progress | None = None,
-    ) -> Generator[ShardRecord, None, None]:
-        yield from _run(plan, shard_names, source, out_folder, options, on_progress, stream)
-
-    return run
-
-
-def _run(
-    plan: Plan,
-    shard_names: Sequence[str],
-    source: Path,
-    out_folder: Path,
-    options: ShardOptions,
-    on_progress: Progress | None,
-    stream: HubStream | None,
-) -> Generator[ShardRecord, None, None]:
     if not shard_names:
         return
     needs = needs_of(options)
@@ -149,6 +120,16 @@ def _run(
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def from_hub(stream: HubStream) -> Runner:
+    """The runner that makes every shard of `stream` in a task that downloads what it reads, and deletes it after.
+
+    `DOWNLOADS_AT_ONCE` shards at a time, fewer where the disk has no room for so many. Nothing but what a task is at is staged:
+    the folder of `stream` stays hollow. Every node logs in by itself (HF_TOKEN, or `hf auth login` there); an HF_ENDPOINT with
+    a password is not handed to it either.
+    """
+    return functools.partial(run_ray, stream=stream)
+
+
 def downloads_at_once(plan: Plan, shard_names: Sequence[str], out_folder: Path, stream: HubStream) -> int:
     """How many of the largest shards fit on the disk beside all outputs. QuantizeError when not even one does."""
     planned = planned_shards(plan)
@@ -167,20 +148,13 @@ def downloads_at_once(plan: Plan, shard_names: Sequence[str], out_folder: Path, 
 class _Tasks:
     """Tasks that are in flight, and how often each shard was begun."""
 
-    def __init__(
-        self,
-        ray: ModuleType,
-        needs: TaskNeeds,
-        plan: Plan,
-        job: RayJob,
-        stream: HubStream | None,
-    ) -> None:
+    def __init__(self, ray: ModuleType, needs: TaskNeeds, plan: Plan, job: RayJob, stream: HubStream | None) -> None:
         self._ray, self._job, self._stream = ray, job, stream
         self._plan = [ray.put(plan)]
         # Ray writes this down: in its records, its logs, and what its dashboard shows. An address with a password stays here,
         # and every node must have its own (`RayJob.endpoint`).
-        told = {name: os.environ[name] for name in ("HF_ENDPOINT", "NO_PROXY") if name in os.environ}
-        kept = without_secrets(told)
+        environment = {name: os.environ[name] for name in ("HF_ENDPOINT", "NO_PROXY") if name in os.environ}
+        kept = without_secrets(environment)
         self._remote = ray.remote(
             num_cpus=needs.cpus,
             memory=needs.memory_bytes,
@@ -211,10 +185,14 @@ class _Tasks:
 
     def _result(self, task: Any, name: str, attempt: int) -> ShardRecord | None:
         """What a finished task made; None when its worker was lost and the shard was begun again."""
-        lost = self._ray.exceptions
+        errors = self._ray.exceptions
+        lost = (
+            errors.WorkerCrashedError, errors.NodeDiedError, errors.OutOfMemoryError, errors.LocalRayletDiedError,
+            errors.ObjectLostError,
+        )  # fmt: skip
         try:
             record: ShardRecord = self._ray.get(task)
-        except (lost.WorkerCrashedError, lost.NodeDiedError, lost.OutOfMemoryError, lost.LocalRayletDiedError, lost.ObjectLostError) as error:  # fmt: skip  # noqa: E501
+        except lost as error:
             reason = str(error).strip().splitlines()[0]
             shutil.rmtree(attempt_folder(self._job.scratch, name, attempt), ignore_errors=True)
             if attempt == ATTEMPTS:
@@ -225,8 +203,11 @@ class _Tasks:
             log.warning("%s: its worker was lost (%s); it is begun again", name, reason)
             self._begin(name, attempt + 1)
             return None
-        except lost.RayTaskError as error:
-            raise _cause(error) from None
+        except errors.RayTaskError as error:  # what the task raised, as the local runner would raise it
+            cause = getattr(error, "cause", None)
+            if isinstance(cause, AssayError):
+                raise type(cause)(str(cause)) from None
+            raise (cause if isinstance(cause, BaseException) else error) from None
         return record
 
     def cancel(self) -> None:
@@ -239,20 +220,14 @@ class _Tasks:
         self._shard_of.clear()
 
 
-def _cause(error: Any) -> BaseException:
-    """What the task raised, as the local runner would raise it."""
-    cause = getattr(error, "cause", None)
-    if isinstance(cause, AssayError):
-        return type(cause)(str(cause))
-    return cause if isinstance(cause, BaseException) else error
-
-
 # ------------------------------------------------------------------------------------------------ cluster
 @contextlib.contextmanager
 def _cluster(needs: TaskNeeds) -> Iterator[ModuleType]:
     """A connection to Ray: left open if there was one, else closed at the end, with the cluster if it was started here."""
     address = os.environ.get("RAY_ADDRESS", "").strip()
-    if address in ("", "auto") and not _is_ray_running():
+    # `ray start` leaves the address of the cluster it made in this file
+    is_running = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster").is_file()
+    if address in ("", "auto") and not is_running:
         if address == "auto":
             raise QuantizeError(
                 "RAY_ADDRESS=auto: no Ray cluster runs on this machine; start it (`ray start`), or unset RAY_ADDRESS"
@@ -279,11 +254,6 @@ def _cluster(needs: TaskNeeds) -> Iterator[ModuleType]:
                 ray.shutdown()
 
 
-def _is_ray_running() -> bool:
-    """Whether `ray start` made a cluster on this machine: it leaves its address in a file."""
-    return Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster").is_file()
-
-
 def _connect(ray: ModuleType, address: str, needs: TaskNeeds) -> None:
     """Connect to `address`, or start a cluster for `local`, as large as what this process may use."""
     own: dict[str, Any] = {}
@@ -295,9 +265,9 @@ def _connect(ray: ModuleType, address: str, needs: TaskNeeds) -> None:
             "object_store_memory": _OBJECT_STORE_BYTES,
         }
     try:
-        if found := re.fullmatch(r"([\w.-]+):(\d+)", address):
+        if host_port := re.fullmatch(r"([\w.-]+):(\d+)", address):
             # Ray itself would try for minutes
-            socket.create_connection((found[1], int(found[2])), CONNECT_WITHIN_S).close()
+            socket.create_connection((host_port[1], int(host_port[2])), CONNECT_WITHIN_S).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
     except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -310,8 +280,7 @@ def _connect(ray: ModuleType, address: str, needs: TaskNeeds) -> None:
 def _check_fits(ray: ModuleType, needs: TaskNeeds, *, is_ours: bool) -> None:
     """Refuse what Ray would wait for in silence; on a cluster that may still grow, say it and wait."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    wanted = {"CPU": needs.cpus, "memory": needs.memory_bytes}
-    if any(all(node.get(what, 0) >= amount for what, amount in wanted.items()) for node in nodes):
+    if any(node.get("CPU", 0) >= needs.cpus and node.get("memory", 0) >= needs.memory_bytes for node in nodes):
         return
     line = (
         f"no node of the Ray cluster has {needs.cpus} CPUs and "

@@ -65,12 +65,17 @@ def make_in_scratch(plan_ref: list[Any], shard_name: str, attempt: int, job: Ray
     plan, checkpoint = _plan_and_headers(plan_ref[0], job.source)
     folder = attempt_folder(job.scratch, shard_name, attempt)
     folder.mkdir()
+    source = job.source
     if job.endpoint is not None:
         assert need is not None
-        record = _from_hub(plan, checkpoint, shard_name, need, folder, job.options)
-    else:
-        with SourceReader(checkpoint) as reader:
-            record = quantize_shard(plan, shard_name, job.source, folder, job.options, reader=reader)
+        source = folder / "source"
+        source.mkdir()
+        stage_shard(plan, checkpoint, need, source)
+        checkpoint = replace(checkpoint, folder=source)
+    with SourceReader(checkpoint) as reader:
+        record = quantize_shard(plan, shard_name, source, folder, job.options, reader=reader)
+    if job.endpoint is not None:
+        shutil.rmtree(source)
     try:
         os.replace(folder / shard_name, job.out_folder / shard_name)
         fsync_folder(job.out_folder)
@@ -79,19 +84,6 @@ def make_in_scratch(plan_ref: list[Any], shard_name: str, attempt: int, job: Ray
         raise QuantizeError(
             f"{job.out_folder / shard_name}: cannot be renamed into place: {problem.strerror}; finished shards stay, run again"
         ) from None
-    return record
-
-
-def _from_hub(
-    plan: Plan, checkpoint: Checkpoint, shard_name: str, need: Need, folder: Path, options: ShardOptions
-) -> ShardRecord:
-    """Download what the shard reads, quantize, delete what was downloaded."""
-    private = folder / "source"
-    private.mkdir()
-    stage_shard(plan, checkpoint, need, private)
-    with SourceReader(replace(checkpoint, folder=private)) as reader:
-        record = quantize_shard(plan, shard_name, private, folder, options, reader=reader)
-    shutil.rmtree(private)
     return record
 
 

@@ -2,12 +2,11 @@
 
     parts      checkpoint, schemes -> the parts, their bytes in each scheme (from plans), and the recipe of any mix of them
     texts      the tokens it is measured on
-    rounded    a part's weights as a scheme stores them, by our own kernels; activations as its kernels round them
-    running    the model in transformers, begun anew at any layer
-    direct     proxy `kl`: the divergence itself, part by part, kept as it comes
+    rounded    a part's weights as a scheme stores them, by our own kernels or a calibration; activations as its kernels round
+               them; proxy `weights`: relative squared error of the weights; reads the checkpoint, runs nothing, any size
+    direct     proxy `kl`: the divergence itself, part by part, by the whole model in transformers
     layered    proxies `kl` and `hidden`, one layer in memory at a time, for a model that does not fit
     fisher     proxy `fisher`: squared error weighted by inputs and gradients, one forward and backward pass for all parts
-    weights    proxy `weights`: relative squared error of the weights; reads the checkpoint, runs nothing, any size
     imported   scores that NVIDIA's AutoQuantize and Intel's AutoScheme have left behind
 
 In: a checkpoint, schemes, texts. Out: numbers for each part; the record is put together by the command, which also serves. May

@@ -23,9 +23,8 @@ from torch.overrides import TorchFunctionMode
 from assay.callbacks import Say
 from assay.records.diagnosis.sensitivity import WorstTensor
 from assay_quantize.calibration.quiet import loading
+from assay_quantize.sensitivity.rounded import largest_shares
 from assay_quantize.sensitivity.texts import Batch
-
-MOST_NAMED = 5
 
 
 @dataclass
@@ -47,9 +46,9 @@ class Curvature:
 
 
 class _Watch(TorchFunctionMode):
-    def __init__(self, names: Mapping[int, tuple[str, ...]], found: dict[str, Curvature]) -> None:
+    def __init__(self, names: Mapping[int, tuple[str, ...]], curvatures: dict[str, Curvature]) -> None:
         super().__init__()
-        self._names, self._found = names, found
+        self._names, self._curvatures = names, curvatures
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
@@ -62,24 +61,24 @@ class _Watch(TorchFunctionMode):
     def _add(self, names: tuple[str, ...], inputs_TI: Tensor, gradients_TO: Tensor) -> None:
         inputs_TI = inputs_TI.double().square()
         norm_T = inputs_TI.sum(1)
-        for name, mine_TO in zip(names, gradients_TO.double().square().chunk(len(names), 1), strict=True):
-            rows, columns = (norm_T @ mine_TO).cpu(), (mine_TO.sum(1) @ inputs_TI).cpu()
-            found = self._found.setdefault(name, Curvature(torch.zeros_like(rows), torch.zeros_like(columns)))
-            found.rows_O += rows
-            found.columns_I += columns
+        for name, part_TO in zip(names, gradients_TO.double().square().chunk(len(names), 1), strict=True):
+            rows, columns = (norm_T @ part_TO).cpu(), (part_TO.sum(1) @ inputs_TI).cpu()
+            curvature = self._curvatures.setdefault(name, Curvature(torch.zeros_like(rows), torch.zeros_like(columns)))
+            curvature.rows_O += rows
+            curvature.columns_I += columns
 
 
 def curvatures(
     model: Any, names: Mapping[int, tuple[str, ...]], batches: Sequence[Batch], say: Say
 ) -> dict[str, Curvature]:  # fmt: skip
     """Of every weight that text reaches. batches: of one text each, so that no padding is counted. Deterministic on a CPU."""
-    found: dict[str, Curvature] = {}
+    by_weight: dict[str, Curvature] = {}
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     for number, batch in enumerate(batches):
         assert len(batch.texts) == 1, "padding would count as tokens"
         entered = model.get_input_embeddings()(batch.ids_BT).requires_grad_(True)
-        with loading(f"{model.name_or_path}: transformers cannot run it"), _Watch(names, found):
+        with loading(f"{model.name_or_path}: transformers cannot run it"), _Watch(names, by_weight):
             states = model.base_model(inputs_embeds=entered, use_cache=False).last_hidden_state
         scored = batch.scored_BT
         logits = model.get_output_embeddings()(states[scored]).float()
@@ -87,23 +86,14 @@ def curvatures(
         logits.log_softmax(-1).gather(-1, ahead.unsqueeze(-1)).sum().backward()
         if (number + 1) % 16 == 0 or number + 1 == len(batches):
             say(f"fisher: {number + 1} of {len(batches)} texts")
-    return found
+    return by_weight
 
 
 def damage(
-    rounded: Iterable[tuple[str, Tensor, Tensor]], found: Mapping[str, Curvature], num_scored: int
+    rounded: Iterable[tuple[str, Tensor, Tensor]], by_weight: Mapping[str, Curvature], num_scored: int
 ) -> tuple[float, tuple[WorstTensor, ...]]:
     """(nats a token, the weights with the largest shares) of a part. rounded: of `Rounder.weights`."""
-    each = {
-        name: found[name].of(back - plain, num_scored) if name in found else 0.0 for name, plain, back in rounded
+    nats = {
+        name: by_weight[name].of(back - plain, num_scored) if name in by_weight else 0.0 for name, plain, back in rounded
     }  # fmt: skip
-    return sum(each.values()), worst(each)
-
-
-def worst(each: Mapping[str, float]) -> tuple[WorstTensor, ...]:
-    """The largest shares, at most `MOST_NAMED`; none where everything is 0."""
-    total = sum(each.values())
-    if not total:
-        return ()
-    order = sorted(each, key=lambda name: (-each[name], name))[:MOST_NAMED]
-    return tuple(WorstTensor(name=name, share=each[name] / total) for name in order if each[name])
+    return sum(nats.values()), largest_shares(nats)

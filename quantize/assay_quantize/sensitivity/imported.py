@@ -54,7 +54,7 @@ _PRESETS = {
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportedScores:
     """scores: (part, scheme) -> their score, summed over the part's modules. notes: what of the file is no part of ours."""
 
     tool: Tool
@@ -62,7 +62,7 @@ class Imported:
     notes: tuple[str, ...]
 
 
-def read_scores(path: Path, layout: Layout) -> Imported:
+def read_scores(path: Path, layout: Layout) -> ImportedScores:
     """Scores of either tool, told apart by what the file holds. QuantizeError: it is neither, or of another model."""
     if path.suffix in (".pth", ".pt", ".pkl"):
         raise QuantizeError(
@@ -71,25 +71,28 @@ def read_scores(path: Path, layout: Layout) -> Imported:
         )
     data = read_json_object(path.parent, path.name)
     if isinstance(data.get("layer_scores"), dict):
-        made = _autoround(path, data, layout)
-    elif data and all(isinstance(one, dict) and {"formats", "scores"} <= one.keys() for one in data.values()):
-        made = _modelopt(path, data, layout)
+        imported = _autoround(path, data, layout)
+    elif data and all(isinstance(group, dict) and {"formats", "scores"} <= group.keys() for group in data.values()):
+        imported = _modelopt(path, data, layout)
     else:
         raise QuantizeError(
             f"{path}: is neither a score file of AutoRound's AutoScheme (with `layer_scores`) nor ModelOpt's `candidate_stats` "
             f"as JSON; the latter is written by {HOW_TO_EXPORT}"
         )
-    if not made.scores:
-        raise QuantizeError(f"{path}: holds no score of a part of {layout.checkpoint.location}: {'; '.join(made.notes[:3])}")
-    return made
+    if not imported.scores:
+        raise QuantizeError(
+            f"{path}: holds no score of a part of {layout.checkpoint.location}: {'; '.join(imported.notes[:3])}"
+        )
+    return imported
 
 
-def _autoround(path: Path, data: Mapping[str, Any], layout: Layout) -> Imported:
-    told: Any = data.get("scheme")
-    scheme = _AUTOROUND.get(_signature(told)) if isinstance(told, dict) else _PRESETS.get(str(told))
+def _autoround(path: Path, data: Mapping[str, Any], layout: Layout) -> ImportedScores:
+    scheme_of_file: Any = data.get("scheme")
+    signature = _signature(scheme_of_file) if isinstance(scheme_of_file, dict) else None
+    scheme = _PRESETS.get(str(scheme_of_file)) if signature is None else _AUTOROUND.get(signature)
     if scheme is None:
         known = ", ".join(sorted(set(_AUTOROUND.values())))
-        raise QuantizeError(f"{path}: its `scheme` {shown(str(told)[:200])} is none of ours ({known})")
+        raise QuantizeError(f"{path}: its `scheme` {shown(str(scheme_of_file)[:200])} is none of ours ({known})")
     sums: dict[tuple[Key, str], float] = defaultdict(float)
     unknown = []
     for module, entry in data["layer_scores"].items():
@@ -101,38 +104,40 @@ def _autoround(path: Path, data: Mapping[str, Any], layout: Layout) -> Imported:
             sums[(keys[0], scheme)] += float(score)
         else:
             unknown.append(module)
-    return Imported("autoround", _whole(sums, layout), _told(unknown, "modules"))
+    return ImportedScores("autoround", _of_layout(sums, layout), _note_of_unknown(unknown, "modules"))
 
 
-def _signature(told: Mapping[str, Any]) -> tuple[Any, ...]:
-    group = told.get("group_size")
-    bits, act = told.get("bits"), told.get("act_bits")
-    kind, symmetric = told.get("data_type"), told.get("sym")
+def _signature(scheme: Mapping[str, Any]) -> tuple[Any, ...]:
+    group = scheme.get("group_size")
+    bits, act = scheme.get("bits"), scheme.get("act_bits")
+    kind, symmetric = scheme.get("data_type"), scheme.get("sym")
     return (
         kind, bits, 16 if act is None or act > 8 else act, tuple(group) if isinstance(group, list) else group,
         True if symmetric is None else symmetric,
     )  # fmt: skip
 
 
-def _modelopt(path: Path, data: Mapping[str, Any], layout: Layout) -> Imported:
+def _modelopt(path: Path, data: Mapping[str, Any], layout: Layout) -> ImportedScores:
     sums: dict[tuple[Key, str], float] = defaultdict(float)
     unknown, formats = [], set()
-    for name, one in data.items():
-        modules = one.get("module_names") or [name]
+    for name, group in data.items():
+        modules = group.get("module_names") or [name]
         keys = _parts_of(modules, layout)
         if len(keys) != 1:
             unknown.append(name)
             continue
-        if len(one["formats"]) != len(one["scores"]):
-            raise QuantizeError(f"{path}: {shown(name)}: {len(one['formats'])} formats and {len(one['scores'])} scores")
-        for text, score in zip(one["formats"], one["scores"], strict=True):
+        if len(group["formats"]) != len(group["scores"]):
+            raise QuantizeError(f"{path}: {shown(name)}: {len(group['formats'])} formats and {len(group['scores'])} scores")
+        for text, score in zip(group["formats"], group["scores"], strict=True):
             format_ = str(text).partition("(")[0]
             if (scheme := MODELOPT_SCHEMES.get(format_)) is not None:
                 sums[(keys[0], scheme)] += float(score)
             elif format_ != "NONE":
                 formats.add(format_)
-    notes = _told(unknown, "groups") + ((f"formats without a scheme of ours: {', '.join(sorted(formats))}",) if formats else ())
-    return Imported("modelopt", _whole(sums, layout), notes)
+    notes = _note_of_unknown(unknown, "groups") + (
+        (f"formats without a scheme of ours: {', '.join(sorted(formats))}",) if formats else ()
+    )
+    return ImportedScores("modelopt", _of_layout(sums, layout), notes)
 
 
 def _parts_of(modules: list[str], layout: Layout) -> list[Key]:
@@ -141,12 +146,12 @@ def _parts_of(modules: list[str], layout: Layout) -> list[Key]:
     return [key for key, names in layout.weights.items() if any(name.startswith(begins) for name in names)]
 
 
-def _whole(sums: Mapping[tuple[Key, str], float], layout: Layout) -> dict[tuple[Key, str], float]:
+def _of_layout(sums: Mapping[tuple[Key, str], float], layout: Layout) -> dict[tuple[Key, str], float]:
     """Of schemes that are looked at here."""
     return {pair: score for pair, score in sums.items() if pair[1] in layout.sizes[pair[0]]}
 
 
-def _told(unknown: list[str], what: str) -> tuple[str, ...]:
+def _note_of_unknown(unknown: list[str], what: str) -> tuple[str, ...]:
     if not unknown:
         return ()
     return (f"{len(unknown)} {what} are no part of this model, {shown(unknown[0])} among them",)

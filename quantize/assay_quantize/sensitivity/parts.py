@@ -6,6 +6,7 @@ experts of a layer and the members of a fused projection share one, and that a p
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -90,14 +91,15 @@ def find_parts(checkpoint: Checkpoint, schemes: Sequence[str], *, model: str, ob
         if (key := _key(classified[of_weight[name]])) is not None:
             tensors[key].append(name)
     tensors = {key: tensors[key] for key in sorted(tensors, key=_place)}
-    weights = {key: tuple(n for n in names if _is_rounded(classified.get(n))) for key, names in tensors.items()}
+    roundable = {name for name, tensor in classified.items() if tensor.linear and tensor.part in TRIED}
+    weights = {key: tuple(name for name in names if name in roundable) for key, names in tensors.items()}
     tensors = {key: names for key, names in tensors.items() if weights[key]}
     left_out: list[LeftOut] = []
     plans: dict[str, Plan] = {}
     sizes: dict[Key, dict[str, int]] = {key: {} for key in tensors}
     for scheme in schemes:
-        misfits = {key: why for key in tensors if (why := _misfit(checkpoint, family, classified, weights[key], scheme))}
-        left_out += [LeftOut(layer=key.layer, role=key.role, scheme=scheme, why=why) for key, why in misfits.items()]
+        misfits = {key: reason for key in tensors if (reason := _misfit(checkpoint, family, classified, weights[key], scheme))}
+        left_out += [LeftOut(layer=key.layer, role=key.role, scheme=scheme, why=reason) for key, reason in misfits.items()]
         fitting = {key: scheme for key in tensors if key not in misfits}
         if not [key for key in fitting if key.role != "mtp"]:
             continue
@@ -112,7 +114,7 @@ def find_parts(checkpoint: Checkpoint, schemes: Sequence[str], *, model: str, ob
     for key, size in _kept_bytes(checkpoint, first, tensors, first_scheme, model, observer).items():
         sizes[key]["bf16"] = size
     inside = {name for names in tensors.values() for name in names}
-    numbers = {name: _numel(checkpoint, name) for name in classified}
+    numbers = {name: math.prod(checkpoint.tensors[name].shape) for name in classified}
     return Layout(
         checkpoint=checkpoint,
         family=family,
@@ -148,10 +150,10 @@ def mix_recipe(name: str, chosen: Mapping[Key, str], known: Collection[Key], *, 
     if of_mtp is not None:
         roles = [role for role in TRIED if role in roles or any(key.role == role for key in known)]
     for role in roles:
-        mine = {key.layer: chosen.get(key, "bf16") for key in known if key.role == role}
-        counts = Counter(scheme for scheme in mine.values() if scheme != "bf16")
+        schemes = {key.layer: chosen.get(key, "bf16") for key in known if key.role == role}
+        counts = Counter(scheme for scheme in schemes.values() if scheme != "bf16")
         quantize[role] = of_mtp if of_mtp is not None else counts.most_common(1)[0][0]
-        for layer, scheme in mine.items():
+        for layer, scheme in schemes.items():
             if scheme != quantize[role]:
                 layers[str(layer)][role] = scheme
     kept = [role for role in ROLES if role not in {*quantize, "norm", "router_bias"}]
@@ -161,7 +163,7 @@ def mix_recipe(name: str, chosen: Mapping[Key, str], known: Collection[Key], *, 
             "name": name,
             "description": "A mix whose parts are measured one by one.",
             "quantize": quantize,
-            "layers": {layers_text: dict(roles) for layers_text, roles in layers.items()},
+            "layers": {numbers: dict(roles) for numbers, roles in layers.items()},
             "keep": {"source": ["norm"], "bf16": kept, "fp32": ["router_bias"]},
             "mtp": "keep" if of_mtp is None else "quantize",
             "observer": observer,
@@ -170,20 +172,16 @@ def mix_recipe(name: str, chosen: Mapping[Key, str], known: Collection[Key], *, 
 
 
 # ------------------------------------------------------------------------------------------------ what is what
-def _key(found: Classified) -> Key | None:
-    if found.role == "mtp":
+def _key(tensor: Classified) -> Key | None:
+    if tensor.role == "mtp":
         return Key(None, "mtp")
-    if found.role in TRIED and found.layer is not None:
-        return Key(found.layer, found.role)
+    if tensor.role in TRIED and tensor.layer is not None:
+        return Key(tensor.layer, tensor.role)
     return None
 
 
 def _place(key: Key) -> tuple[float, int]:
     return (float("inf") if key.layer is None else key.layer, ROLES.index(key.role))
-
-
-def _is_rounded(found: Classified | None) -> bool:
-    return found is not None and found.linear and found.part in TRIED
 
 
 def _misfit(
@@ -208,22 +206,15 @@ def _kept_bytes(
     fitting = {key for key, size in part_bytes(plan, tensors).items() if key.role != "mtp" and size}
     fitting = {key for key in fitting if any(t.scheme for t in plan.tensors if t.name in set(tensors[key]))}
     first = min(fitting, key=_place)
-    found: dict[Key, int] = {}
+    num_bytes: dict[Key, int] = {}
     for alone in (first, next((key for key in sorted(fitting, key=_place) if key != first), first)):
         recipe = mix_recipe("one-part", {alone: scheme}, tensors, observer=observer)
-        made = part_bytes(make_plan(checkpoint, recipe, model=model, family=plan.family), tensors)
-        found |= {key: size for key, size in made.items() if key != alone}
-    if first not in found:  # the only part there is
-        found[first] = sum(2 * _numel(checkpoint, name) for name in tensors[first])
-    return found
+        sizes = part_bytes(make_plan(checkpoint, recipe, model=model, family=plan.family), tensors)
+        num_bytes |= {key: size for key, size in sizes.items() if key != alone}
+    if first not in num_bytes:  # the only part there is
+        num_bytes[first] = sum(2 * math.prod(checkpoint.tensors[name].shape) for name in tensors[first])
+    return num_bytes
 
 
 def _size(tensor: TensorPlan) -> int:
     return sum(output.num_bytes for output in tensor.outputs)
-
-
-def _numel(checkpoint: Checkpoint, name: str) -> int:
-    count = 1
-    for size in checkpoint.tensors[name].shape:
-        count *= size
-    return count

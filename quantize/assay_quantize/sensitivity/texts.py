@@ -54,7 +54,7 @@ def batched(texts: Sequence[ScoredText], batch_tokens: int) -> list[Batch]:
             groups[-1].append(i)
         else:
             groups.append([i])
-    made = []
+    batches = []
     for group in groups:
         longest = len(texts[group[-1]].ids)
         ids = torch.zeros(len(group), longest, dtype=torch.int64)
@@ -64,8 +64,8 @@ def batched(texts: Sequence[ScoredText], batch_tokens: int) -> list[Batch]:
             ids[row, :length] = torch.tensor(texts[i].ids)
             real[row, :length] = True
             scored[row, texts[i].first - 1 : length - 1] = True
-        made.append(Batch(tuple(group), ids, real, scored))
-    return made
+        batches.append(Batch(tuple(group), ids, real, scored))
+    return batches
 
 
 def sample_replies(
@@ -84,24 +84,24 @@ def sample_replies(
     ends = model.generation_config.eos_token_id
     ends = set(ends if isinstance(ends, list) else [] if ends is None else [ends])
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(ends, default=0)
-    made: list[ScoredText] = []
-    asked = [_prompt(tokenizer, question) for question in questions]
-    at_once = texts_at_once(model, max_tokens + max(map(len, asked), default=0))
+    replies: list[ScoredText] = []
+    every_prompt = [_prompt(tokenizer, question) for question in questions]
+    at_once = texts_at_once(model, max_tokens + max(map(len, every_prompt), default=0))
     torch.manual_seed(seed)
-    for begin in range(0, len(asked), at_once):
-        prompts = asked[begin : begin + at_once]
+    for begin in range(0, len(every_prompt), at_once):
+        prompts = every_prompt[begin : begin + at_once]
         width = max(map(len, prompts))
-        inputs = torch.tensor([[pad] * (width - len(one)) + one for one in prompts])
-        mask = torch.tensor([[0] * (width - len(one)) + [1] * len(one) for one in prompts])
+        inputs = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts])
+        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         written = model.generate(
             inputs, attention_mask=mask, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=max_tokens,
             pad_token_id=pad,
         )  # fmt: skip
         for prompt, row in zip(prompts, written[:, width:].tolist(), strict=True):
             last = next((at for at, token in enumerate(row) if token in ends), len(row) - 1)
-            made.append(ScoredText((*prompt, *row[: last + 1]), len(prompt)))
-        say(f"replies: {min(begin + at_once, len(asked))} of {len(asked)} questions")
-    return made
+            replies.append(ScoredText((*prompt, *row[: last + 1]), len(prompt)))
+        say(f"replies: {min(begin + at_once, len(every_prompt))} of {len(every_prompt)} questions")
+    return replies
 
 
 def _prompt(tokenizer: Any, question: str) -> list[int]:

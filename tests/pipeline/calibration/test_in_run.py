@@ -82,7 +82,7 @@ def test_a_run_calibrates_and_chooses_and_goes_on_where_it_was_stopped(
     made = Path("runs/mine")
     assert (made / "fp8/verify.json").is_file() and not list((made / "calibration").glob("*.safetensors"))
     with monkeypatch.context() as patch:
-        stop_after(patch, "assay_quantize.sensitivity.direct.Kept.save", 5)
+        stop_after(patch, "assay_quantize.sensitivity.direct.DivergenceStore.save", 5)
         code, _, said = run(*again)
         assert code != 0 and "the same command goes on from there" in said
     (file,) = (made / "calibration").glob("*.safetensors")

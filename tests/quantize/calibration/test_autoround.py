@@ -184,18 +184,18 @@ def test_what_it_takes_of_memory_is_counted(tmp_path: Path, words: Path) -> None
 def test_the_command_says_little_and_what_it_cannot_do_in_a_line(tmp_path: Path, source: Path, words: Path, run: Run) -> None:
     out = ("--text", words, "--out", tmp_path / "made")
     path = recipe_in(tmp_path, tokens=LENGTH * SEQUENCES, length=LENGTH)
-    code, printed, said = run("quantize", source, "-p", path, *out)
-    assert code == 0 and "verified: " in printed, said
+    code, printed, stderr = run("quantize", source, "-p", path, *out)
+    assert code == 0 and "verified: " in printed, stderr
     manifest = json.loads((tmp_path / "made" / "assay_manifest.json").read_text())
     assert manifest["calibrated"]["versions"]["auto-round"] == version("auto-round")
-    assert "autoround: layer 2 of 3" in said and "INFO" not in said + printed and "WARNING" not in said + printed
+    assert "autoround: layer 2 of 3" in stderr and "INFO" not in stderr + printed and "WARNING" not in stderr + printed
     for options, message in (
         ({"iterations": 0}, "iterations"),
         ({"grid": 20}, "unknown key 'grid'; method autoround takes tokens, length, seed, text, mtp, method, iterations, batch"),
     ):
-        code, _, said = run("quantize", source, "-p", recipe_in(tmp_path, name="odd", **options), *out)
-        assert code == 2 and message in said and "Traceback" not in said, said
+        code, _, stderr = run("quantize", source, "-p", recipe_in(tmp_path, name="odd", **options), *out)
+        assert code == 2 and message in stderr and "Traceback" not in stderr, stderr
     odd = Path(recipe_in(tmp_path, name="odd"))
     odd.write_text(odd.read_text().replace("extends: w4a16", "extends: w4a16-asym"))
-    code, _, said = run("quantize", source, "-p", odd, *out)
-    assert code == 2 and "calibration by autoround is for schemes w4a16, w4a16_g64, w4a16_g32, w4a16_channel" in said
+    code, _, stderr = run("quantize", source, "-p", odd, *out)
+    assert code == 2 and "calibration by autoround is for schemes w4a16, w4a16_g64, w4a16_g32, w4a16_channel" in stderr

@@ -23,8 +23,9 @@ from assay.errors import QuantizeError
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.calibration import Calibration
-from assay_quantize.calibration.calibrate import Moments, calibrate, linear_weights, load_model, write_importance
-from assay_quantize.calibration.kept import Kept
+from assay_quantize.calibration.calibrate import calibrate, linear_weights, load_model, write_importance
+from assay_quantize.calibration.inputs import Moments
+from assay_quantize.calibration.progress import CalibrationProgress
 from assay_quantize.calibration.text import Text, first_tokens
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.checkpoint.importance import load_importance
@@ -56,18 +57,21 @@ def inputs_by_hand(folder: Path, tokens: list[int]) -> dict[str, torch.Tensor]:
             module.register_forward_pre_hook(lambda _, args, name=name: entered.__setitem__(name, args[0][0].clone()))
     with torch.no_grad():
         model(torch.tensor([tokens]))
-    found = {f"{name}.weight": x for name, x in entered.items() if not name.endswith(".mlp")}
+    inputs = {f"{name}.weight": x for name, x in entered.items() if not name.endswith(".mlp")}
     config = model.config
     for layer in range(config.first_k_dense_replace, config.num_hidden_layers):
         x_TH, prefix = entered[f"model.layers.{layer}.mlp"], f"model.layers.{layer}.mlp"
         scores = (x_TH @ weights[f"{prefix}.gate.weight"].T).sigmoid()
         chosen = (scores + weights[f"{prefix}.gate.e_score_correction_bias"]).topk(config.num_experts_per_tok).indices
         for expert in range(config.n_routed_experts):
-            mine, one = x_TH[(chosen == expert).any(1)], f"{prefix}.experts.{expert}"
-            gate, up = mine @ weights[f"{one}.gate_proj.weight"].T, mine @ weights[f"{one}.up_proj.weight"].T
-            found |= {f"{one}.{part}_proj.weight": mine for part in ("gate", "up")}
-            found[f"{one}.down_proj.weight"] = F.silu(gate) * up
-    return found
+            tokens_TH, prefix_of_expert = x_TH[(chosen == expert).any(1)], f"{prefix}.experts.{expert}"
+            gate, up = (
+                tokens_TH @ weights[f"{prefix_of_expert}.gate_proj.weight"].T,
+                tokens_TH @ weights[f"{prefix_of_expert}.up_proj.weight"].T,
+            )
+            inputs |= {f"{prefix_of_expert}.{part}_proj.weight": tokens_TH for part in ("gate", "up")}
+            inputs[f"{prefix_of_expert}.down_proj.weight"] = F.silu(gate) * up
+    return inputs
 
 
 def test_means_are_those_of_a_model_written_out_by_hand(tmp_path: Path, words: Path) -> None:
@@ -88,8 +92,8 @@ def test_means_are_those_of_a_model_written_out_by_hand(tmp_path: Path, words: P
             largest[name.replace(".weight", ".input_amax")], x.abs().max().reshape(1), rtol=1e-4, atol=1e-9, msg=name
         )
     assert made.starved == {name: 0 for name in sorted(inputs) if not len(inputs[name])}
-    wanted = linear_weights(open_checkpoint(TRAINED))
-    assert got.keys() | made.starved.keys() == wanted and not any(".layers.4." in name for name in wanted), "MTP is left out"
+    weights = linear_weights(open_checkpoint(TRAINED))
+    assert got.keys() | made.starved.keys() == weights and not any(".layers.4." in name for name in weights), "MTP is left out"
     assert (
         sum(count for name, count in counts.items() if name.startswith("model.layers.2.mlp.experts.") and "down" in name) == 512
     )
@@ -101,27 +105,27 @@ def test_a_killed_one_goes_on_and_ends_with_the_same_numbers(
 ) -> None:
     """Whichever batch it was killed after; what had gone through the model does not go through it again."""
     monkeypatch.setattr("assay_quantize.calibration.calibrate.BATCH_TOKENS", 64)
-    monkeypatch.setattr("assay_quantize.calibration.kept.SAVED_EVERY_S", 0.0)
+    monkeypatch.setattr("assay_quantize.calibration.progress.SAVED_EVERY_S", 0.0)
 
     def made(name: str, keep: Path | None, stop: str = "never") -> tuple[list[str], Any]:
-        said: list[str] = []
+        lines: list[str] = []
 
         def report(line: str) -> None:
-            said.append(line)
+            lines.append(line)
             if line == stop:
                 raise KeyboardInterrupt
 
         record = calibrate(TRAINED, tmp_path / name, Text((words,)), model_name="tiny", num_tokens=256, length=32, min_tokens=1,
                            keep=keep, report=report)  # fmt: skip
-        return said, record
+        return lines, record
 
     whole, first = made("whole", None)
     assert whole == [f"calibrating: {done} of 256 tokens" for done in (64, 128, 192, 256)]
     for stop in (whole[1], whole[3]):
         with pytest.raises(KeyboardInterrupt):
             made("again", tmp_path / stop[:-11], stop)
-        said, second = made("again", tmp_path / stop[:-11])
-        assert said == whole[whole.index(stop) :], "what was said before it was kept is said once more"
+        lines, second = made("again", tmp_path / stop[:-11])
+        assert lines == whole[whole.index(stop) :], "what was said before it was kept is said once more"
         left, right = (load_file(tmp_path / name) for name in ("again", "whole"))
         assert left.keys() == right.keys() and all(torch.equal(value, right[name]) for name, value in left.items())
         assert (tmp_path / "again").read_bytes() == (tmp_path / "whole").read_bytes()
@@ -135,7 +139,7 @@ def test_one_that_had_seen_enough_when_it_was_killed_takes_no_more(
     from assay_quantize.calibration import calibrate as module
 
     monkeypatch.setattr(module, "BATCH_TOKENS", 64)
-    monkeypatch.setattr("assay_quantize.calibration.kept.SAVED_EVERY_S", 0.0)
+    monkeypatch.setattr("assay_quantize.calibration.progress.SAVED_EVERY_S", 0.0)
     how: Any = {"model_name": "tiny", "num_tokens": 512, "length": 32, "min_tokens": 1, "tokens_per_expert": 8}
     whole = calibrate(TRAINED, tmp_path / "whole", Text((words,)), **how)
     assert whole.ended == "every expert" and whole.num_tokens < 512
@@ -154,19 +158,19 @@ def test_one_that_had_seen_enough_when_it_was_killed_takes_no_more(
 
 def test_what_is_damaged_of_a_killed_one_is_seen_again(tmp_path: Path, words: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("assay_quantize.calibration.calibrate.BATCH_TOKENS", 64)
-    monkeypatch.setattr("assay_quantize.calibration.kept.SAVED_EVERY_S", 0.0)
+    monkeypatch.setattr("assay_quantize.calibration.progress.SAVED_EVERY_S", 0.0)
 
     def made(keep: Path | None = None, stop: str = "never") -> tuple[list[str], bytes]:
-        said: list[str] = []
+        lines: list[str] = []
 
         def report(line: str) -> None:
-            said.append(line)
+            lines.append(line)
             if line == stop:
                 raise KeyboardInterrupt
 
         calibrate(TRAINED, tmp_path / "w", Text((words,)), model_name="tiny", num_tokens=128, length=32, min_tokens=1,
                   keep=keep, report=report)  # fmt: skip
-        return said, (tmp_path / "w").read_bytes()
+        return lines, (tmp_path / "w").read_bytes()
 
     whole, file = made()
     with pytest.raises(KeyboardInterrupt):
@@ -179,8 +183,8 @@ def test_what_is_damaged_of_a_killed_one_is_seen_again(tmp_path: Path, words: Pa
         else:
             data[at] ^= 1
         (keep / name).write_bytes(data)
-        said, again = made(keep)
-        assert again == file and (said == whole) is (name == "seen.safetensors"), name
+        lines, again = made(keep)
+        assert again == file and (lines == whole) is (name == "seen.safetensors"), name
 
 
 def test_text_that_changes_while_it_is_read_is_refused(tmp_path: Path, words: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,8 +218,8 @@ def test_other_forms_of_a_source_are_calibrated_as_the_weights_they_stand_for(tm
 def test_experts_that_saw_too_little_are_named_and_left_out(run: Run, tmp_path: Path, words: Path) -> None:
     out = tmp_path / "w.safetensors"
     command = ("calibrate", TRAINED, "--out", out, "--text", words, "--tokens", 128, "--length", 64, "--min-tokens", 40)
-    code, said, _ = run(*command, "--device", "cpu")
-    assert code == 0 and "left out, fewer than 40 tokens: model.layers." in said
+    code, lines, _ = run(*command, "--device", "cpu")
+    assert code == 0 and "left out, fewer than 40 tokens: model.layers." in lines
     code, stdout, _ = run(*command, "--device", "cpu", "--json")
     record = Calibration.model_validate_json(stdout)
     assert code == 0 and record.starved and max(record.starved.values()) < 40
@@ -223,8 +227,8 @@ def test_experts_that_saw_too_little_are_named_and_left_out(run: Run, tmp_path: 
     assert not record.starved.keys() & weights and record.weights == len(weights)
     assert Calibration.load(tmp_path / "w.safetensors.json") == record
     assert record.tokens_by_expert is not None and record.tokens_by_expert[0] < 40 < record.tokens_by_expert[2]
-    code, _, said = run("quantize", TRAINED, "-p", "w4a16-mse", "--out", tmp_path / "out", "--importance", out)
-    assert code == 0 and f"w.safetensors: channel weights for {record.weights} of" in said
+    code, _, lines = run("quantize", TRAINED, "-p", "w4a16-mse", "--out", tmp_path / "out", "--importance", out)
+    assert code == 0 and f"w.safetensors: channel weights for {record.weights} of" in lines
 
 
 # ------------------------------------------------------------------------------------------------ what it is good for
@@ -279,7 +283,7 @@ def test_own_text_begins_where_a_user_would(tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(TRAINED)
     assert tokenizer.decode(first_tokens(tokenizer, model.config)) == "[gMASK]<sop><|user|>\n"
     first, again, other = (Text(seed=seed).sequences(model, TRAINED, 256, 64, lambda line: None) for seed in (3, 3, 4))
-    assert first == again != other and [len(one) for one in first] == [64] * 4
+    assert first == again != other and [len(prefix_of_expert) for prefix_of_expert in first] == [64] * 4
 
 
 @pytest.mark.parametrize(
@@ -319,11 +323,11 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(tmp_path: Path
 
 def test_what_was_seen_on_another_device_is_not_added_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model runs in BF16 on a GPU, in FP32 on a CPU."""
-    monkeypatch.setattr("assay_quantize.calibration.kept.SAVED_EVERY_S", 0.0)
-    Kept(tmp_path, "cuda").save({"a.weight": Moments(torch.ones(16, dtype=torch.float64), 1)}, {}, 3)
-    found: dict[str, Moments] = {}
-    assert (Kept(tmp_path, "cpu").load(found, {}), found) == (0, {})
-    assert (Kept(tmp_path, "cuda").load(found, {}), [*found]) == (3, ["a.weight"])
+    monkeypatch.setattr("assay_quantize.calibration.progress.SAVED_EVERY_S", 0.0)
+    CalibrationProgress(tmp_path, "cuda").save({"a.weight": Moments(torch.ones(16, dtype=torch.float64), 1)}, {}, 3)
+    inputs: dict[str, Moments] = {}
+    assert (CalibrationProgress(tmp_path, "cpu").load(inputs, {}), inputs) == (0, {})
+    assert (CalibrationProgress(tmp_path, "cuda").load(inputs, {}), [*inputs]) == (3, ["a.weight"])
 
 
 # ------------------------------------------------------------------------------------------------ the range of NVFP4
@@ -331,9 +335,9 @@ def test_activations_of_the_trained_model_in_the_constant_range_of_nvfp4(tmp_pat
     """Nothing is cut off; what is small is counted as the plugin's arithmetic loses it, and costs little."""
     made = calibrate(TRAINED, tmp_path / "w.safetensors", Text((words,)), model_name="tiny", num_tokens=256, length=256,
                      min_tokens=1, device="cpu")  # fmt: skip
-    found = made.nvfp4_inputs
-    assert (found.num_cut_off, found.largest < 2688) == (0, True)
-    assert found.num_zeroed <= found.num_coarse < found.num_groups
+    moments = made.nvfp4_inputs
+    assert (moments.num_cut_off, moments.largest < 2688) == (0, True)
+    assert moments.num_zeroed <= moments.num_coarse < moments.num_groups
     inputs = inputs_by_hand(TRAINED, AutoTokenizer.from_pretrained(TRAINED)(WORDS)["input_ids"][:256])
     args = QuantizationArgs(num_bits=4, type="float", symmetric=True, group_size=16, strategy="tensor_group", dynamic="local",
                             scale_dtype=torch.float8_e4m3fn)  # fmt: skip
@@ -344,4 +348,4 @@ def test_activations_of_the_trained_model_in_the_constant_range_of_nvfp4(tmp_pat
             error[how] += float((fake_quantize(x, args, global_scale=scale) - x).square().sum())
         norm += float(x.square().sum())
     relative = {how: (squared / norm) ** 0.5 for how, squared in error.items()}
-    assert relative["constant"] < 1.1 * relative["best"] < 0.12, (relative, found)
+    assert relative["constant"] < 1.1 * relative["best"] < 0.12, (relative, moments)

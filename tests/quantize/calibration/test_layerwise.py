@@ -46,7 +46,7 @@ def test_states_between_layers_are_those_of_the_whole_model(tmp_path: Path, conf
     """Filled one by one from the files of the source, layers give what transformers gives that loads all of it."""
     from transformers import AutoModelForCausalLM
 
-    from assay_quantize.calibration.methods.method import plain_forward
+    from assay_quantize.calibration.methods import plain_forward
     from assay_quantize.calibration.skeleton import Skeleton
     from assay_quantize.checkpoint.source_reader import SourceReader
 
@@ -65,8 +65,8 @@ def test_states_between_layers_are_those_of_the_whole_model(tmp_path: Path, conf
         for layer in range(3):
             with skeleton.filled(layer, reader), plain_forward(skeleton.model):
                 state = skeleton.run(layer, tokens, state)
-            wanted = states[layer] if isinstance(states[layer], tuple) else (states[layer],)
-            torch.testing.assert_close(state, wanted, rtol=1e-5, atol=1e-5)
+            expected_state = states[layer] if isinstance(states[layer], tuple) else (states[layer],)
+            torch.testing.assert_close(state, expected_state, rtol=1e-5, atol=1e-5)
             assert len(state) == (2 if "index_topk" in config else 1)
 
 
@@ -79,7 +79,7 @@ from assay.records.plan import Plan
 from assay_quantize.calibration.quiet import quiet
 with quiet():
     from assay_quantize.calibration import layerwise, skeleton
-    from assay_quantize.calibration.methods import method
+    from assay_quantize.calibration import methods
 from assay_quantize.calibration.memory import SPARE_BYTES, check_gpu_memory, layer_bytes
 from assay_quantize.calibration.text import Text
 
@@ -137,13 +137,13 @@ def in_processes(plan: Plan, source: Path, words: Path, folder: Path) -> Iterato
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
     ) as process:  # fmt: skip
         assert process.stdin is not None and process.stdout is not None
-        asked, said = process.stdin, process.stdout
+        asked, answers = process.stdin, process.stdout
 
         def run(jobs: list[tuple[str, int]]) -> list[str]:
             asked.write(json.dumps(jobs) + "\n")
             asked.flush()
             lines = []
-            while (line := said.readline()) != "\n":
+            while (line := answers.readline()) != "\n":
                 assert line, (folder / "errors").read_text()  # it has ended
                 lines.append(line.rstrip("\n"))
             return lines
@@ -157,10 +157,10 @@ def in_processes(plan: Plan, source: Path, words: Path, folder: Path) -> Iterato
 
 def files_of(work: Path) -> dict[str, bytes]:
     """All but the times in the journal."""
-    found = {path.name: path.read_bytes() for path in sorted(work.iterdir())}
-    lines = [json.loads(line) for line in found.pop("calibration.jsonl").decode().splitlines()]
-    found["lines"] = json.dumps([{k: v for k, v in line.items() if k != "seconds"} for line in lines]).encode()
-    return found
+    files = {path.name: path.read_bytes() for path in sorted(work.iterdir())}
+    lines = [json.loads(line) for line in files.pop("calibration.jsonl").decode().splitlines()]
+    files["lines"] = json.dumps([{k: v for k, v in line.items() if k != "seconds"} for line in lines]).encode()
+    return files
 
 
 WITH_MTP = """schema: 1
@@ -190,8 +190,8 @@ def test_killed_at_random_moments_the_bytes_are_the_same(
     (tmp_path / "tuned.yaml").write_text(TUNED)
     plan = plan_of(source, str(tmp_path / precision) if precision.endswith(".yaml") else precision)
     with in_processes(plan, source, words, tmp_path) as run_all:
-        said = run_all([(str(tmp_path / "whole"), -1)])
-        steps = int(next(line for line in said if line.startswith("steps")).split()[1])
+        stderr = run_all([(str(tmp_path / "whole"), -1)])
+        steps = int(next(line for line in stderr if line.startswith("steps")).split()[1])
         moments = sorted(random.Random(18).sample(range(1, steps + 1), kills))
         jobs = [(str(tmp_path / f"killed-{count}"), count) for count in moments]
         assert run_all(jobs) == [str(-signal.SIGKILL)] * kills
@@ -271,8 +271,10 @@ def test_what_is_damaged_of_a_killed_one_is_made_again(
     ):  # fmt: skip
         work = changed(name, change)
         assert made(work) == whole, name
-        there, wanted = ({p.name: p.read_bytes() for p in each.iterdir() if p.name != journal} for each in (work, expected))
-        assert there == wanted, name
+        has_gpu, expected_state = (
+            {p.name: p.read_bytes() for p in each.iterdir() if p.name != journal} for each in (work, expected)
+        )
+        assert has_gpu == expected_state, name
     work = changed(journal, lambda text: text.replace(b'{"asked', b'{"later": 1, "asked', 1))
     with pytest.raises(QuantizeError, match=r"begun with later 1, now it is None; delete the folder to begin anew"):
         made(work)
@@ -337,11 +339,11 @@ def test_another_code_or_scale_is_a_damage(made: Path, source: Path, tmp_path: P
         file.seek(header.begin)
         file.write(bytes([old[0] ^ 1]))
     manifest = json.loads((tmp_path / "bad" / MANIFEST).read_text())
-    for one in manifest["shards"]:  # so that no hash of a file gives it away
-        one["sha256"] = sha256_of_file(tmp_path / "bad" / one["name"])
+    for entry in manifest["shards"]:  # so that no hash of a file gives it away
+        entry["sha256"] = sha256_of_file(tmp_path / "bad" / entry["name"])
     (tmp_path / "bad" / MANIFEST).write_text(json.dumps(manifest))
-    found = verify(tmp_path / "bad", source=source)
-    assert check in {damage.check for damage in found.damages}
+    files = verify(tmp_path / "bad", source=source)
+    assert check in {damage.check for damage in files.damages}
 
 
 @pytest.mark.parametrize(("store", "plainly"), [(store_as_fp8, dequantized), (store_as_int4, decompressed_int4)])
@@ -367,7 +369,7 @@ def test_a_layer_its_inputs_and_its_hessians_are_on_the_device(tmp_path: Path, m
     from assay_quantize.calibration.quiet import quiet
 
     with quiet():
-        from assay_quantize.calibration.methods.method import Method
+        from assay_quantize.calibration.methods import Method
         from assay_quantize.calibration.skeleton import Skeleton
     from assay_quantize.checkpoint.source_reader import SourceReader
 
@@ -411,14 +413,14 @@ def test_layers_begun_on_another_device_are_refused(
     tmp_path: Path, source: Path, words: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A GPU's sums have other last bits. `auto` may find one where there was none before, or lose it."""
-    monkeypatch.setattr("assay_quantize.calibration.layerwise._do", lambda *_: None)  # no layer is finished
+    monkeypatch.setattr("assay_quantize.calibration.layerwise._calibrate_missing", lambda *_: None)  # no layer is finished
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (10**12, 10**12))
     plan, text = plan_of(source), Text((words,))
-    for began, there in (("cpu", False), ("cuda", True)):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+    for began, has_gpu in (("cpu", False), ("cuda", True)):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda has_gpu=has_gpu: has_gpu)
         with pytest.raises(KeyError):  # the first layer's line
             calibrate_layers(plan, source, work := tmp_path / began, text, device="auto")
-        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: not there)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda has_gpu=has_gpu: not has_gpu)
         now = {"cpu": "cuda", "cuda": "cpu"}[began]
         with pytest.raises(QuantizeError) as refused:
             calibrate_layers(plan, source, work, text, device="auto")
@@ -447,37 +449,37 @@ def test_quantize_calibrates_verifies_and_knows_that_it_is_done(
 ) -> None:  # fmt: skip
     (tmp_path / "short.yaml").write_text(RECIPE)
     asked = ("quantize", source, "-p", tmp_path / "short.yaml", "--text", words, "--out", tmp_path / "made")
-    code, out, said = run(*asked)
-    assert code == 0 and "verified: " in out and "gptq: layer 2 of 3" in said, said
+    code, out, stderr = run(*asked)
+    assert code == 0 and "verified: " in out and "gptq: layer 2 of 3" in stderr, stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["made", "short.yaml"]  # nothing is left beside it
     manifest = json.loads((tmp_path / "made" / "assay_manifest.json").read_text())
     assert (manifest["calibrated"]["method"], manifest["calibrated"]["num_tokens"]) == ("gptq", 192)
-    code, out, said = run(*asked)
-    assert code == 0 and "done before and verified" in out, said
+    code, out, stderr = run(*asked)
+    assert code == 0 and "done before and verified" in out, stderr
     other = tmp_path / "other.txt"
     other.write_text(words.read_text()[::-1])
-    code, _, said = run("quantize", source, "-p", tmp_path / "short.yaml", "--text", other, "--out", tmp_path / "made")
-    assert code == 2 and "holds a finished checkpoint of another plan" in said
-    code, out, said = run("verify", tmp_path / "made", "--source", source)
-    assert code == 0, said
+    code, _, stderr = run("quantize", source, "-p", tmp_path / "short.yaml", "--text", other, "--out", tmp_path / "made")
+    assert code == 2 and "holds a finished checkpoint of another plan" in stderr
+    code, out, stderr = run("verify", tmp_path / "made", "--source", source)
+    assert code == 0, stderr
 
 
 def test_what_cannot_be_calibrated_is_said_in_a_line(tmp_path: Path, source: Path, words: Path, run: Run) -> None:
     out = ("--out", tmp_path / "made")
-    code, _, said = run("quantize", source, "-p", "w4a16", "--text", words, *out)
-    assert code == 2 and "--text: precision w4a16 is not calibrated; take one that is, such as w4a16-gptq" in said
-    code, _, said = run("quantize", source, "-p", "w4a16-gptq", "--text", words, "--runner", "ray", *out)
-    assert code == 2 and "each on what the one before it gives, so a cluster has nothing to share" in said
-    code, _, said = run("quantize", source, "-p", "w4a16-gptq", "--text", words, "--stream-from", "hub", *out)
-    assert code == 2 and "would be downloaded twice: leave out --stream-from, then it is downloaded once" in said
-    code, _, said = run("quantize", source, "-p", "w4a16-gptq", "--text", tmp_path / "no.txt", *out)
-    assert code == 2 and "no.txt" in said and "Traceback" not in said
+    code, _, stderr = run("quantize", source, "-p", "w4a16", "--text", words, *out)
+    assert code == 2 and "--text: precision w4a16 is not calibrated; take one that is, such as w4a16-gptq" in stderr
+    code, _, stderr = run("quantize", source, "-p", "w4a16-gptq", "--text", words, "--runner", "ray", *out)
+    assert code == 2 and "each on what the one before it gives, so a cluster has nothing to share" in stderr
+    code, _, stderr = run("quantize", source, "-p", "w4a16-gptq", "--text", words, "--stream-from", "hub", *out)
+    assert code == 2 and "would be downloaded twice: leave out --stream-from, then it is downloaded once" in stderr
+    code, _, stderr = run("quantize", source, "-p", "w4a16-gptq", "--text", tmp_path / "no.txt", *out)
+    assert code == 2 and "no.txt" in stderr and "Traceback" not in stderr
     (tmp_path / "fp8.yaml").write_text("schema: 1\nname: fp8\nextends: w4a16\nscheme: fp8_block\ncalibration: {method: gptq}\n")
-    code, _, said = run("quantize", source, "-p", tmp_path / "fp8.yaml", *out)
-    assert code == 2 and "calibration by gptq is for schemes w4a16, w4a16_g64" in said
+    code, _, stderr = run("quantize", source, "-p", tmp_path / "fp8.yaml", *out)
+    assert code == 2 and "calibration by gptq is for schemes w4a16, w4a16_g64" in stderr
     (tmp_path / "odd.yaml").write_text("schema: 1\nname: odd\nextends: w4a16\ncalibration: {method: gptk, tokens: 0}\n")
-    code, _, said = run("quantize", source, "-p", tmp_path / "odd.yaml", *out)
-    assert code == 2 and "method must be one of gptq, awq, awq+gptq, smoothquant, autoround (got 'gptk')" in said
+    code, _, stderr = run("quantize", source, "-p", tmp_path / "odd.yaml", *out)
+    assert code == 2 and "method must be one of gptq, awq, awq+gptq, smoothquant, autoround (got 'gptk')" in stderr
 
 
 @pytest.mark.parametrize("free", ["memory", "disk"])
@@ -491,14 +493,14 @@ def test_room_is_asked_for_before_text_is_sampled(
     bound = 64 << 20 if free == "memory" else None
     with pytest.raises(QuantizeError) as raised:
         calibrate_layers(plan_of(source, tokens=65_536), source, tmp_path / "work", Text(), memory_bytes=bound)
-    said = {
+    stderr = {
         "memory": r".*: calibrating its largest layer takes [\d.]+ MB, of --memory 67.1 MB 0 B are left; at least "
         r"[\d.]+ [MG]B .*",
         "disk": r".*/work: calibrating keeps 134 MB of states between layers there and [\d.]+ [kM]B of layers, and 100 MB are "
         r"free; free [\d.]+ MB, put the checkpoint on another disk \(--out, --runs\), or take fewer `tokens` in the "
         r"precision's `calibration`",
     }[free]
-    assert re.fullmatch(said, str(raised.value)), raised.value
+    assert re.fullmatch(stderr, str(raised.value)), raised.value
 
 
 def test_room_on_the_disk_is_asked_for_what_is_left(

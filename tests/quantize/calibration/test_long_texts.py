@@ -18,8 +18,7 @@ from transformers import AutoTokenizer
 from assay.errors import QuantizeError
 from assay.records.calibration import CalibratedLayers
 from assay_pipeline.calibration.sentences import repeated_lines
-from assay_quantize.calibration import sources
-from assay_quantize.calibration.reading import pieces
+from assay_quantize.calibration import pieces, sources
 from assay_quantize.calibration.sources import FileText
 from assay_quantize.calibration.text import Text, Weighted
 from assay_quantize.calibration.withheld import Withheld
@@ -75,9 +74,9 @@ def test_the_first_of_an_order_are_spread() -> None:
 def test_pieces_of_a_plain_text_are_all_of_it(tmp_path: Path, text: str) -> None:
     path = tmp_path / "large.txt"
     path.write_text(text, encoding="utf-8")
-    found = read(path)
-    assert len(found) > 8 and "".join(sorted(found, key=text.index) if "雪雪" not in text else found) == text
-    begins = [text.index(one) for one in found[:4]] if "雪雪" not in text else None
+    texts = read(path)
+    assert len(texts) > 8 and "".join(sorted(texts, key=text.index) if "雪雪" not in text else texts) == text
+    begins = [text.index(sequence) for sequence in texts[:4]] if "雪雪" not in text else None
     assert begins is None or [round(begin / len(text), 1) for begin in begins] == pytest.approx([0, 0.5, 0.25, 0.75], abs=0.2)
 
 
@@ -87,9 +86,9 @@ def test_rows_of_a_large_file_each_come_once_and_from_all_over_it(tmp_path: Path
     texts = [f"{number} " + "x" * drawn.choice((5, 50, 500, 3500)) for number in range(100)]
     path = tmp_path / "large.jsonl"
     path.write_text("\n".join(json.dumps({"text": text}) for text in texts))
-    found = read(path)
-    assert sorted(found) == sorted(texts) and found != texts
-    numbers = [int(text.split()[0]) for text in found[:12]]
+    rows_read = read(path)
+    assert sorted(rows_read) == sorted(texts) and rows_read != texts
+    numbers = [int(text.split()[0]) for text in rows_read[:12]]
     assert min(numbers) < 10 and max(numbers) > 60
     pa.parquet.write_table(pa.table({"text": texts}), tmp_path / "large.parquet", row_group_size=10, compression="none")
     rows = read(tmp_path / "large.parquet")
@@ -131,7 +130,7 @@ def test_an_item_that_two_pieces_share_is_found(tmp_path: Path) -> None:
     withheld = Withheld()
     withheld.add("suite", "task", [ITEM])
     stream = Text(mix=(Weighted(FileText(path)),), withheld=withheld).stream(TRAINED, 16, lambda line: None)
-    assert all(len(one) == 16 for one in stream)
+    assert all(len(sequence) == 16 for sequence in stream)
     assert withheld.record()[0].dropped >= 1
 
 
@@ -143,10 +142,10 @@ def test_a_long_text_is_tokenized_as_far_as_it_is_needed(
     (tmp_path / "long.jsonl").write_text(json.dumps({"text": text}) + "\n")
     stream = Text(mix=(Weighted(FileText(tmp_path / "long.jsonl")),)).stream(TRAINED, 16, lambda line: None)
     next(stream)
-    (used,) = stream.used()
+    (used,) = stream.taken(None).sources
     assert (used.num_texts, used.num_tokens < 500, used.is_exhausted) == (1, True, False)
     made = [token for sequence in stream for token in sequence]
-    (used,) = stream.used()
+    (used,) = stream.taken(None).sources
     assert used.num_texts == 1 and tokenizer.decode(made)[-200:] in text  # nothing is lost between parts
     assert used.num_tokens == pytest.approx(len(tokenizer(text)["input_ids"]), abs=20)
 
@@ -178,7 +177,7 @@ def test_sequences_that_repeat_are_counted_and_said(tmp_path: Path) -> None:
     path.write_text('{"text": "The old dog waits near the river."}\n' * 200)
     stream = Text((path,)).stream(TRAINED, 16, lambda line: None)
     made = list(stream)
-    different = len({tuple(one) for one in made})
+    different = len({tuple(sequence) for sequence in made})
     taken = stream.taken(None)
     assert taken.num_repeated == len(made) - different > 20
     record = CalibratedLayers(

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer
 
 from assay.errors import PlanError
-from assay_quantize.calibration.methods.method import plain_forward
-from assay_quantize.calibration.mtp import MtpInput
-from assay_quantize.calibration.skeleton import Skeleton
+from assay_quantize.calibration.methods import plain_forward
+from assay_quantize.calibration.skeleton import MtpInput, Skeleton
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.checkpoint.source_reader import SourceReader
 from assay_quantize.engine.quantize import quantize
@@ -105,15 +104,15 @@ def decompressed(folder: Path, source: Path) -> dict[str, Tensor]:
     from assay_quantize.formats.schemes import compressed_tensors_scheme
 
     stored, scheme = load_all(folder), compressed_tensors_scheme("w4a16")
-    found = {}
+    names = {}
     for name in load_all(source):
         module = name.removesuffix(".weight")
         if name in stored:
-            found[name] = stored[name]
+            names[name] = stored[name]
             continue
         parts = {part: stored[f"{module}.{part}"] for part in ("weight_packed", "weight_scale", "weight_shape")}
-        found[name] = BaseCompressor.get_value_from_registry("pack-quantized").decompress(parts, scheme)["weight"]
-    return found
+        names[name] = BaseCompressor.get_value_from_registry("pack-quantized").decompress(parts, scheme)["weight"]
+    return names
 
 
 @pytest.fixture(scope="module")
@@ -175,8 +174,8 @@ def test_a_block_with_an_indexer_of_its_own_is_calibrated(tmp_path: Path, words:
 
 def test_it_is_asked_for_where_there_is_a_block_to_calibrate(tmp_path: Path, small: Path, words: Path, run: Run) -> None:
     (tmp_path / "kept.yaml").write_text("schema: 1\nname: k\nextends: w4a16\ncalibration: {method: gptq, mtp: true}\n")
-    code, _, said = run("quantize", small, "-p", tmp_path / "kept.yaml", "--text", words, "--out", tmp_path / "made")
-    assert code == 2 and "calibration: mtp calibrates an MTP block that is quantized; say `mtp: quantize`" in said
+    code, _, stderr = run("quantize", small, "-p", tmp_path / "kept.yaml", "--text", words, "--out", tmp_path / "made")
+    assert code == 2 and "calibration: mtp calibrates an MTP block that is quantized; say `mtp: quantize`" in stderr
     plan = plan_of(small, recipe(tmp_path))
     with pytest.raises(PlanError, match=r"calibration\.mtp is for an MTP block of one layer behind the decoder layers"):
         calibrated_tensors(plan.model_copy(update={"mtp_layers": (2, 3)}))

@@ -72,10 +72,10 @@ def test_inputs_too_large_to_be_squared_leave_weights_rounded_to_the_nearest(tmp
 @pytest.mark.parametrize("name", [f"{EXPERT}.up_proj.weight", "model.layers.0.input_layernorm.weight"])
 def test_what_is_not_finite_is_said_before_anything_is_rounded(tmp_path: Path, words: Path, name: str) -> None:
     source = made_with(tmp_path / "model", {name: lambda tensor: tensor.view(-1)[3].fill_(torch.nan)})
-    said = f"{name} has values that are NaN or infinite; the source is damaged" if "up_proj" in name else (
+    message = f"{name} has values that are NaN or infinite; the source is damaged" if "up_proj" in name else (
         "layer 0 gives values that are NaN or infinite, so nothing behind it can be calibrated"
     )  # fmt: skip
-    with pytest.raises(QuantizeError, match=said):
+    with pytest.raises(QuantizeError, match=message):
         calibrate_layers(plan_of(source), source, tmp_path / "work", Text((words,)))
     assert not list((tmp_path / "work").glob("layer-*"))
 
@@ -98,7 +98,7 @@ def test_a_model_whose_inputs_are_all_zero_is_refused(tmp_path: Path, words: Pat
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "message"),
     [
         ("hidden_act", 5, "Field 'hidden_act' expected str, got int (value: 5)"),
         ("n_group", 0, "transformers cannot run it: integer division or modulo by zero"),
@@ -107,7 +107,7 @@ def test_a_model_whose_inputs_are_all_zero_is_refused(tmp_path: Path, words: Pat
         ("head_dim", "64", "transformers cannot "),
     ],
 )
-def test_a_config_that_no_model_runs_with(tmp_path: Path, words: Path, key: str, value: object, said: str) -> None:
+def test_a_config_that_no_model_runs_with(tmp_path: Path, words: Path, key: str, value: object, message: str) -> None:
     """transformers checks little of it, and fails somewhere in the model's code."""
     source = made_with(tmp_path / "model", {})
     config = json.loads((source / "config.json").read_text())
@@ -120,4 +120,4 @@ def test_a_config_that_no_model_runs_with(tmp_path: Path, words: Path, key: str,
         with pytest.raises(AssayError) as raised:
             run()
         errors.append(str(raised.value))
-    assert all("\n" not in one for one in errors) and all(said in one for one in errors), errors
+    assert all("\n" not in error for error in errors) and all(message in error for error in errors), errors

@@ -14,8 +14,8 @@ from tiny_checkpoints import change_biases, make_tiny_glm4_moe
 
 from assay.recipes.calibrated.methods import AutoRoundCalibration, AwqGptqCalibration, GptqCalibration, SmoothQuantCalibration
 from assay.recipes.precision import PrecisionRecipe
-from assay_quantize.calibration.kept import TOKENS
 from assay_quantize.calibration.layerwise import calibrate_layers
+from assay_quantize.calibration.progress import TOKENS
 from assay_quantize.calibration.text import Text
 from assay_quantize.engine.quantize import quantize
 
@@ -63,21 +63,21 @@ def gptq_of(options: GptqCalibration | AwqGptqCalibration) -> Any:
 
 def scaled(num_layers: int, experts: int, first_dense: int = 1) -> dict[str, list[str]]:
     """What a GLM-4-MoE has scaled, and what reads it, written out."""
-    found = {}
+    groups = {}
     for layer in range(num_layers):
         at, is_dense = f"model.layers.{layer}", layer < first_dense
         mlps = [f"{at}.mlp"] if is_dense else [f"{at}.mlp.experts.{n}" for n in range(experts)] + [f"{at}.mlp.shared_experts"]
         readers = [f"{mlp}.{part}_proj" for mlp in mlps for part in ("gate", "up")]
-        found[f"{at}.input_layernorm"] = [f"{at}.self_attn.{part}_proj" for part in "qkv"]
-        found[f"{at}.post_attention_layernorm"] = readers if is_dense else [f"{at}.mlp.gate", *readers]
-        found |= {f"{mlp}.up_proj": [f"{mlp}.down_proj"] for mlp in mlps}
-    return found
+        groups[f"{at}.input_layernorm"] = [f"{at}.self_attn.{part}_proj" for part in "qkv"]
+        groups[f"{at}.post_attention_layernorm"] = readers if is_dense else [f"{at}.mlp.gate", *readers]
+        groups |= {f"{mlp}.up_proj": [f"{mlp}.down_proj"] for mlp in mlps}
+    return groups
 
 
-def awq_of(found: dict[str, list[str]]) -> Any:
+def awq_of(groups: dict[str, list[str]]) -> Any:
     from llmcompressor.modifiers.transform.awq import AWQMapping, AWQModifier
 
-    return AWQModifier(mappings=[AWQMapping(*one) for one in found.items()], offload_device=None)
+    return AWQModifier(mappings=[AWQMapping(*mapping) for mapping in groups.items()], offload_device=None)
 
 
 def of_both(
@@ -220,12 +220,12 @@ def test_columns_that_no_text_reaches_are_rounded_to_the_nearest_and_others_are_
     quantize(plan_of(source, "w4a16"), source, tmp_path / "plain")
     plain, differing = load_all(tmp_path / "plain"), []
     for name in (name for name in got if name.endswith("weight_packed")):
-        ours, theirs = codes(got[name]), codes(expected[name])
+        actual, reference = codes(got[name]), codes(expected[name])
         if name.endswith(("gate_proj.weight_packed", "up_proj.weight_packed")):
-            assert torch.equal(ours[:, :32], codes(plain[name])[:, :32]) and bool((theirs[:, :32] == 8).all())
-            ours, theirs = ours[:, 32:], theirs[:, 32:]
+            assert torch.equal(actual[:, :32], codes(plain[name])[:, :32]) and bool((reference[:, :32] == 8).all())
+            actual, reference = actual[:, 32:], reference[:, 32:]
             differing.append(name)
-        assert torch.equal(ours, theirs), name
+        assert torch.equal(actual, reference), name
     assert len(differing) == 6
 
 

@@ -82,19 +82,19 @@ def test_another_layers_tensor_is_a_damage_under_awq(
     folder = tmp_path / "bad"
     shutil.copytree(smoothed, folder)
     headers = {n: h for path in sorted(folder.glob("*.safetensors")) for n, h in read_shard_header(folder, path.name).items()}
-    here, there = headers[name], headers[name.replace(".layers.1.", ".layers.2.")]
-    with (folder / there.shard).open("rb") as file:
-        file.seek(there.begin)
-        data = file.read(there.num_bytes)
+    here, other = headers[name], headers[name.replace(".layers.1.", ".layers.2.")]
+    with (folder / other.shard).open("rb") as file:
+        file.seek(other.begin)
+        data = file.read(other.num_bytes)
     with (folder / here.shard).open("r+b") as file:
         file.seek(here.begin)
         file.write(data)
     manifest = json.loads((folder / MANIFEST).read_text())
-    for one in manifest["shards"]:
-        one["sha256"] = sha256_of_file(folder / one["name"])
+    for entry in manifest["shards"]:
+        entry["sha256"] = sha256_of_file(folder / entry["name"])
     (folder / MANIFEST).write_text(json.dumps(manifest))
-    found = {damage.check for damage in verify(folder, source=source).damages}
-    assert {check, "calibrated"} <= found
+    verification = {damage.check for damage in verify(folder, source=source).damages}
+    assert {check, "calibrated"} <= verification
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_whatever_is_scaled_is_verified(
 def test_a_norm_that_adds_one_is_not_scaled(tmp_path: Path) -> None:
     """Qwen3-Next multiplies by 1 + weight: of attention that reads the weight over s, nothing was left (an error of 1.4)."""
     source = make_tiny(tmp_path / "model", qwen3_next())
-    scaled = [tensor for found in calibrated_tensors(plan_of(source, "w4a16-awq")).values() for tensor in found]
+    scaled = [tensor for verification in calibrated_tensors(plan_of(source, "w4a16-awq")).values() for tensor in verification]
     assert {tensor.role for tensor in scaled if tensor.action != "quantize"} == set()
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("schema: 1\nname: recipe\nextends: w8a8\ncalibration: {method: smoothquant}\n")
@@ -160,8 +160,10 @@ def test_scales_that_were_searched_are_along_the_source(tmp_path: Path, words: P
     (path,) = (path for path in (tmp_path / "made").glob("*.safetensors") if scale in load_file(path))
     tensors = load_file(path)
     save_file(tensors | {scale: (tensors[scale].float() * 1.15).to(torch.bfloat16)}, path, {"format": "pt"})
-    found = verify(tmp_path / "made", source=source)
-    assert ("scales", "model.layers.0.self_attn.q_proj.weight") in {(one.check, one.where) for one in found.damages}
+    verification = verify(tmp_path / "made", source=source)
+    assert ("scales", "model.layers.0.self_attn.q_proj.weight") in {
+        (shard.check, shard.where) for shard in verification.damages
+    }
 
 
 def test_awq_of_two_schemes_behind_one_norm_is_refused(tmp_path: Path, words: Path, source: Path, run: Run) -> None:
@@ -171,9 +173,9 @@ def test_awq_of_two_schemes_behind_one_norm_is_refused(tmp_path: Path, words: Pa
         "schema: 1\nname: recipe\nextends: w4a16\nscheme: null\ncalibration: {method: awq}\n"
         "quantize: {attention: w4a16, dense_mlp: w4a16, shared_expert: w4a16_g32, routed_expert: w4a16_g64}\n"
     )
-    said = one_error(run("quantize", source, "-p", recipe, "--text", words, "--out", tmp_path / "made"))
-    assert said.startswith("precision recipe: AWQ scales model.layers.1.mlp.experts.0.gate_proj (w4a16_g64) and ")
-    assert said.endswith(
+    error = one_error(run("quantize", source, "-p", recipe, "--text", words, "--out", tmp_path / "made"))
+    assert error.startswith("precision recipe: AWQ scales model.layers.1.mlp.experts.0.gate_proj (w4a16_g64) and ")
+    assert error.endswith(
         "together, as both read model.layers.1.post_attention_layernorm: give them one scheme, or say `method: gptq`"
     )
     assert not (tmp_path / "made").exists()

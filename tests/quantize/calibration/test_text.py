@@ -15,9 +15,8 @@ from transformers import AutoTokenizer
 
 from assay.errors import QuantizeError
 from assay.records.calibration import TextSource
-from assay_quantize.calibration.mixing import mix_of
 from assay_quantize.calibration.sources import Conversations, FileText, HubText, entry_of
-from assay_quantize.calibration.text import Stream, Text, Weighted
+from assay_quantize.calibration.text import Stream, Text, Weighted, mix_of
 from assay_quantize.calibration.withheld import Withheld
 
 TRAINED = Path(__file__).resolve().parents[3] / "examples" / "tiny_glm" / "checkpoint"
@@ -58,14 +57,14 @@ def test_a_conversation_is_read_as_the_model_reads_it_with_its_thinking(tmp_path
     ids = tokenizer(shown, add_special_tokens=False)["input_ids"]
     assert sequence == ids[:24] and len(ids) - 24 < 24
     assert sequence.count(ids[0]) == 1, "special tokens stand there once: the template writes them"
-    (used,) = stream.used()
+    (used,) = stream.taken(None).sources
     assert (used.num_texts, used.num_tokens, used.is_exhausted) == (1, len(ids), True) and used.sha256 is not None
 
 
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
 def test_thinking_has_several_names(key: str) -> None:
-    (_, said) = entry_of({"messages": [CHAT[0], {"role": "assistant", "content": "x", key: "hm"}]}, "here").messages
-    assert said == {"role": "assistant", "content": "x", "reasoning_content": "hm"}
+    (_, message) = entry_of({"messages": [CHAT[0], {"role": "assistant", "content": "x", key: "hm"}]}, "here").messages
+    assert message == {"role": "assistant", "content": "x", "reasoning_content": "hm"}
 
 
 def test_thinking_that_a_template_leaves_out_is_put_into_the_reply_or_counted(tmp_path: Path, tokenizer: Any) -> None:
@@ -98,7 +97,7 @@ def test_rows_of_other_shapes() -> None:
 def test_what_no_tokenizer_or_reader_takes_is_said_in_a_line(tmp_path: Path) -> None:
     asked = '{"messages": [{"role": "user", "content": "a"}], "tools": "%s"}'
     deep = "[" * 100_000
-    for line, said in {
+    for line, message in {
         '{"text": ' + deep: "line 1: not JSON: nested too deeply",
         '{"text": "a", "id": ' + "9" * 5000 + "}": "line 1: not JSON: Exceeds the limit (4300 digits)",
         asked % "no": "line 1: `tools`: not JSON: Expecting value",
@@ -108,7 +107,7 @@ def test_what_no_tokenizer_or_reader_takes_is_said_in_a_line(tmp_path: Path) -> 
         (tmp_path / "a.jsonl").write_text(line + "\n")
         with pytest.raises(QuantizeError) as caught:
             taken(Text((tmp_path / "a.jsonl",)))
-        assert said in str(caught.value) and "\n" not in str(caught.value)
+        assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_half_a_surrogate_pair_is_no_letter(tmp_path: Path, tokenizer: Any) -> None:
@@ -134,8 +133,8 @@ def test_parquet_is_read_in_rows(tmp_path: Path, tokenizer: Any) -> None:
     pa.parquet.write_table(pa.table({"text": texts, "id": list(range(600))}), tmp_path / "a.parquet", row_group_size=100)
     sequences, stream = taken(Text(mix=(Weighted(FileText(tmp_path / "a.parquet")),)))
     ids = [token for text in texts for token in tokenizer(text)["input_ids"]]
-    assert [token for one in sequences for token in one] == ids[: len(ids) // 16 * 16]
-    assert stream.used()[0].num_texts == 600
+    assert [token for sequence in sequences for token in sequence] == ids[: len(ids) // 16 * 16]
+    assert stream.taken(None).sources[0].num_texts == 600
     (tmp_path / "b.parquet").write_bytes(b"PAR1nothing")
     with pytest.raises(QuantizeError, match=r"b\.parquet: not Parquet: "):
         taken(Text((tmp_path / "b.parquet",)))
@@ -152,10 +151,10 @@ def test_a_data_set_of_the_hub_is_read_at_one_commit(tmp_path: Path, monkeypatch
         hub.use(monkeypatch, tmp_path / "home")
         source = HubText("org/model")
         sequences, stream = taken(Text(mix=(Weighted(source),)))
-        both = ["The old dog waits near the river."] * 20 + ["A farmer has 12 apples."] * 20
-        ids = [token for text in both for token in tokenizer(text)["input_ids"]]
-        assert [token for one in sequences for token in one] == ids[: len(ids) // 16 * 16]
-        (used,) = stream.used()
+        lines = ["The old dog waits near the river."] * 20 + ["A farmer has 12 apples."] * 20
+        ids = [token for text in lines for token in tokenizer(text)["input_ids"]]
+        assert [token for sequence in sequences for token in sequence] == ids[: len(ids) // 16 * 16]
+        (used,) = stream.taken(None).sources
         assert (used.source, used.revision, used.num_texts) == ("hub:org/model", hub.commit, 40)
         assert not any("loader.py" in asked.path for asked in hub.asked)
         only, _ = taken(Text(mix=(Weighted(HubText("org/model", ("b.*",))),)))
@@ -182,7 +181,7 @@ def test_sources_are_mixed_by_tokens(tmp_path: Path) -> None:
     stream = text.stream(TRAINED, 64, quiet)
     for _ in range(200):
         next(stream)
-    notes, stories = stream.used()
+    notes, stories = stream.taken(None).sources
     assert (notes.weight, notes.kind, stories.weight, stories.kind) == (0.75, "notes", 0.25, "stories")
     longest = 180
     assert abs(notes.num_tokens - 0.75 * (notes.num_tokens + stories.num_tokens)) <= longest
@@ -193,7 +192,7 @@ def test_what_runs_out_leaves_the_rest_to_others(tmp_path: Path) -> None:
     few = rows_file(tmp_path / "few.jsonl", [{"text": "A farmer has 12 apples."}] * 2)
     many = rows_file(tmp_path / "many.jsonl", [{"text": "The small cat sits in the park."}] * 100)
     _, stream = taken(Text(mix=(Weighted(FileText(few)), Weighted(FileText(many)))))
-    assert [(one.num_texts, one.is_exhausted) for one in stream.used()] == [(2, True), (100, True)]
+    assert [(source.num_texts, source.is_exhausted) for source in stream.taken(None).sources] == [(2, True), (100, True)]
 
 
 def test_a_mix_in_options_and_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,9 +243,9 @@ ITEM = (
 
 
 def against(*items: str) -> Withheld:
-    found = Withheld()
-    found.add("quick", "arithmetic", items)
-    return found
+    withheld = Withheld()
+    withheld.add("quick", "arithmetic", items)
+    return withheld
 
 
 def test_texts_with_an_item_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -254,9 +253,9 @@ def test_texts_with_an_item_are_left_out_and_counted(tmp_path: Path) -> None:
     rows += [{"messages": [{"role": "user", "content": ITEM.upper()}, CHAT[1]]}, {"text": f"Before it. {ITEM} And behind it."}]
     path, withheld = rows_file(tmp_path / "a.jsonl", rows), against(ITEM)
     _, stream = taken(Text(mix=(Weighted(FileText(path)),), withheld=withheld))
-    assert (stream.used()[0].num_texts, stream.used()[0].num_dropped) == (3, 2)
-    (told,) = withheld.record()
-    assert (told.suite, told.task, told.num_items, told.dropped) == ("quick", "arithmetic", 1, 2)
+    assert (stream.taken(None).sources[0].num_texts, stream.taken(None).sources[0].num_dropped) == (3, 2)
+    (items,) = withheld.record()
+    assert (items.suite, items.task, items.num_items, items.dropped) == ("quick", "arithmetic", 1, 2)
     only = rows_file(tmp_path / "b.jsonl", rows[3:])
     with pytest.raises(QuantizeError, match="sequence of 16 tokens, 2 texts with items of an evaluation left out"):
         taken(Text(mix=(Weighted(FileText(only)),), withheld=against(ITEM)))
@@ -268,10 +267,10 @@ def test_of_a_plain_text_the_paragraphs_around_an_item_stay(tmp_path: Path, toke
     sequences, stream = taken(Text(mix=(Weighted(FileText(path)),), withheld=against(ITEM)))
     text = "\n\n".join(["The small cat sits in the park. " * 4, "The old dog waits near the river. " * 4])
     ids = tokenizer(text)["input_ids"]
-    assert [token for one in sequences for token in one] == ids[: len(ids) // 16 * 16]
-    assert stream.used()[0] == TextSource(
+    assert [token for sequence in sequences for token in sequence] == ids[: len(ids) // 16 * 16]
+    assert stream.taken(None).sources[0] == TextSource(
         source=str(path), weight=1.0, num_texts=1, num_tokens=len(ids), num_dropped=1, is_exhausted=True,
-        sha256=stream.used()[0].sha256,
+        sha256=stream.taken(None).sources[0].sha256,
     )  # fmt: skip
 
 
@@ -281,5 +280,5 @@ def test_sources_are_read_only_as_far_as_they_are_needed() -> None:
         raise AssertionError("more was read than needed")
 
     text = Text(mix=(Weighted(Conversations("rows", rows)),))
-    assert [len(one) for one in text.sequences(None, TRAINED, 64, 32, quiet)] == [32, 32]
+    assert [len(sequence) for sequence in text.sequences(None, TRAINED, 64, 32, quiet)] == [32, 32]
     assert not text.needs_model and Text().needs_model

@@ -23,9 +23,9 @@ def sentences(seed: int, count: int) -> str:
 
 
 def against(*items: str) -> Withheld:
-    found = Withheld()
-    found.add("full", "math500", items)
-    return found
+    withheld = Withheld()
+    withheld.add("full", "math500", items)
+    return withheld
 
 
 def test_words_are_letters_and_digits_without_case_and_characters_where_no_spaces_are_written() -> None:

@@ -18,13 +18,14 @@ from assay_quantize.calibration.memory import IMPORTED_NUMBERS, SPARE_BYTES
 from assay_quantize.estimate.calibration_time import (
     MEASURED_CALIBRATION,
     PROCESS_BYTES,
+    CalibrationWork,
     Line,
     TorchRates,
+    calibration_work,
     core_rates,
     estimate_calibration,
     gpu_rates,
 )
-from assay_quantize.estimate.calibration_work import CalibrationWork, calibration_work
 from assay_quantize.estimate.hardware_time import MACHINES, MEASURED, CoreRates, Gpu, Machine
 from assay_quantize.estimate.sensitivity_time import COMPARED_S, Proxy, estimate_sensitivity
 from assay_quantize.estimate.show import print_calibration
@@ -64,7 +65,7 @@ def test_the_work_of_glm_5_is_that_of_its_shapes(glm5: Plan) -> None:
     updates = 78 * (Q_A * HIDDEN + KV_A * HIDDEN + Q_B * 2048 + KV_B * 512 + OUT * 16384)
     updates += DENSE * (2 * HIDDEN + 12288) * HIDDEN * 12288 + MOE * (EXPERTS + 1) * (2 * HIDDEN + EXPERT) * HIDDEN * EXPERT
     layer = ATTENTION + INDEXER + norms + (EXPERTS + 1) * ONE_EXPERT + EXPERTS * HIDDEN + EXPERTS
-    seen = HIDDEN**2 * 3 + 2048**2 + 512**2 + 16384**2 + EXPERTS * EXPERT**2 + EXPERT**2
+    hessian_numbers = HIDDEN**2 * 3 + 2048**2 + 512**2 + 16384**2 + EXPERTS * EXPERT**2 + EXPERT**2
     packed_layer = (ATTENTION + (EXPERTS + 1) * ONE_EXPERT) * 33 // 64 + 16 * (5 + 3 * (EXPERTS + 1))
     assert calibration_work(glm5) == CalibrationWork(
         method="gptq",
@@ -89,8 +90,8 @@ def test_the_work_of_glm_5_is_that_of_its_shapes(glm5: Plan) -> None:
         tuned_weights=0,
         state_bytes=T * (4 * HIDDEN + 8 * LENGTH),
         written=rounded * 33 // 64,
-        layer_bytes=4 * (layer + seen + 6 * OUT + 4 * 16384**2) + packed_layer,
-        gpu_layer_bytes=4 * (layer + seen + 6 * OUT + 4 * 16384**2) + packed_layer,
+        layer_bytes=4 * (layer + hessian_numbers + 6 * OUT + 4 * 16384**2) + packed_layer,
+        gpu_layer_bytes=4 * (layer + hessian_numbers + 6 * OUT + 4 * 16384**2) + packed_layer,
         beside_bytes=0,
         embedding_bytes=4 * T * HIDDEN,
     )
@@ -182,36 +183,36 @@ def test_sensitivity_is_passes_through_layers_and_the_rounding_of_parts(glm5: Pl
     norms = 2 * HIDDEN + 2048 + 512 + 2 * 128
     dense = 78 * (ATTENTION + INDEXER) + DENSE * ONE_MLP + MOE * (ONE_EXPERT + EXPERTS * HIDDEN)
     stored = 2 * (dense + MOE * EXPERTS * ONE_EXPERT + 78 * norms) + 4 * MOE * EXPERTS
-    one = tokens * (2 * (dense + MOE * 8 * ONE_EXPERT) / 78 + 2 * 256 * 64 * 512)
+    entry = tokens * (2 * (dense + MOE * 8 * ONE_EXPERT) / 78 + 2 * 256 * 64 * 512)
     state = tokens * (4 * HIDDEN + 8 * 256)
     through = {"kl": 78 + 78 + (78 - 3) + (78 - 77), "hidden": 78 + 2}
-    wanted = {
+    expected = {
         proxy: {
             "tokens": None,
             "source": times * 2 * weights / 2e9,
             "round": times * 2 * weights / rate + weights * COMPARED_S,
             "layers": stored / 2e9,
-            "passes": through[proxy] * one / product,
+            "passes": through[proxy] * entry / product,
             "states": through[proxy] * state * (1 / 2e9 + 1 / 0.5e9),
         }
         for proxy, times in (("kl", 2), ("hidden", 1))
     }
-    wanted["kl"]["head"] = 2 * (2 + 1) * 2 * tokens * HIDDEN * 154_880 / product
-    wanted["weights"] = {name: wanted["hidden"][name] for name in ("source", "round")}
-    for proxy, lines in wanted.items():
-        said = {line.name: line.seconds for line in made[proxy].lines}
-        assert said == {name: None if value is None else pytest.approx(value) for name, value in lines.items()}
+    expected["kl"]["head"] = 2 * (2 + 1) * 2 * tokens * HIDDEN * 154_880 / product
+    expected["weights"] = {name: expected["hidden"][name] for name in ("source", "round")}
+    for proxy, lines in expected.items():
+        estimated = {line.name: line.seconds for line in made[proxy].lines}
+        assert estimated == {name: None if value is None else pytest.approx(value) for name, value in lines.items()}
         assert made[proxy].total_s == pytest.approx(sum(value for value in lines.values() if value))
         assert (made[proxy].memory_bytes, made[proxy].disk_bytes) == (PROCESS_BYTES + 5, 7)
     with_mix = estimate_sensitivity(
         {"w4a16": glm5}, parts, machine, COPIES, MEASURED_CALIBRATION, proxy="kl",
         tokens=tokens, length=256, memory_bytes=5, disk_bytes=7, mixes=[[("w4a16", attention)]],
     )  # fmt: skip
-    more = {line.name: (line.seconds or 0) - (wanted["kl"].get(line.name) or 0) for line in with_mix.lines}
+    more = {line.name: (line.seconds or 0) - (expected["kl"].get(line.name) or 0) for line in with_mix.lines}
     assert more == {
         "tokens": 0, "layers": 0,
         "source": pytest.approx(2 * attention / 2e9), "round": pytest.approx(2 * attention / rate),
-        "passes": pytest.approx(78 * one / product), "states": pytest.approx(78 * state * (1 / 2e9 + 1 / 0.5e9)),
+        "passes": pytest.approx(78 * entry / product), "states": pytest.approx(78 * state * (1 / 2e9 + 1 / 0.5e9)),
         "head": pytest.approx(2 * 2 * tokens * HIDDEN * 154_880 / product),
     }  # fmt: skip
 
@@ -238,10 +239,10 @@ def test_the_command_needs_no_hub(monkeypatch: pytest.MonkeyPatch, run: Run) -> 
     code, out, err = run("plan", "qwen3-30b-a3b", "-p", "w4a16-gptq", "--hardware", "1xh200", "--json")
     assert code == 0, err
     assert "planned from the shapes that ship with assay" in err
-    said = json.loads(out)
-    assert said["plan"]["source"] == "Qwen/Qwen3-30B-A3B (shapes as shipped)"
-    assert [one["device"] for one in said["calibration"]] == ["one NVIDIA H200", "14 cores"]
-    assert [one["problem"] for one in said["calibration"]] == [None, None]
-    gpu, cores = said["calibration"]
+    seconds = json.loads(out)
+    assert seconds["plan"]["source"] == "Qwen/Qwen3-30B-A3B (shapes as shipped)"
+    assert [entry["device"] for entry in seconds["calibration"]] == ["one NVIDIA H200", "14 cores"]
+    assert [entry["problem"] for entry in seconds["calibration"]] == [None, None]
+    gpu, cores = seconds["calibration"]
     assert 0 < gpu["total_s"] < cores["total_s"]
     assert len({line["name"] for line in gpu["lines"]}) == len(gpu["lines"]) == 13

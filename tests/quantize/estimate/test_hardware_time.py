@@ -19,7 +19,7 @@ from assay.recipes.precision import PrecisionRecipe
 from assay.records.plan import Plan
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.estimate.hardware_time import MACHINES, MEASURED, CoreRates, Machine, estimate, parse_hardware, work_of
-from assay_quantize.estimate.measure_machine import calibrate
+from assay_quantize.estimate.measure_machine import measured_machine
 from assay_quantize.estimate.show import duration, print_estimate
 from assay_quantize.formats.schemes import SCHEMES
 from assay_quantize.plan.planner import make_plan
@@ -83,8 +83,8 @@ def test_what_it_is_bound_by(hollow: Path) -> None:
     slow_core = replace(RATES, quantize=0.01)
     assert estimate(plan, MACHINE, slow_core).bound_by == "compute"
     assert estimate(plan, replace(MACHINE, read=0.1, write=9.0), RATES).bound_by == "read"
-    one = estimate(plan, replace(MACHINE, cores=1), RATES)
-    assert one.compute_s == pytest.approx(estimate(plan, MACHINE, RATES).compute_s * 4 * 0.9), "one core scales by itself"
+    single = estimate(plan, replace(MACHINE, cores=1), RATES)
+    assert single.compute_s == pytest.approx(estimate(plan, MACHINE, RATES).compute_s * 4 * 0.9), "one core scales by itself"
     fast_network = estimate(plan, replace(MACHINE, network=100.0), RATES)
     staged_s = plan.bytes_in / 0.5e9
     assert fast_network.streamed_s == pytest.approx(fast_network.read_s + fast_network.write_s + staged_s)
@@ -111,8 +111,8 @@ def test_hardware_in_words() -> None:
     assert slower == replace(
         MACHINES["server"], network=0.5, cores=8, source=MACHINES["server"].source + "; as said: network 0.5, cores 8"
     )
-    said = parse_hardware("cores=64,read=6.5,write=3")
-    assert (said.cores, said.read, said.write, said.network) == (64, 6.5, 3.0, None)
+    machine = parse_hardware("cores=64,read=6.5,write=3")
+    assert (machine.cores, machine.read, machine.write, machine.network) == (64, 6.5, 3.0, None)
     assert parse_hardware("this,network=2", MACHINE).network == 2.0
 
 
@@ -154,7 +154,7 @@ def test_durations(seconds: float, text: str) -> None:
 # ------------------------------------------------------------------------------------------------ this machine
 @pytest.mark.parametrize("precision", ["w4a16", "nvfp4a16"])
 def test_this_machine_is_measured(hollow: Path, tmp_path: Path, precision: str) -> None:
-    machine, rates = calibrate(plan_of(hollow, precision), tmp_path)
+    machine, rates = measured_machine(plan_of(hollow, precision), tmp_path)
     assert machine.cores >= 1 and machine.network is None and str(tmp_path) in machine.source
     values = [machine.read, machine.write, rates.quantize, rates.amax, rates.dequantize]
     assert all(0 < value < 10_000 for value in [*values, rates.copy_in, rates.copy_out, rates.sha256])
@@ -169,12 +169,12 @@ def test_the_command(hollow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert not ended.value.code
-    said = json.loads(capsys.readouterr().out)
-    plan = Plan.model_validate(said["plan"])
-    made = estimate(plan, parse_hardware(arguments[-1]), CoreRates(**said["estimate"]["rates"]))
-    assert said["estimate"]["total_s"] == pytest.approx(made.total_s)
-    assert said["estimate"]["machine"]["source"] == "as said: cores 8, read 3, write 2, network 1"
-    assert said["estimate"]["rates"]["quantize"] == MEASURED["w4a16"][0]
+    machine = json.loads(capsys.readouterr().out)
+    plan = Plan.model_validate(machine["plan"])
+    made = estimate(plan, parse_hardware(arguments[-1]), CoreRates(**machine["estimate"]["rates"]))
+    assert machine["estimate"]["total_s"] == pytest.approx(made.total_s)
+    assert machine["estimate"]["machine"]["source"] == "as said: cores 8, read 3, write 2, network 1"
+    assert machine["estimate"]["rates"]["quantize"] == MEASURED["w4a16"][0]
     monkeypatch.setattr(sys, "argv", arguments)
     with pytest.raises(SystemExit):
         cli.main()

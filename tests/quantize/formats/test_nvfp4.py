@@ -14,7 +14,7 @@ from tiny_checkpoints import make_tiny_glm4_moe
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.plan import Plan
-from assay_quantize.calibration.ranges import InputRange
+from assay_quantize.calibration.inputs import InputRange
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.engine.quantize import quantize
 from assay_quantize.formats.config_groups import quantization_config

@@ -18,9 +18,8 @@ from assay.recipes.precision import PrecisionRecipe
 from assay.records.choice.mix import Mix, PredictedMeasured
 from assay.records.diagnosis.sensitivity import UniformDamage, WholeDamage
 from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from assay_quantize.mixing.build import Asked, Proposal, propose
+from assay_quantize.mixing.build import Proposal, Request, choice_sha256, propose
 from assay_quantize.mixing.choose import Choices, choices_of
-from assay_quantize.mixing.measured import meaning_of
 from assay_quantize.mixing.parts import stored_parts
 from assay_quantize.mixing.recipe_text import layers_text
 from assay_quantize.plan.planner import make_plan
@@ -55,17 +54,17 @@ def proposed(
 ) -> Proposal:
     """whole: scheme -> what is lost with all parts in it at once. mix: the same of a recipe."""
     made = choices(checkpoint, damage, error)
-    asked = Asked("tiny", "/models/tiny", "mix", f"{bits:g}bpw", made.bytes_at(bits), None, slack, always_mix)
-    found = sensitivity(checkpoint, damage, error=error, texts=texts)
-    found = found.model_copy(update={"num_texts_of_wholes": num_texts_of_wholes})
+    asked = Request("tiny", "/models/tiny", "mix", f"{bits:g}bpw", made.bytes_at(bits), None, slack, always_mix)
+    record = sensitivity(checkpoint, damage, error=error, texts=texts)
+    record = record.model_copy(update={"num_texts_of_wholes": num_texts_of_wholes})
     if whole is not None:
-        lost = [UniformDamage(scheme=one, bytes=1, damage_nats=nats, sum_of_parts_nats=1.0) for one, nats in whole.items()]
-        found = found.model_copy(update={"uniform": tuple(lost)})
+        lost = [UniformDamage(scheme=point, bytes=1, damage_nats=nats, sum_of_parts_nats=1.0) for point, nats in whole.items()]
+        record = record.model_copy(update={"uniform": tuple(lost)})
     if mix is not None:
         schemes = [(part.layer, part.role, mix[0].scheme_of(part.role, part.layer)) for part in made.parts]
-        of_mix = WholeDamage(schemes=[one for one in schemes if one[2]], damage_nats=mix[1], sum_of_parts_nats=1.0)
-        found = found.model_copy(update={"wholes": (of_mix,)})
-    return propose(asked, BASE, made, found, SHIPPED, SCHEMES, measured or {})
+        of_mix = WholeDamage(schemes=[point for point in schemes if point[2]], damage_nats=mix[1], sum_of_parts_nats=1.0)
+        record = record.model_copy(update={"wholes": (of_mix,)})
+    return propose(asked, BASE, made, record, SHIPPED, SCHEMES, measured or {})
 
 
 def weak(layer: int, role: str, scheme: str) -> float:
@@ -97,7 +96,7 @@ def test_what_is_chosen_is_the_best_of_all_choices(checkpoint: Checkpoint, bits:
     budget = every.bytes_at(bits) - every.stored.other_bytes
     totals = [(0, 0.0)]
     for options in every.options:
-        totals = [(size + one.num_bytes, lost + one.damage) for size, lost in totals for one in options]
+        totals = [(size + point.num_bytes, lost + point.damage) for size, lost in totals for point in options]
     best = min(lost for size, lost in totals if size <= budget)
     assert len(totals) == 4 ** len(every.parts)
     assert made.mix.optimum_nats == pytest.approx(best, rel=1e-9)
@@ -175,8 +174,8 @@ def test_of_uniform_recipes_the_one_that_is_best_as_a_whole_is_proposed(checkpoi
     )
     as_summed = proposed(checkpoint, weak, 5.5, error=3.0, whole={"w4a16_g32": 0.005, "w4a16": 0.006})
     unknown = proposed(checkpoint, weak, 5.5, error=3.0, whole={"w4a16": 0.005})
-    for one in (as_summed, unknown):
-        assert set(taken(one.mix).values()) == {"w4a16_g32"} and one.mix.reason.endswith("is within its error.")
+    for point in (as_summed, unknown):
+        assert set(taken(point.mix).values()) == {"w4a16_g32"} and point.mix.reason.endswith("is within its error.")
 
 
 def test_what_was_measured_as_a_whole_decides(checkpoint: Checkpoint) -> None:
@@ -196,14 +195,14 @@ def test_what_was_measured_as_a_whole_decides(checkpoint: Checkpoint) -> None:
     assert apart.mix.reason.startswith(
         "With all parts quantized at once, on texts that it was not chosen on, it loses 0.004 nats a token, and w4a16 "
     )
-    assert all(one.on_other_texts for one in apart.mix.checks)
+    assert all(measured_recipe.on_other_texts for measured_recipe in apart.mix.checks)
     lost = proposed(checkpoint, weak, 5.5, error=3.0, whole=whole, mix=(mix, 0.0055))
     assert (lost.mix.proposes, lost.candidate) == ("uniform", None) and set(taken(lost.mix).values()) == {"w4a16"}
     assert lost.mix.reason == (
         "w4a16 is proposed: with all parts quantized at once, on the texts that it was chosen on, it loses 0.005 nats a token, "
         "and the mix 0.0055."
     )
-    assert {one.name for one in lost.mix.checks} == {
+    assert {measured_recipe.name for measured_recipe in lost.mix.checks} == {
         "uniform w4a16",
         "uniform w4a16_g32",
         f"mix of {size(won.mix.point.bytes)}",
@@ -212,7 +211,7 @@ def test_what_was_measured_as_a_whole_decides(checkpoint: Checkpoint) -> None:
 
 
 def _size(made: Proposal, name: str) -> str:
-    return size(next(one.bytes for one in made.mix.controls if one.name == name))
+    return size(next(point.bytes for point in made.mix.controls if point.name == name))
 
 
 def test_a_mix_is_written_where_it_is_asked_for(checkpoint: Checkpoint) -> None:
@@ -228,13 +227,13 @@ def test_what_was_measured_of_more_parts_than_a_recipe_has_is_not_its_own(checkp
     stored = stored_parts(checkpoint, BASE, SCHEMES, whole=lambda model: model, machine=None)
     smallest = min(stored.parts, key=lambda part: part.num_weights)
     parts = [replace(part, refused={"w4a16_g32": "no kernel"}) if part == smallest else part for part in stored.parts]
-    found = sensitivity(checkpoint, weak, error=3.0)
-    lost = [UniformDamage(scheme=one, bytes=1, damage_nats=nats, sum_of_parts_nats=1.0)
-            for one, nats in (("w4a16_g32", 0.006), ("w4a16", 0.005))]  # fmt: skip
-    found = found.model_copy(update={"uniform": tuple(lost)})
-    made = choices_of(replace(stored, parts=tuple(parts)), found, SCHEMES)
-    asked = Asked("tiny", "/models/tiny", "mix", "6bpw", made.bytes_at(6.0), None)
-    first = propose(asked, BASE, made, found, SHIPPED, SCHEMES, {})
+    record = sensitivity(checkpoint, weak, error=3.0)
+    lost = [UniformDamage(scheme=point, bytes=1, damage_nats=nats, sum_of_parts_nats=1.0)
+            for point, nats in (("w4a16_g32", 0.006), ("w4a16", 0.005))]  # fmt: skip
+    record = record.model_copy(update={"uniform": tuple(lost)})
+    made = choices_of(replace(stored, parts=tuple(parts)), record, SCHEMES)
+    asked = Request("tiny", "/models/tiny", "mix", "6bpw", made.bytes_at(6.0), None)
+    first = propose(asked, BASE, made, record, SHIPPED, SCHEMES, {})
     mix, control = first.mix, first.control
     assert mix.advantage is not None and mix.advantage.uniform == "uniform w4a16_g32" and mix.proposes == "uniform"
     assert first.candidate is not None and control is not None, "both are to be measured, else nothing is decided"
@@ -246,7 +245,7 @@ def test_what_was_measured_of_more_parts_than_a_recipe_has_is_not_its_own(checkp
             )
             for recipe, nats in ((first.candidate, lost_by_mix), (control, 0.0045))
         ]  # fmt: skip
-        again = propose(asked, BASE, made, found.model_copy(update={"wholes": tuple(wholes)}), SHIPPED, SCHEMES, {})
+        again = propose(asked, BASE, made, record.model_copy(update={"wholes": tuple(wholes)}), SHIPPED, SCHEMES, {})
         assert again.mix.proposes == proposes and "0.0045" in again.mix.reason and not again.undecided
         assert proposes == "mix" or taken(again.mix) == taken(mix)
     assert set(taken(mix).values()) == {"w4a16_g32", "bf16"} and mix.reason.endswith("is within its error.")
@@ -273,7 +272,9 @@ def test_what_a_run_measured_decides(checkpoint: Checkpoint) -> None:
     uniform = dict.fromkeys(taken(made.mix), "w4a16_g32")
     for nats, winner in ((0.02, "uniform"), (0.04, "mix")):
         measured = {
-            meaning_of(BASE, schemes): PredictedMeasured(name=name, source="runs/tiny", predicted_nats=0.1, measured_nats=lost)
+            choice_sha256(BASE, schemes): PredictedMeasured(
+                name=name, source="runs/tiny", predicted_nats=0.1, measured_nats=lost
+            )
             for name, schemes, lost in (("mix", taken(made.mix), 0.03), ("w4a16-g32", uniform, nats))
         }
         again = proposed(checkpoint, weak, 5.5, measured=measured)
@@ -297,8 +298,8 @@ def test_ahead_of_others_than_the_best_uniform_recipe_says_nothing(checkpoint: C
     schemes = {key: mix.scheme_of(key[1], key[0]) or "bf16" for key in of_sure}
     uniform = dict.fromkeys(schemes, "w4a16")
     measured = {
-        meaning_of(BASE, one): PredictedMeasured(name=name, source="runs/tiny", predicted_nats=0.1, measured_nats=lost)
-        for name, one, lost in (("mix", schemes, 0.03), ("sure", of_sure, 0.03), ("w4a16", uniform, 0.05))
+        choice_sha256(BASE, point): PredictedMeasured(name=name, source="runs/tiny", predicted_nats=0.1, measured_nats=lost)
+        for name, point, lost in (("mix", schemes, 0.03), ("sure", of_sure, 0.03), ("w4a16", uniform, 0.05))
     }
     whole = {"w4a16_g32": 0.004, "w4a16": 0.006}
     lost = proposed(checkpoint, weak, 5.5, error=3.0, measured=measured, whole=whole, mix=(mix, 0.005))
@@ -310,7 +311,7 @@ def test_ahead_of_others_than_the_best_uniform_recipe_says_nothing(checkpoint: C
     one_whole = proposed(checkpoint, weak, 5.5, error=3.0, whole={"w4a16": 0.006}, mix=(mix, 0.005))
     assert one_whole.mix.reason.startswith("w4a16-g32 is proposed: it is expected to lose ") and one_whole.candidate is None
     assert one_whole.undecided and one_whole.control is not None and one_whole.control.schemes == ("w4a16_g32",)
-    measured = {key: one.model_copy(update={"measured_nats": 0.08 - one.measured_nats}) for key, one in measured.items()}
+    measured = {key: point.model_copy(update={"measured_nats": 0.08 - point.measured_nats}) for key, point in measured.items()}
     beaten = proposed(checkpoint, weak, 5.5, measured=measured)
     assert set(taken(beaten.mix).values()) == {"w4a16"}, "it lost less than the mix, however good a third one is"
 
@@ -328,7 +329,7 @@ def test_a_mix_that_ships_as_a_precision_is_a_mix(checkpoint: Checkpoint) -> Non
         return by_bits(layer, role, scheme) * (1000 if shipped[layer, role] == "bf16" else 1e-3)
 
     plain, asked = (proposed(checkpoint, dense, bits, error=9.0, slack=0.0, always_mix=mix) for mix in (False, True))
-    assert "w4a16-experts" in {one.name for one in plain.mix.controls if one.kind == "shipped"}
+    assert "w4a16-experts" in {point.name for point in plain.mix.controls if point.kind == "shipped"}
     assert plain.mix.proposes == "uniform" and plain.undecided, plain.mix.reason
     assert plain.candidate is not None
     assert asked.mix.proposes == "mix" and taken(asked.mix) == shipped
@@ -339,13 +340,13 @@ def test_a_mix_that_ships_as_a_precision_is_a_mix(checkpoint: Checkpoint) -> Non
 def test_a_calibrated_mix_is_held_against_calibrated_recipes(checkpoint: Checkpoint, tmp_path: Path) -> None:
     base = load_recipe(PrecisionRecipe, "w4a16-gptq")
     stored = stored_parts(checkpoint, base, SCHEMES, whole=lambda model: model, machine=None)
-    found = sensitivity(checkpoint, weak).model_copy(update={"calibration": base.calibration.model_dump(mode="json")})  # type: ignore[union-attr]
-    made_of = choices_of(stored, found, SCHEMES)
-    asked = Asked("tiny", "/models/tiny", "mix", "4.3bpw", made_of.bytes_at(4.3), None)
-    made = propose(asked, base, made_of, found, SHIPPED, SCHEMES, {})
+    record = sensitivity(checkpoint, weak).model_copy(update={"calibration": base.calibration.model_dump(mode="json")})  # type: ignore[union-attr]
+    made_of = choices_of(stored, record, SCHEMES)
+    asked = Request("tiny", "/models/tiny", "mix", "4.3bpw", made_of.bytes_at(4.3), None)
+    made = propose(asked, base, made_of, record, SHIPPED, SCHEMES, {})
     assert made.mix.calibrated_by == "gptq" and made.recipe.calibration == base.calibration
     assert made.mix.advantage is not None and made.mix.advantage.uniform == "w4a16-gptq"
-    assert {one.name for one in made.mix.controls} == {"w4a16-gptq", "w4a16-gptq-g32", "uniform fp8_channel"}
+    assert {point.name for point in made.mix.controls} == {"w4a16-gptq", "w4a16-gptq-g32", "uniform fp8_channel"}
     assert "what w4a16-gptq (" in made.text.replace("\n# ", " ") and ", INT4 weights by gptq." in made.text.replace("\n# ", " ")
     (tmp_path / "mix.yaml").write_text(made.text)
     assert parse_recipe(PrecisionRecipe, tmp_path / "mix.yaml") == made.recipe
@@ -354,8 +355,8 @@ def test_a_calibrated_mix_is_held_against_calibrated_recipes(checkpoint: Checkpo
     assert any("w4a16-gptq is not among them" in said for said in free.mix.assumptions)
     assert not any("w4a16-gptq is not among them" in said for said in made.mix.assumptions)
     eight = propose(
-        Asked("tiny", "/models/tiny", "mix", "8.2bpw", made_of.bytes_at(8.2), None), base,
-        choices_of(stored, found, ("fp8_channel",)), found, SHIPPED, ("fp8_channel",), {},
+        Request("tiny", "/models/tiny", "mix", "8.2bpw", made_of.bytes_at(8.2), None), base,
+        choices_of(stored, record, ("fp8_channel",)), record, SHIPPED, ("fp8_channel",), {},
     )  # fmt: skip
     assert eight.recipe.calibration == "none", "nothing of it is INT4"
 
@@ -365,7 +366,7 @@ def test_a_part_that_nobody_measured_stays_in_16_bits(checkpoint: Checkpoint) ->
     made = proposed(checkpoint, lambda layer, role, scheme: None if role == "attention" else by_bits(layer, role, scheme), 9.0)
     assert {s for (_, role), s in taken(made.mix).items() if role == "attention"} == {"bf16"}
     assert "attention" in made.recipe.keep["bf16"] and "attention" not in made.recipe.quantize
-    left = {(one.role, one.layers, one.scheme): one.why for one in made.mix.not_taken}
+    left = {(point.role, point.layers, point.scheme): point.why for point in made.mix.not_taken}
     assert left == {("attention", "0-2", scheme): "not measured" for scheme in SCHEMES}
 
 
@@ -374,7 +375,9 @@ def test_a_scheme_that_one_layer_lacks_is_not_taken_there(checkpoint: Checkpoint
     made = proposed(checkpoint, hole, 4.3)
     (part,) = [part for part in made.mix.parts if (part.layer, part.role) == (1, "routed_expert")]
     assert part.scheme != "w4a16" and (part.usual == part.scheme or part.why == "not measured")
-    uniform = next(one for one in made.mix.controls if one.kind == "uniform" and "w4a16" in one.name and "g32" not in one.name)
+    uniform = next(
+        point for point in made.mix.controls if point.kind == "uniform" and "w4a16" in point.name and "g32" not in point.name
+    )
     assert uniform.num_kept == 1  # no damage is made up for it
 
 
@@ -395,13 +398,13 @@ def test_a_budget_that_nothing_meets(checkpoint: Checkpoint) -> None:
 # ------------------------------------------------------------------------------------------------ beside it
 def test_no_control_of_its_size_is_below_the_frontier(checkpoint: Checkpoint) -> None:
     mix = proposed(checkpoint, weak, 4.5).mix
-    sizes = [one.bytes for one in mix.frontier]
-    lost = [one.damage_nats for one in mix.frontier]
+    sizes = [point.bytes for point in mix.frontier]
+    lost = [point.damage_nats for point in mix.frontier]
     assert sizes == sorted(sizes) and lost == sorted(lost, reverse=True) and lost[-1] == 0.0
-    for one in mix.controls:
-        if one.kind == "uniform":
-            assert min(best.damage_nats for best in mix.frontier if best.bytes <= one.bytes) <= one.damage_nats * (1 + 1e-9)
-    assert {one.name for one in mix.controls} == {
+    for point in mix.controls:
+        if point.kind == "uniform":
+            assert min(best.damage_nats for best in mix.frontier if best.bytes <= point.bytes) <= point.damage_nats * (1 + 1e-9)
+    assert {point.name for point in mix.controls} == {
         "w4a16", "w4a16-g32", "fp8-channel", "w4a16-experts", "w4a16-experts-g32"
     }  # fmt: skip  # of those that these damages can say something of
 

@@ -139,7 +139,7 @@ def test_shapes_as_shipped_have_all_experts() -> None:
     shipped = shipped_model("glm-5.2")
     stored = stored_parts(shipped.checkpoint, BASE, ("w4a16",), whole=shipped.whole, machine=None)
     plan = make_plan(shipped.checkpoint, BASE, model="glm-5.2", family=None)
-    whole = sum(one.num_bytes for one in shipped.whole(stored_by(plan)).weights)
+    whole = sum(weight.num_bytes for weight in shipped.whole(stored_by(plan)).weights)
     assert stored.other_bytes + sum(part.num_bytes["w4a16"] for part in stored.parts) == whole
     experts = [part for part in stored.parts if part.role == "routed_expert"]
     assert (len(experts), experts[0].num_weights) == (75, 256 * 3 * 6144 * 2048)

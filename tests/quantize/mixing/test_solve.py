@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from assay_quantize.mixing.solve import Problem, cheapest, fewest_changes
+from assay_quantize.mixing.solve import Problem, fewest_changes, least_damage
 
 BITS = (4.0, 4.125, 4.25, 4.5, 8.0, 16.0)
 
@@ -24,11 +24,11 @@ def random_problem(seed: int, *, parts: int, resources: int) -> Problem:
         count = drawn.choice([2**16, 3 * 2**20, 5 * 2**30]) * drawn.randint(1, 4)
         base = drawn.lognormvariate(-6, 1.5)
         damages.append(tuple(0.0 if bits == 16 else base * 2.0 ** -(bits - 4) * drawn.uniform(0.7, 1.3) for bits in options))
-        for number, one in enumerate(sizes):
-            one.append(tuple(int(count * bits / 8) // (1 + number) + drawn.randint(0, 99) * number for bits in options))
+        for number, part in enumerate(sizes):
+            part.append(tuple(int(count * bits / 8) // (1 + number) + drawn.randint(0, 99) * number for bits in options))
     limits = []
-    for one in sizes:
-        least, most = sum(map(min, one)), sum(map(max, one))
+    for part in sizes:
+        least, most = sum(map(min, part)), sum(map(max, part))
         limits.append(least + int((most - least) * drawn.uniform(-0.08, 0.6)))
     return Problem(tuple(damages), tuple(map(tuple, sizes)), tuple(limits))
 
@@ -38,8 +38,8 @@ def every_choice(problem: Problem) -> list[tuple[int, ...]]:
         picks
         for picks in itertools.product(*(range(len(damages)) for damages in problem.damages))
         if all(
-            sum(part[pick] for part, pick in zip(one, picks, strict=True)) <= limit
-            for one, limit in zip(problem.sizes, problem.limits, strict=True)
+            sum(part[pick] for part, pick in zip(row, picks, strict=True)) <= limit
+            for row, limit in zip(problem.sizes, problem.limits, strict=True)
         )
     ]
 
@@ -53,15 +53,15 @@ def test_no_choice_is_better(resources: int) -> None:
     nothing = 0
     for seed in range(60):
         problem = random_problem(seed, parts=6, resources=resources)
-        within, found = every_choice(problem), cheapest(problem)
+        within, solution = every_choice(problem), least_damage(problem)
         if not within:
             nothing += 1
-            assert found is None, seed
+            assert solution is None, seed
             continue
-        assert found is not None and found.picks in within, seed
+        assert solution is not None and solution.picks in within, seed
         least = min(lost(problem, picks) for picks in within)
-        assert found.damage == lost(problem, found.picks) == pytest.approx(least, rel=1e-9, abs=1e-15), seed
-        assert found.bound == pytest.approx(least, rel=1e-6, abs=1e-12), seed
+        assert solution.damage == lost(problem, solution.picks) == pytest.approx(least, rel=1e-9, abs=1e-15), seed
+        assert solution.bound == pytest.approx(least, rel=1e-6, abs=1e-12), seed
     assert 0 < nothing < 20  # both outcomes were seen
 
 
@@ -72,7 +72,7 @@ def test_the_last_byte_counts() -> None:
         free = Problem(problem.damages, problem.sizes, (sum(map(max, problem.sizes[0])),))
         best = min(every_choice(free), key=lambda picks: (lost(problem, picks), free.used(picks)))
         exact = free.used(best)[0]
-        at, below = (cheapest(Problem(problem.damages, problem.sizes, (limit,))) for limit in (exact, exact - 1))
+        at, below = (least_damage(Problem(problem.damages, problem.sizes, (limit,))) for limit in (exact, exact - 1))
         assert at is not None and lost(problem, at.picks) == pytest.approx(lost(problem, best), abs=1e-15)
         assert below is None or free.used(below.picks)[0] < exact
         if below is not None:
@@ -101,10 +101,10 @@ def test_layers_that_are_alike_to_a_few_bytes() -> None:
                 for size, lost_so_far in further:
                     if size <= limit and lost_so_far < min(least.values(), default=math.inf) - 1e-12:
                         least[size] = lost_so_far
-            found = cheapest(problem)
-            assert found is not None and problem.holds(found.picks)
-            assert found.damage == pytest.approx(min(least.values()), rel=1e-9)
-            assert found.bound == pytest.approx(found.damage, rel=1e-6)
+            solution = least_damage(problem)
+            assert solution is not None and problem.is_feasible(solution.picks)
+            assert solution.damage == pytest.approx(min(least.values()), rel=1e-9)
+            assert solution.bound == pytest.approx(solution.damage, rel=1e-6)
 
 
 def test_nothing_is_written_to_stdout(capfd: pytest.CaptureFixture[str]) -> None:
@@ -115,13 +115,13 @@ def test_nothing_is_written_to_stdout(capfd: pytest.CaptureFixture[str]) -> None
         (0, 4249, 4118, 2877, 3017, 206),
     )  # fmt: skip
     part = (2097152, 540672, 557056, 589824, 589824, 1048707)
-    sizes = tuple(tuple(count * one for one in part) for count in (1, 7, 1, 2, 5, 3, 6))
-    problem = Problem(tuple(tuple(map(float, one)) for one in damages), (sizes,), (15_466_496,))
-    found = cheapest(problem)
+    sizes = tuple(tuple(count * row for row in part) for count in (1, 7, 1, 2, 5, 3, 6))
+    problem = Problem(tuple(tuple(map(float, row)) for row in damages), (sizes,), (15_466_496,))
+    solution = least_damage(problem)
     ctypes.CDLL(None).fflush(None)  # C keeps what is printed
-    assert found is not None and capfd.readouterr().out == ""
-    within = (picks for picks in itertools.product(range(6), repeat=7) if problem.holds(picks))
-    assert found.damage == min(lost(problem, picks) for picks in within)
+    assert solution is not None and capfd.readouterr().out == ""
+    within = (picks for picks in itertools.product(range(6), repeat=7) if problem.is_feasible(picks))
+    assert solution.damage == min(lost(problem, picks) for picks in within)
 
 
 def test_fewest_changes_within_a_slack() -> None:
@@ -132,19 +132,19 @@ def test_fewest_changes_within_a_slack() -> None:
         sizes = ((4_000_000, 4_500_000, 8_000_000),) * 6
         problem = Problem(damages, (sizes,), (drawn.randint(26_000_000, 44_000_000),))
         links = [None, *((number - 1, (0, 1, 2)) for number in range(1, 6))]
-        best = cheapest(problem)
+        best = least_damage(problem)
         assert best is not None
         most = 1.1 * best.damage
 
         def count(picks: Sequence[int]) -> int:
             return sum(a != b for a, b in itertools.pairwise(picks))
 
-        found = fewest_changes(problem, links, most)
-        assert found is not None and problem.holds(found) and lost(problem, found) <= most * (1 + 1e-9)
+        solution = fewest_changes(problem, links, most)
+        assert solution is not None and problem.is_feasible(solution) and lost(problem, solution) <= most * (1 + 1e-9)
         allowed = [picks for picks in every_choice(problem) if lost(problem, picks) <= most]
-        assert count(found) == min(map(count, allowed)), seed
+        assert count(solution) == min(map(count, allowed)), seed
 
 
 def test_nothing_to_choose() -> None:
-    assert cheapest(Problem((), (((),),), (0,))) is not None
-    assert cheapest(Problem(((0.0,),), (((5,),),), (4,))) is None
+    assert least_damage(Problem((), (((),),), (0,))) is not None
+    assert least_damage(Problem(((0.0,),), (((5,),),), (4,))) is None

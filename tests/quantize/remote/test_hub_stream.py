@@ -72,13 +72,13 @@ def streamed(plan: Plan, tmp_path: Path) -> Manifest:
 
 def bytes_on_disk(folder: Path) -> int:
     """What all files below `folder` take of the disk, those that arrive as well."""
-    found = {}
+    bytes_of = {}
     for parent, _, names in os.walk(folder):
         for name in names:
             with contextlib.suppress(FileNotFoundError):  # moved to its place meanwhile
                 status = os.stat(os.path.join(parent, name))
-                found[status.st_ino] = status.st_blocks * 512
-    return sum(found.values())
+                bytes_of[status.st_ino] = status.st_blocks * 512
+    return sum(bytes_of.values())
 
 
 def local_bytes(model: Path, precision: str, folder: Path) -> dict[str, bytes]:
@@ -247,10 +247,12 @@ def test_the_command_killed_while_it_downloads_goes_on(hub: Hub, model: Path, tm
         # -1: progress bars also where nobody looks
         child_env = dict(os.environ, OMP_NUM_THREADS="1", TQDM_POSITION="-1")
         children.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=child_env))
-        _, said = children[-1].communicate(timeout=120)
-        theirs = [line for line in said.splitlines() if not line.startswith("verifying ")]  # ours, where verifying takes long
-        assert not any("%|" in line or "B/s" in line for line in theirs), said
-        assert children[-1].returncode == (0 if kill_at is None else -9), said
+        _, messages = children[-1].communicate(timeout=120)
+        lines = [
+            line for line in messages.splitlines() if not line.startswith("verifying ")
+        ]  # ours, where verifying takes long
+        assert not any("%|" in line or "B/s" in line for line in lines), messages
+        assert children[-1].returncode == (0 if kill_at is None else -9), messages
         assert (out / MANIFEST).exists() == (out / "config.json").exists() == (kill_at is None)
     made = contents(out)
     assert b"base_model: org/model" in made.pop("README.md")
@@ -338,8 +340,8 @@ def test_a_small_file_is_what_the_hub_states_or_refused(hub: Hub, tmp_path: Path
     hub.replaced[name] = true[:-2]
     with pytest.raises(CheckpointError) as caught:
         HubStream(plan, staging)
-    said = f"{len(true) - 2} bytes where the hub states {len(true)}"
-    assert str(caught.value) == f"org/model/{name}: {said}, downloaded twice; {altered}"
+    stderr = f"{len(true) - 2} bytes where the hub states {len(true)}"
+    assert str(caught.value) == f"org/model/{name}: {stderr}, downloaded twice; {altered}"
     assert not (staging / name).exists()
     del hub.replaced[name]
     HubStream(plan, staging).close()
@@ -407,8 +409,8 @@ def test_ctrl_c_waits_for_no_hub_that_does_not_answer(hub: Hub, tmp_path: Path) 
     child = subprocess.Popen([sys.executable, "-c", INTERRUPTIBLE, *words], stderr=subprocess.PIPE, text=True)
     assert began.wait(300), "kernels may have to be compiled first"
     child.send_signal(signal.SIGINT)
-    _, said = child.communicate(timeout=120)
-    assert (child.returncode, "Traceback" in said) == (130, False), said
+    _, messages = child.communicate(timeout=120)
+    assert (child.returncode, "Traceback" in messages) == (130, False), messages
     go_on.set()
 
 
@@ -473,18 +475,18 @@ def test_other_data_under_the_same_commit_is_refused(hub: Hub, tmp_path: Path) -
     old, data = hub.sha256_of(victim), bytearray(victim.read_bytes())
     data[-1] ^= 1
     victim.write_bytes(bytes(data))
-    said = (
+    stderr = (
         "org/model: has other data on the hub than the plan was made from "
         f"({victim.name} was sha256 {old[:12]}, is sha256 {hub.sha256_of(victim)[:12]}); make a new plan"
     )
     with pytest.raises(CheckpointError) as caught:
         HubStream(plan, tmp_path / "staging")
-    assert str(caught.value) == said
+    assert str(caught.value) == stderr
     checkpoint, need = open_checkpoint(hub.folder), Need((victim.name,), {})
     (tmp_path / "task").mkdir()
     with pytest.raises(CheckpointError) as caught:
         stage_shard(plan, checkpoint, need, tmp_path / "task")
-    assert str(caught.value) == said
+    assert str(caught.value) == stderr
     hub.listing = hub.list_of_files().replace(b"a" * 40, b"b" * 40)
     with pytest.raises(CheckpointError, match=r"^org/model: commit a{12} was asked for, b{12} is listed; try again later$"):
         HubStream(plan, tmp_path / "staging")
@@ -535,7 +537,11 @@ def test_a_local_source_cannot_be_streamed(model: Path, tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------------------------------------ a disk without room
 @pytest.mark.parametrize(
-    "write", [lambda path: hub_stream._write_hollow(path, bytes(2000), 4000), lambda path: hub_stream._write(path, bytes(2000))]
+    "write",
+    [
+        lambda path: hub_stream._write_hollow(path, bytes(2000), 4000),
+        lambda path: hub_stream.write_text_atomically(path, "0" * 2000),
+    ],
 )
 def test_a_disk_without_room_is_named(tmp_path: Path, write: Callable[[Path], None]) -> None:
     """Errors of writes and of truncate have no path of their own."""

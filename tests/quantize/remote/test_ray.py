@@ -247,14 +247,14 @@ def is_being_written(folder: Path, min_bytes: int = 0) -> bool:
 
 def writers_in(folder: Path, min_bytes: int = 0) -> list[int]:
     """Ids of the other processes that have a file of an attempt below `folder` open, of `min_bytes` or more."""
-    found = set()
+    addresses = set()
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):  # it has ended, or closed the file
             for descriptor in Path(f"/proc/{pid}/fd").iterdir():
                 with contextlib.suppress(OSError):
                     if os.readlink(descriptor).startswith(f"{folder}/.ray-") and descriptor.stat().st_size >= min_bytes:
-                        found.add(int(pid))
-    return sorted(found - {os.getpid()})
+                        addresses.add(int(pid))
+    return sorted(addresses - {os.getpid()})
 
 
 class Killer(threading.Thread):

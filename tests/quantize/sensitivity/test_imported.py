@@ -43,10 +43,10 @@ def test_autoround(tmp_path: Path, layout: Layout) -> None:
         f"{EXPERTS}.0.gate_proj": [135168, 0.5], f"{EXPERTS}.3.down_proj": [135168, 0.25],
         "model.layers.0.self_attn.q_proj": [270336, 2.0], "lm_head": [1, 9.0],
     }  # fmt: skip
-    found = read_scores(written(tmp_path, autoround(W4A16, scores)), layout)
-    assert found.tool == "autoround"
-    assert found.scores == {(Key(1, "routed_expert"), "w4a16"): 0.75, (Key(0, "attention"), "w4a16"): 2.0}
-    assert found.notes == ("1 modules are no part of this model, lm_head among them",)
+    imported = read_scores(written(tmp_path, autoround(W4A16, scores)), layout)
+    assert imported.tool == "autoround"
+    assert imported.scores == {(Key(1, "routed_expert"), "w4a16"): 0.75, (Key(0, "attention"), "w4a16"): 2.0}
+    assert imported.notes == ("1 modules are no part of this model, lm_head among them",)
     block = {"bits": 8, "group_size": [128, 128], "sym": True, "data_type": "fp", "act_bits": 8}
     again = read_scores(written(tmp_path, autoround(block, scores)), layout)
     assert again.scores == {(Key(1, "routed_expert"), "fp8_block"): 0.75, (Key(0, "attention"), "fp8_block"): 2.0}
@@ -69,10 +69,10 @@ def test_modelopt(tmp_path: Path, layout: Layout) -> None:
         "model.layers.1.mlp.experts.quant_recipe": {"formats": formats, "scores": [7.0, 1.0, 0.0], "module_names": [EXPERTS]},
         "vision.quant_recipe": {"formats": formats, "scores": [1.0, 1.0, 0.0], "module_names": ["vision.blocks.0"]},
     }  # fmt: skip
-    found = read_scores(written(tmp_path, data), layout)
-    assert found.tool == "modelopt"
-    assert found.scores == {(Key(0, "attention"), "nvfp4"): 3.5, (Key(1, "routed_expert"), "nvfp4"): 7.0}
-    assert found.notes == (
+    imported = read_scores(written(tmp_path, data), layout)
+    assert imported.tool == "modelopt"
+    assert imported.scores == {(Key(0, "attention"), "nvfp4"): 3.5, (Key(1, "routed_expert"), "nvfp4"): 7.0}
+    assert imported.notes == (
         "1 groups are no part of this model, vision.quant_recipe among them",
         "formats without a scheme of ours: FP8_DEFAULT_CFG",
     )

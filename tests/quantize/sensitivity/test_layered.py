@@ -16,12 +16,10 @@ from assay_quantize.calibration.calibrate import load_model
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.checkpoint.source_reader import SourceReader
 from assay_quantize.sensitivity import layered as module
-from assay_quantize.sensitivity import weights
-from assay_quantize.sensitivity.direct import Direct, Found, Kept
+from assay_quantize.sensitivity.direct import Direct, Divergence, DivergenceStore, Runner
 from assay_quantize.sensitivity.layered import Layered, check_memory, needed_bytes, states_bytes, whole_bytes
 from assay_quantize.sensitivity.parts import Key, Layout, find_parts
-from assay_quantize.sensitivity.rounded import Rounder
-from assay_quantize.sensitivity.running import Runner
+from assay_quantize.sensitivity.rounded import Rounder, relative_error
 from assay_quantize.sensitivity.texts import ScoredText, batched
 
 pytestmark = pytest.mark.slow
@@ -50,35 +48,35 @@ def opened(tiny_glm: Path) -> Iterator[Opened]:
 
 
 @pytest.fixture(scope="module")
-def whole(opened: Opened, tiny_glm: Path) -> dict[Pair, Found]:
+def whole(opened: Opened, tiny_glm: Path) -> dict[Pair, Divergence]:
     """What the whole model in transformers gives, part by part."""
     model: Any = load_model(opened.reader.checkpoint, tiny_glm, "cpu")
     direct = Direct(opened.layout, opened.rounder, Runner(model, batched(TEXTS, 64)), TEXTS, None, lambda line: None)
-    found: dict[Pair, Found] = {(None, scheme): one for scheme, one in direct.wholes()}
-    return found | {(key, scheme): one for key, scheme, one in direct.parts(opened.layout.pairs())}
+    divergences: dict[Pair, Divergence] = {(None, scheme): divergence for scheme, divergence in direct.wholes()}
+    return divergences | {(key, scheme): divergence for key, scheme, divergence in direct.parts(opened.layout.pairs())}
 
 
-def check_alike(pair: Pair, ours: Found, theirs: Found) -> None:
+def check_alike(pair: Pair, actual: Divergence, expected: Divergence) -> None:
     """Where activations are rounded, another last bit can become another code: there only the mean is near."""
-    assert ours.kl_N.shape == theirs.kl_N.shape
+    assert actual.kl_N.shape == expected.kl_N.shape
     if pair[1] == "w4a16":
-        np.testing.assert_allclose(ours.kl_N, theirs.kl_N, rtol=1e-3, atol=1e-5)
-        assert ours.other_experts == theirs.other_experts
+        np.testing.assert_allclose(actual.kl_N, expected.kl_N, rtol=1e-3, atol=1e-5)
+        assert actual.other_experts == expected.other_experts
     else:
-        assert float(ours.kl_N.mean()) == pytest.approx(float(theirs.kl_N.mean()), rel=0.1)
-        assert ours.other_experts.keys() == theirs.other_experts.keys()
+        assert float(actual.kl_N.mean()) == pytest.approx(float(expected.kl_N.mean()), rel=0.1)
+        assert actual.other_experts.keys() == expected.other_experts.keys()
 
 
-def test_it_is_what_the_whole_model_gives(opened: Opened, whole: dict[Pair, Found], tmp_path: Path) -> None:
+def test_it_is_what_the_whole_model_gives(opened: Opened, whole: dict[Pair, Divergence], tmp_path: Path) -> None:
     layered = opened.layered(tmp_path)
     layered.run(to_the_end=True)
-    found = {(key, scheme): one for key, scheme, one in layered.found()}
-    assert found.keys() == whole.keys()
-    for pair, one in found.items():
-        check_alike(pair, one, whole[pair])
+    by_layer = {(key, scheme): divergence for key, scheme, divergence in layered.divergences()}
+    assert by_layer.keys() == whole.keys()
+    for pair, divergence in by_layer.items():
+        check_alike(pair, divergence, whole[pair])
     pairs = opened.layout.pairs()
     assert set(layered.hidden) == set(pairs) and all(0 < value < 1 for value in layered.hidden.values())
-    assert layered.weights == {pair: weights.relative_error(opened.rounder.weights(*pair)) for pair in pairs}
+    assert layered.weights == {pair: relative_error(opened.rounder.weights(*pair)) for pair in pairs}
     assert not list(tmp_path.rglob("*.npy")), "states go once all is found"
     again = opened.layered(tmp_path)
     again.run(to_the_end=True)
@@ -113,7 +111,7 @@ def test_hidden_is_the_error_behind_the_parts_own_layer(opened: Opened, tiny_glm
 
 @pytest.mark.parametrize("at", [1, 2])
 def test_killed_behind_a_layer_it_goes_on(
-    opened: Opened, whole: dict[Pair, Found], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+    opened: Opened, whole: dict[Pair, Divergence], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
     layer, done = Layered._layer, list[int]()
 
@@ -135,8 +133,8 @@ def test_killed_behind_a_layer_it_goes_on(
     layered = opened.layered(tmp_path)
     layered.run(to_the_end=True)
     assert done == list(range(opened.layout.num_layers)), "no layer twice"
-    for key, scheme, one in layered.found():
-        check_alike((key, scheme), one, whole[key, scheme])
+    for key, scheme, divergence in layered.divergences():
+        check_alike((key, scheme), divergence, whole[key, scheme])
 
 
 @pytest.mark.parametrize("name", ["reference.00000-0.npy", "told.json", None])
@@ -164,8 +162,8 @@ def test_states_that_are_cut_off_are_made_again(
 
 
 def test_a_figure_with_a_bit_flipped_is_measured_again(tmp_path: Path) -> None:
-    kept, found = Kept(tmp_path, 3), Found(np.array([0.5, 0.25, 1.0], np.float32), {1: 0.125})
-    kept.save("part", found)
+    kept, divergences = DivergenceStore(tmp_path, 3), Divergence(np.array([0.5, 0.25, 1.0], np.float32), {1: 0.125})
+    kept.save("part", divergences)
     again = kept.load("part")
     assert again is not None and again.kl_N.tolist() == [0.5, 0.25, 1.0] and again.other_experts == {1: 0.125}
     data = bytearray((tmp_path / "part.safetensors").read_bytes())

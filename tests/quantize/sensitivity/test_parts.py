@@ -55,8 +55,8 @@ def test_a_mix_is_planned_as_its_parts_say(tiny_glm: Path) -> None:
     layout = find_parts(checkpoint, ["w4a16", "fp8_block"], model="tiny")
     chosen = {Key(1, "routed_expert"): "w4a16", Key(2, "routed_expert"): "fp8_block", Key(0, "attention"): "fp8_block"}
     plan = make_plan(checkpoint, layout.recipe("mix", chosen), model="tiny", family=None)
-    found = {(tensor.name.split(".")[2], tensor.role, tensor.scheme) for tensor in plan.tensors if tensor.scheme}
-    assert found == {("1", "routed_expert", "w4a16"), ("2", "routed_expert", "fp8_block"), ("0", "attention", "fp8_block")}
+    schemes = {(tensor.name.split(".")[2], tensor.role, tensor.scheme) for tensor in plan.tensors if tensor.scheme}
+    assert schemes == {("1", "routed_expert", "w4a16"), ("2", "routed_expert", "fp8_block"), ("0", "attention", "fp8_block")}
     sizes = {key: layout.sizes[key][chosen.get(key, "bf16")] for key in layout.sizes}
     assert layout.other_bytes + sum(sizes.values()) == plan.bytes_out
 
@@ -65,11 +65,11 @@ def test_what_does_not_fit_is_left_out_by_name(tmp_path: Path) -> None:
     """Experts of 64 columns: no group of 128 divides their `down_proj`."""
     source = make_tiny_glm4_moe(tmp_path / "narrow", moe_intermediate=64)
     layout = find_parts(open_checkpoint(source), ["w4a16", "w4a16_g64"], model="narrow")
-    left = {(one.layer, one.role, one.scheme) for one in layout.left_out}
+    left = {(row.layer, row.role, row.scheme) for row in layout.left_out}
     assert left == {(at, role, "w4a16") for at in (1, 2) for role in ("shared_expert", "routed_expert")} | {
         (None, "mtp", "w4a16")
     }
-    assert all("64 columns are not a multiple of the group size 128" in one.why for one in layout.left_out)
+    assert all("64 columns are not a multiple of the group size 128" in row.why for row in layout.left_out)
     assert sorted(layout.sizes[Key(1, "routed_expert")]) == ["bf16", "w4a16_g64"]
     with pytest.raises(PlanError, match=r"no part takes nvfp4: .* 40 columns are not a multiple"):
         find_parts(

@@ -16,11 +16,10 @@ from assay.errors import QuantizeError
 from assay_quantize.calibration.calibrate import load_model
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.checkpoint.source_reader import SourceReader
-from assay_quantize.sensitivity import fisher, weights
-from assay_quantize.sensitivity.direct import Direct
+from assay_quantize.sensitivity import fisher
+from assay_quantize.sensitivity.direct import Direct, Runner, other_experts
 from assay_quantize.sensitivity.parts import Key, Layout, find_parts
-from assay_quantize.sensitivity.rounded import Rounder, round_inputs
-from assay_quantize.sensitivity.running import Runner, other_experts
+from assay_quantize.sensitivity.rounded import Rounder, relative_error, round_inputs
 from assay_quantize.sensitivity.texts import ScoredText, batched, sample_replies, texts_sha256
 
 TEXTS = [
@@ -85,7 +84,7 @@ def test_kl_is_what_text_by_text_gives(loaded: Loaded, scheme: str) -> None:
     """Weights set, inputs rounded and the whole model run without batches, caches or our code for layers."""
     key = Key(1, "shared_expert")
     direct = loaded.direct(None)
-    [(_, _, ours)] = list(direct.parts([(key, scheme)]))
+    [(_, _, actual)] = list(direct.parts([(key, scheme)]))
     before = [ln_p(loaded.model, text) for text in TEXTS]
     experts = loaded.model.model.layers[1].mlp.shared_experts
     plain = {name: weight.clone() for name, weight in experts.named_parameters()}
@@ -99,25 +98,25 @@ def test_kl_is_what_text_by_text_gives(loaded: Loaded, scheme: str) -> None:
         handle.remove()
     for name, weight in experts.named_parameters():
         weight.data.copy_(plain[name])
-    theirs = torch.cat([(p.exp() * (p - q)).sum(-1) for p, q in zip(before, after, strict=True)])
-    assert ours.kl_N.shape == (NUM_SCORED,) and ours.kl_N.mean() > 1e-6
-    np.testing.assert_allclose(ours.kl_N, theirs.numpy(), rtol=2e-3, atol=2e-8)
+    expected = torch.cat([(p.exp() * (p - q)).sum(-1) for p, q in zip(before, after, strict=True)])
+    assert actual.kl_N.shape == (NUM_SCORED,) and actual.kl_N.mean() > 1e-6
+    np.testing.assert_allclose(actual.kl_N, expected.numpy(), rtol=2e-3, atol=2e-8)
 
 
 def test_a_mix_is_measured_as_a_whole(loaded: Loaded, tmp_path: Path) -> None:
     """One part of a mix is that part; every part in one scheme is that scheme; with two schemes each part has its own."""
     uniform, part = dict(loaded.direct(None).wholes()), (Key(1, "shared_expert"), "nvfp4")
     [(_, _, alone)] = list(loaded.direct(None).parts([part]))
-    both = {Key(0, "attention"): "w4a16", part[0]: part[1]}
+    pair_of_parts = {Key(0, "attention"): "w4a16", part[0]: part[1]}
     every = dict(loaded.layout.wholes()["w4a16"])
-    direct = loaded.direct(tmp_path, {"one": dict([part]), "two": both, "every": every})
-    found = dict(direct.wholes())
-    assert list(found) == ["w4a16", "nvfp4", "one", "two", "every"]
-    np.testing.assert_array_equal(found["every"].kl_N, uniform["w4a16"].kl_N)
-    np.testing.assert_array_equal(found["one"].kl_N, alone.kl_N)
+    direct = loaded.direct(tmp_path, {"one": dict([part]), "two": pair_of_parts, "every": every})
+    results = dict(direct.wholes())
+    assert list(results) == ["w4a16", "nvfp4", "one", "two", "every"]
+    np.testing.assert_array_equal(results["every"].kl_N, uniform["w4a16"].kl_N)
+    np.testing.assert_array_equal(results["one"].kl_N, alone.kl_N)
     plain = [ln_p(loaded.model, text) for text in TEXTS]
     views, before = direct._runner.views, {}
-    for key, scheme in both.items():
+    for key, scheme in pair_of_parts.items():
         for name, _, back in loaded.rounder.weights(key, scheme):
             before[name] = views[name].clone()
             views[name].copy_(back)
@@ -132,9 +131,9 @@ def test_a_mix_is_measured_as_a_whole(loaded: Loaded, tmp_path: Path) -> None:
         handle.remove()
     for name, weight in before.items():
         views[name].copy_(weight)
-    theirs = torch.cat([(p.exp() * (p - q)).sum(-1) for p, q in zip(plain, after, strict=True)])
-    np.testing.assert_allclose(found["two"].kl_N, theirs.numpy(), rtol=2e-3, atol=2e-8)
-    again = loaded.direct(tmp_path, {"two": both})
+    expected = torch.cat([(p.exp() * (p - q)).sum(-1) for p, q in zip(plain, after, strict=True)])
+    np.testing.assert_allclose(results["two"].kl_N, expected.numpy(), rtol=2e-3, atol=2e-8)
+    again = loaded.direct(tmp_path, {"two": pair_of_parts})
     assert again.cost([]).num_passes == 1, "it is kept"
 
 
@@ -150,7 +149,7 @@ def test_the_model_is_plain_again_afterwards(loaded: Loaded) -> None:
 def test_what_was_measured_is_kept(loaded: Loaded, tmp_path: Path) -> None:
     """Stopped after three parts and gone on with, it measures the others only, and says what an undisturbed run says."""
     pairs = loaded.layout.pairs()
-    undisturbed = [(str(key), scheme, one) for key, scheme, one in loaded.direct(None).parts(pairs)]
+    undisturbed = [(str(key), scheme, measured) for key, scheme, measured in loaded.direct(None).parts(pairs)]
     begun = loaded.direct(tmp_path).parts(pairs)
     for _ in range(3):
         next(begun)
@@ -164,10 +163,10 @@ def test_what_was_measured_is_kept(loaded: Loaded, tmp_path: Path) -> None:
     times = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
     direct = loaded.direct(tmp_path)
     assert direct.cost(pairs).num_passes < direct.cost(pairs + pairs[:1]).num_passes + 1
-    again = [(str(key), scheme, one) for key, scheme, one in direct.parts(pairs)]
-    assert [one[:2] for one in again] == [one[:2] for one in undisturbed]
-    for ours, theirs in zip(again, undisturbed, strict=True):
-        assert np.array_equal(ours[2].kl_N, theirs[2].kl_N) and ours[2].other_experts == theirs[2].other_experts
+    again = [(str(key), scheme, measured) for key, scheme, measured in direct.parts(pairs)]
+    assert [measured[:2] for measured in again] == [measured[:2] for measured in undisturbed]
+    for actual, expected in zip(again, undisturbed, strict=True):
+        assert np.array_equal(actual[2].kl_N, expected[2].kl_N) and actual[2].other_experts == expected[2].other_experts
     changed = {path.name for path in folder.iterdir() if times.get(path.name) != path.stat().st_mtime_ns}
     assert len(changed) == len(pairs) - 2, "all but the two that were whole"
 
@@ -176,7 +175,7 @@ def test_fisher_is_the_curvature_of_the_model(loaded: Loaded) -> None:
     """Of one weight: autograd's gradient of each token's inputs and outputs, by definition."""
     name = "model.layers.1.mlp.shared_experts.up_proj.weight"
     runner = Runner(loaded.model, batched(TEXTS, 64))
-    found = fisher.curvatures(loaded.model, runner.addresses, batched(TEXTS, 1), lambda line: None)
+    results = fisher.curvatures(loaded.model, runner.addresses, batched(TEXTS, 1), lambda line: None)
     module = loaded.model.model.layers[1].mlp.shared_experts.up_proj
     rows, columns = torch.zeros(128, dtype=torch.float64), torch.zeros(256, dtype=torch.float64)
     for text in TEXTS:
@@ -197,23 +196,23 @@ def test_fisher_is_the_curvature_of_the_model(loaded: Loaded) -> None:
         g2, x2 = y.grad[0].double().square(), x.detach()[0].double().square()
         rows += (g2 * x2.sum(1, keepdim=True)).sum(0)
         columns += (x2 * g2.sum(1, keepdim=True)).sum(0)
-    torch.testing.assert_close(found[name].rows_O, rows, rtol=1e-4, atol=0)
-    torch.testing.assert_close(found[name].columns_I, columns, rtol=1e-4, atol=0)
+    torch.testing.assert_close(results[name].rows_O, rows, rtol=1e-4, atol=0)
+    torch.testing.assert_close(results[name].columns_I, columns, rtol=1e-4, atol=0)
     delta = torch.full((128, 256), 0.01)
     expected = 0.5 * 1e-4 * float(rows.sum()) / NUM_SCORED
-    assert found[name].of(delta, NUM_SCORED) == pytest.approx(expected, rel=1e-4)
-    assert "model.layers.3.mlp.shared_experts.up_proj.weight" not in found, "transformers leaves the MTP block out"
+    assert results[name].of(delta, NUM_SCORED) == pytest.approx(expected, rel=1e-4)
+    assert "model.layers.3.mlp.shared_experts.up_proj.weight" not in results, "transformers leaves the MTP block out"
 
 
 def test_shares_of_weights(loaded: Loaded) -> None:
     key = Key(1, "routed_expert")
-    error, worst = weights.relative_error(loaded.rounder.weights(key, "w4a16"))
+    error, worst = relative_error(loaded.rounder.weights(key, "w4a16"))
     rounded = {name: (plain, back) for name, plain, back in loaded.rounder.weights(key, "w4a16")}
     each = {name: float((back - plain).double().square().sum()) for name, (plain, back) in rounded.items()}
     assert error == pytest.approx(sum(each.values()) / sum(float(p.double().square().sum()) for p, _ in rounded.values()))
-    assert [one.name for one in worst] == sorted(each, key=lambda name: -each[name])[:5]
+    assert [measured.name for measured in worst] == sorted(each, key=lambda name: -each[name])[:5]
     assert worst[0].share == pytest.approx(max(each.values()) / sum(each.values()))
-    assert weights.relative_error([("a", torch.zeros(2, 2), torch.zeros(2, 2))]) == (0.0, ())
+    assert relative_error([("a", torch.zeros(2, 2), torch.zeros(2, 2))]) == (0.0, ())
 
 
 def test_a_model_that_is_built_otherwise_is_refused(loaded: Loaded) -> None:
@@ -230,14 +229,14 @@ def test_replies_are_drawn_from_the_model(loaded: Loaded, tiny_glm: Path) -> Non
     """Behind the chat template's prompt, up to the first end; the same seed, the same replies."""
     questions = ["How many apples are there now?", "小明有 12 个苹果"]
     say: list[str] = []
-    found = sample_replies(loaded.model, tiny_glm, questions, max_tokens=16, seed=3, say=say.append)
-    assert found == sample_replies(loaded.model, tiny_glm, questions, max_tokens=16, seed=3, say=say.append)
-    assert found != sample_replies(loaded.model, tiny_glm, questions, max_tokens=16, seed=4, say=say.append)
+    results = sample_replies(loaded.model, tiny_glm, questions, max_tokens=16, seed=3, say=say.append)
+    assert results == sample_replies(loaded.model, tiny_glm, questions, max_tokens=16, seed=3, say=say.append)
+    assert results != sample_replies(loaded.model, tiny_glm, questions, max_tokens=16, seed=4, say=say.append)
     assert say[0] == "replies: 2 of 2 questions"
     tokenizer = AutoTokenizer.from_pretrained(tiny_glm)
     ends = loaded.model.generation_config.eos_token_id
     ends = set(ends if isinstance(ends, list) else [ends])
-    for question, text in zip(questions, found, strict=True):
+    for question, text in zip(questions, results, strict=True):
         shown = tokenizer.apply_chat_template(
             [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
         )
@@ -260,7 +259,9 @@ def test_a_shorter_prompt_is_answered_as_if_it_were_alone(loaded: Loaded, tiny_g
     try:
         say = [].append  # type: ignore[var-annotated]
         together = sample_replies(loaded.model, tiny_glm, questions, max_tokens=12, seed=0, say=say)
-        alone = [sample_replies(loaded.model, tiny_glm, [one], max_tokens=12, seed=0, say=say)[0] for one in questions]
+        alone = [
+            sample_replies(loaded.model, tiny_glm, [measured], max_tokens=12, seed=0, say=say)[0] for measured in questions
+        ]
     finally:
         del loaded.model.generate
     assert together == alone

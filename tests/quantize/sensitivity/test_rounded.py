@@ -21,9 +21,8 @@ from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.checkpoint.source_reader import SourceReader
 from assay_quantize.engine.quantize import quantize
 from assay_quantize.plan.planner import make_plan
-from assay_quantize.sensitivity.calibrated import calibrated_weights
 from assay_quantize.sensitivity.parts import Key, find_parts
-from assay_quantize.sensitivity.rounded import Rounder, input_args, round_inputs
+from assay_quantize.sensitivity.rounded import Rounder, calibrated_weights, input_args, round_inputs
 from assay_vllm.dequantize import Dequantizer
 from assay_vllm.fake_quant import fake_quantize
 
@@ -54,18 +53,18 @@ def test_weights_are_those_that_are_served(tiny_glm: Path, tmp_path: Path, schem
 @pytest.mark.slow
 def test_calibrated_weights_are_those_that_are_served(tiny_glm: Path, tmp_path: Path) -> None:
     """The checkpoint that the engine makes of the same layers, read by the code that emulates it; other schemes are as ever."""
-    checkpoint, said = open_checkpoint(tiny_glm), list[str]()
+    checkpoint, lines = open_checkpoint(tiny_glm), list[str]()
     layout = find_parts(checkpoint, ["w4a16", "w4a16_channel", "nvfp4a16"], model="tiny")
     options = GptqCalibration(method="gptq", tokens=64, length=32)
     recipe = layout.plans["w4a16"].precision_recipe | {"calibration": options.model_dump(mode="json")}
     plan = make_plan(checkpoint, PrecisionRecipe.model_validate(recipe), model="tiny", family=None)
-    with calibrated_weights(layout, tiny_glm, tmp_path, options, said.append) as calibrated:
-        assert sum(line.startswith("gptq of ") for line in said) == 2
-        assert sum("sampled" in line for line in said) < 2, "one text"
+    with calibrated_weights(layout, tiny_glm, tmp_path, options, lines.append) as calibrated:
+        assert sum(line.startswith("gptq of ") for line in lines) == 2
+        assert sum("sampled" in line for line in lines) < 2, "one text"
         [work] = tmp_path.glob("gptq-w4a16-*")
-        said.clear()
-        made = calibrate_layers(plan, tiny_glm, work, Text((), options.seed), report=said.append)
-        assert not any("layer" in line for line in said), "nothing is done twice"
+        lines.clear()
+        made = calibrate_layers(plan, tiny_glm, work, Text((), options.seed), report=lines.append)
+        assert not any("layer" in line for line in lines), "nothing is done twice"
         quantize(plan.model_copy(update={"calibrated": made}), tiny_glm, tmp_path / "made", calibrated=work)
         config = json.loads((tmp_path / "made" / "config.json").read_text())["quantization_config"]
         stored = [item for path in sorted((tmp_path / "made").glob("*.safetensors")) for item in load_file(path).items()]
@@ -89,9 +88,9 @@ def test_activations_are_rounded_as_the_emulation_does(scheme: str) -> None:
     x = torch.from_numpy(np.random.default_rng(0).standard_normal((7, 256)).astype(np.float32)) * 3
     x[0] = 0
     args = input_args(scheme)
-    ours = round_inputs(x, scheme)
-    assert torch.equal(ours, fake_quantize(x, args, None, torch.ones(1)))
-    assert not torch.equal(ours, x) and torch.equal(ours[0], torch.zeros(256))
+    rounded = round_inputs(x, scheme)
+    assert torch.equal(rounded, fake_quantize(x, args, None, torch.ones(1)))
+    assert not torch.equal(rounded, x) and torch.equal(rounded[0], torch.zeros(256))
 
 
 def test_inputs_of_weight_only_schemes_stay() -> None:

@@ -1,5 +1,5 @@
-"""What calibrations keep on the disk: the tokens that were drawn, for each kind; and what one of inputs has seen so far. One
-that is killed goes on behind it, and ends with the same numbers.
+"""What calibrations keep on the disk: the tokens that were drawn, for each kind; and what one of inputs has measured so far.
+One that is killed goes on behind it, and ends with the same numbers.
 
     tokens.npy          int32 [sequences, length], all that will go through; with a budget by expert there is none, and text is
                         drawn again
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import astuple
 from importlib.metadata import version
 from pathlib import Path
@@ -29,9 +29,9 @@ from torch import Tensor
 from assay.atomic_files import replacing
 from assay.records.base import Part, sha256_of
 from assay.records.calibration import TextTaken
-from assay_quantize.calibration.ranges import InputRange, Moments
+from assay_quantize.calibration.inputs import InputRange, Moments
 
-TOKENS, TEXT, SEEN = "tokens.npy", "text.json", "seen.safetensors"
+TOKENS, TEXT, MEASURED = "tokens.npy", "text.json", "seen.safetensors"
 SAVED_EVERY_S = 60.0
 
 
@@ -43,7 +43,7 @@ class Drawn(NamedTuple):
     sha256: str
 
 
-class _Told(Part):
+class _TokensRecord(Part):
     """text.json. sha256: of the rest."""
 
     tokens_sha256: str
@@ -61,30 +61,30 @@ class _Told(Part):
         return sha256_of(self.model_dump(mode="json", exclude={"sha256"}))
 
 
-def keep_drawn(folder: Path, sequences: Any, taken: TextTaken) -> Drawn:
+def save_tokens(folder: Path, sequences: Any, taken: TextTaken) -> Drawn:
     """Tokens of a calibration, [sequences, length], into its folder."""
-    made = Drawn(tokens := np.array(sequences, np.int32), taken, hashlib.sha256(tokens.tobytes()).hexdigest())
-    told = _Told.model_construct(tokens_sha256=made.sha256, shape=tokens.shape, taken=taken, sha256="")
+    drawn = Drawn(tokens := np.array(sequences, np.int32), taken, hashlib.sha256(tokens.tobytes()).hexdigest())
+    record = _TokensRecord.model_construct(tokens_sha256=drawn.sha256, shape=tokens.shape, taken=taken, sha256="")
     with replacing(folder / TEXT) as partial:
-        partial.write_text(told.model_copy(update={"sha256": told.sha256_of_rest()}).model_dump_json(), encoding="utf-8")
+        partial.write_text(record.model_copy(update={"sha256": record.sha256_of_rest()}).model_dump_json(), encoding="utf-8")
     with replacing(folder / TOKENS) as partial, partial.open("wb") as file:
         np.save(file, tokens, allow_pickle=False)
-    return made
+    return drawn
 
 
-def drawn_before(folder: Path) -> Drawn | None:
+def load_tokens(folder: Path) -> Drawn | None:
     """None: tokens were not drawn, or not all of them, or they are not those that were."""
     try:
-        told = _Told.model_validate_json((folder / TEXT).read_bytes())
+        record = _TokensRecord.model_validate_json((folder / TEXT).read_bytes())
         tokens = np.load(folder / TOKENS, allow_pickle=False)
     except (OSError, EOFError, ValueError):  # ValidationError is a ValueError
         return None
-    is_same = (tokens.dtype, tokens.shape) == (np.int32, told.shape)
-    is_same = is_same and hashlib.sha256(tokens.tobytes()).hexdigest() == told.tokens_sha256
-    return Drawn(tokens, told.taken, told.tokens_sha256) if is_same else None
+    is_same = (tokens.dtype, tokens.shape) == (np.int32, record.shape)
+    is_same = is_same and hashlib.sha256(tokens.tobytes()).hexdigest() == record.tokens_sha256
+    return Drawn(tokens, record.taken, record.tokens_sha256) if is_same else None
 
 
-class _Seen(Part):
+class _Measured(Part):
     """Metadata of seen.safetensors. moments: weight -> tokens, largest, range. sha256: of the rest and of the sums."""
 
     made_by: dict[str, str | int]
@@ -100,11 +100,11 @@ class _Seen(Part):
         return digest.hexdigest()
 
 
-class Kept:
+class CalibrationProgress:
     """The folder of one calibration, named by its caller after what was asked for. device: where the model runs."""
 
     def __init__(self, folder: Path, device: str) -> None:
-        self._folder, self._saved = folder, time.monotonic()
+        self.folder, self._saved = folder, time.monotonic()
         self._made_by: dict[str, str | int] = {
             "torch": torch.__version__,
             "transformers": version("transformers"),
@@ -112,46 +112,39 @@ class Kept:
             "device": device,
         }
 
-    def tokens(self) -> Drawn | None:
-        """None: they were not drawn, or not all of them."""
-        return drawn_before(self._folder)
-
-    def keep_tokens(self, sequences: Sequence[Sequence[int]], taken: TextTaken) -> Drawn:
-        return keep_drawn(self._folder, sequences, taken)
-
     def load(self, moments: dict[str, Moments], caches: dict[str, tuple[float, float]]) -> int:
-        """Put what was seen into both; how many sequences that was. 0: nothing, or seen by other versions."""
+        """Put what was measured into both; of how many sequences that was. 0: nothing, or by other versions."""
         from safetensors import SafetensorError, safe_open
 
         try:
-            with safe_open(self._folder / SEEN, framework="pt") as file:
-                told = _Seen.model_validate_json((file.metadata() or {})["seen"])
+            with safe_open(self.folder / MEASURED, framework="pt") as file:
+                record = _Measured.model_validate_json((file.metadata() or {})["seen"])
                 squares = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
         except (OSError, SafetensorError, KeyError, ValidationError):
             return 0
-        is_whole = told.moments.keys() == squares.keys() and told.sha256 == told.sha256_with(squares)
-        if told.made_by != self._made_by or not is_whole:
+        is_whole = record.moments.keys() == squares.keys() and record.sha256 == record.sha256_with(squares)
+        if record.made_by != self._made_by or not is_whole:
             return 0
-        for name, (count, largest, groups) in told.moments.items():
+        for name, (count, largest, groups) in record.moments.items():
             moments[name] = Moments(squares[name], count, largest, InputRange(*groups))
-        caches.update(told.caches)
-        return told.sequences
+        caches.update(record.caches)
+        return record.sequences
 
     def save(self, moments: Mapping[str, Moments], caches: Mapping[str, tuple[float, float]], sequences: int) -> None:
-        """At most once a minute: what was seen of so many sequences."""
+        """At most once a minute: what was measured of so many sequences."""
         if time.monotonic() < self._saved + SAVED_EVERY_S:
             return
         from safetensors.torch import save_file
 
-        squares = {name: one.squares for name, one in moments.items()}
-        told = _Seen(
+        squares = {name: of_weight.squares for name, of_weight in moments.items()}
+        record = _Measured(
             made_by=self._made_by,
             sequences=sequences,
-            moments={name: (one.num_tokens, one.largest, astuple(one.range)) for name, one in moments.items()},
+            moments={name: (weight.num_tokens, weight.largest, astuple(weight.range)) for name, weight in moments.items()},
             caches=dict(caches),
         )
-        told = told.model_copy(update={"sha256": told.sha256_with(squares)})
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with replacing(self._folder / SEEN) as partial:
-            save_file(squares, partial, {"seen": told.model_dump_json()})
+        record = record.model_copy(update={"sha256": record.sha256_with(squares)})
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with replacing(self.folder / MEASURED) as partial:
+            save_file(squares, partial, {"seen": record.model_dump_json()})
         self._saved = time.monotonic()

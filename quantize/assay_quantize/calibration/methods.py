@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -40,20 +40,20 @@ from assay_quantize.calibration.memory import weights_at_once
 from assay_quantize.calibration.skeleton import State
 from assay_quantize.checkpoint.torch_tensors import TORCH_DTYPES
 from assay_quantize.formats.schemes import compressed_tensors_scheme, module_of
-from assay_quantize.plan.calibrated import Smoothing, smoothings
+from assay_quantize.plan.calibrated import smoothings
 
 OBSERVERS = {"minmax": "memoryless_minmax", "mse": "memoryless_mse"}
 """`observer` of a recipe -> llm-compressor's. Its search is not that of `w4a16-mse` (`kernels/search_reference.py`)."""
 
 
 @dataclass
-class _Shared:
-    """A Hessian of modules that have the same inputs. seen: the input that was added last, kept so that no other one has its
+class _SharedHessian:
+    """A Hessian of modules that have the same inputs. last_input: that was added last, kept so that no other one has its
     address. batches: how many were added."""
 
     hessian: Tensor
     num_samples: Tensor
-    seen: Tensor | None = None
+    last_input: Tensor | None = None
     batches: int = 0
     members: dict[nn.Module, int] = field(default_factory=dict)
 
@@ -62,29 +62,29 @@ class SharedGPTQ(GPTQModifier):
     """GPTQ whose modules with the same input (q, k and v; gate and up of all experts, as every expert sees every token) share
     one Hessian, which is computed once: the same numbers in a fraction of time and memory."""
 
-    _groups: dict[nn.Module, _Shared] = PrivateAttr(default_factory=dict)
-    _recent: list[_Shared] = PrivateAttr(default_factory=list)
+    _groups: dict[nn.Module, _SharedHessian] = PrivateAttr(default_factory=dict)
+    _recent: list[_SharedHessian] = PrivateAttr(default_factory=list)
 
     def calibrate_module(self, module: nn.Module, args: tuple[Tensor, ...], _output: Tensor) -> None:
         inputs = args[0]
         group = self._groups.get(module)
         if group is None:
-            group = next((one for one in self._recent if one.batches == 1 and one.seen is inputs), None)
+            group = next((other for other in self._recent if other.batches == 1 and other.last_input is inputs), None)
             if group is None:
                 device: Any = module.weight.device
-                group = _Shared(make_empty_hessian(module, device=device), torch.zeros((), device=device))
+                group = _SharedHessian(make_empty_hessian(module, device=device), torch.zeros((), device=device))
                 self._recent.append(group)
             self._groups[module] = group
             group.members[module] = 0
-        if group.seen is not inputs:
+        if group.last_input is not inputs:
             group.hessian, group.num_samples = accumulate_hessian(inputs, module, group.hessian, group.num_samples)
-            group.seen, group.batches = inputs, group.batches + 1
+            group.last_input, group.batches = inputs, group.batches + 1
         group.members[module] += 1
         self._hessians[module], self._num_samples[module] = group.hessian, group.num_samples
 
     def compress_modules(self) -> None:
         for group in self._recent:
-            group.seen = None
+            group.last_input = None
             assert set(group.members.values()) == {group.batches}, "modules with one Hessian had different inputs"
         self._recent.clear()
         self._groups.clear()
@@ -103,14 +103,14 @@ def _factorized(weights: Tensor, hessians: Tensor, dampening: float, fell_back: 
     is_lost = ~(torch.isfinite(hessians).flatten(1).all(1) & torch.isfinite(diagonal.sum(1)))
     hessians[is_lost] = unit
     try:
-        made: Tensor = factorize_hessian(weights, hessians, dampening, fell_back)
+        factors: Tensor = factorize_hessian(weights, hessians, dampening, fell_back)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-        made, is_lost = hessians, torch.ones_like(fell_back)
-    is_lost |= ~torch.isfinite(made).flatten(1).all(1)
-    made[is_lost] = unit
+        factors, is_lost = hessians, torch.ones_like(fell_back)
+    is_lost |= ~torch.isfinite(factors).flatten(1).all(1)
+    factors[is_lost] = unit
     # no column is corrected for another: whoever verifies the weights must know that all are rounded to the nearest
-    fell_back |= is_lost | ~(made.triu(1) != 0).flatten(1).any(1)
-    return made
+    fell_back |= is_lost | ~(factors.triu(1) != 0).flatten(1).any(1)
+    return factors
 
 
 @dataclass(frozen=True)
@@ -134,19 +134,26 @@ class Method:
         self._schemes: dict[str, Any] = {}
         groups = {}
         for number, scheme in enumerate(sorted({str(tensor.scheme) for tensor in rounded})):
-            made: Any = compressed_tensors_scheme(scheme)
-            made.targets = [_any_of([name for name, tensor in self._tensors.items() if tensor.scheme == scheme])]
-            made.weights.observer = OBSERVERS[observer]
-            groups[f"group_{number}"] = self._schemes[scheme] = made
+            group: Any = compressed_tensors_scheme(scheme)
+            # one target that is all these modules: compressed-tensors compares each module with each target, in Python and
+            # several times for a layer: with 768 names a pass takes 0.67 s, with one expression 0.027 s (decision 189)
+            names = [name for name, tensor in self._tensors.items() if tensor.scheme == scheme]
+            group.targets = [f"re:(?:{'|'.join(map(re.escape, names))})$"]
+            group.weights.observer = OBSERVERS[observer]
+            groups[f"group_{number}"] = self._schemes[scheme] = group
         self._rounding: Any = _rounding(options, groups, weights_at_once(rounded))
         self._is_tuned = isinstance(options, AutoRoundCalibration)
         self._scaling: Any = None
         """What scales weights before they are rounded."""
-        found = smoothings(options.method, rounded, self._smoothed)
+        scaled = smoothings(options.method, rounded, self._smoothed)
         if isinstance(options, SmoothQuantCalibration):
-            self._scaling = _smoothquant(options, found)
+            pairs: list[tuple[Any, ...] | list[Any]] = [[list(smoothing.balance), smoothing.smooth] for smoothing in scaled]
+            self._scaling = SmoothQuantModifier(smoothing_strength=options.strength, mappings=pairs)
         elif isinstance(options, AwqCalibration | AwqGptqCalibration):
-            self._scaling = _awq(options, found)
+            mappings = [AWQMapping(smoothing.smooth, list(smoothing.balance)) for smoothing in scaled]
+            self._scaling = AWQModifier(
+                mappings=mappings, n_grid=options.grid, duo_scaling=options.duo_scaling, offload_device=None
+            )
 
     def watches(self, model: Any) -> Iterator[AbstractContextManager[None]]:
         """One for each time that all inputs have to pass: what passes inside it is what the method sees. GPTQ after AWQ has to
@@ -170,7 +177,9 @@ class Method:
         """Afterwards norms and routers are what is stored, in the dtype that they had."""
         from llmcompressor.utils.helpers import DisableQuantization
 
-        with torch.no_grad(), DisableQuantization(model), _unpinned():
+        with torch.no_grad(), DisableQuantization(model), ExitStack() as stack:
+            if not torch.accelerator.is_available():  # AWQ pins inputs for copies to a GPU
+                stack.enter_context(patch.object(IntermediatesCache, "pin_memory", lambda *args, **kwargs: None))
             try:
                 self._scaling.on_sequential_epoch_end(self._state, None)
             except Exception as problem:
@@ -232,24 +241,18 @@ class Method:
         if not scheme.weights.symmetric:
             given["weight_zero_point"] = module.weight_zero_point.data
         compressor = BaseCompressor.get_value_from_registry(str(scheme.format.value))
-        made = compressor.compress(given, scheme)
+        packed = compressor.compress(given, scheme)
         if isinstance(self._rounding, SharedGPTQ):
-            module.weight.data = compressor.decompress(made, scheme)["weight"].to(dtype)
+            module.weight.data = compressor.decompress(packed, scheme)["weight"].to(dtype)
         prefix = module_of(tensor.name)
-        parts = {f"{prefix}.{part}": value.to("cpu").contiguous() for part, value in made.items()}
+        parts = {f"{prefix}.{part}": value.to("cpu").contiguous() for part, value in packed.items()}
         return {output.name: parts[output.name] for output in tensor.outputs}
-
-
-def _any_of(names: Sequence[str]) -> str:
-    """One target that is all these modules. compressed-tensors compares each module with each target, in Python and several
-    times for a layer: with 768 names a pass takes 0.67 s, with one expression 0.027 s (decision 189)."""
-    return f"re:(?:{'|'.join(map(re.escape, names))})$"
 
 
 def _rounding(options: Calibrated, groups: Mapping[str, Any], at_once: int) -> Any:
     """What rounds weights: GPTQ, AutoRound, or to the nearest."""
     if isinstance(options, AutoRoundCalibration):
-        from assay_quantize.calibration.methods.autoround import TunedAlone  # it changes transformers when it is imported
+        from assay_quantize.calibration.autoround import TunedAlone  # it changes transformers when it is imported
 
         return TunedAlone(
             config_groups=dict(groups), iters=options.iterations, batch_size=options.batch, enable_torch_compile=False
@@ -266,16 +269,6 @@ def _rounding(options: Calibrated, groups: Mapping[str, Any], at_once: int) -> A
     return QuantizationModifier(config_groups=dict(groups))
 
 
-def _awq(options: AwqCalibration | AwqGptqCalibration, found: Sequence[Smoothing]) -> Any:
-    mappings = [AWQMapping(one.smooth, list(one.balance)) for one in found]
-    return AWQModifier(mappings=mappings, n_grid=options.grid, duo_scaling=options.duo_scaling, offload_device=None)
-
-
-def _smoothquant(options: SmoothQuantCalibration, found: Sequence[Smoothing]) -> Any:
-    mappings: list[tuple[Any, ...] | list[Any]] = [[list(one.balance), one.smooth] for one in found]
-    return SmoothQuantModifier(smoothing_strength=options.strength, mappings=mappings)
-
-
 @contextmanager
 def _watched(model: Any, modifiers: Sequence[Any], state: Any, *, every_expert: bool) -> Iterator[None]:
     """every_expert: sees every token, which changes nothing in what a layer puts out."""
@@ -286,16 +279,6 @@ def _watched(model: Any, modifiers: Sequence[Any], state: Any, *, every_expert: 
         modifier.on_calibration_start(state, None)
     experts = moe_calibration_context() if every_expert else nullcontext()
     with calibration_forward_context(model), DisableQuantization(model), experts:
-        yield
-
-
-@contextmanager
-def _unpinned() -> Iterator[None]:
-    """AWQ pins inputs for copies to a GPU, which fails where there is none."""
-    if torch.accelerator.is_available():
-        yield
-        return
-    with patch.object(IntermediatesCache, "pin_memory", lambda *args, **kwargs: None):
         yield
 
 

@@ -137,14 +137,10 @@ def parts_of(text: str) -> Iterator[Part]:
     """A text, a part at a time."""
     begin = 0
     while begin < len(text):
-        end = _part_end(text, begin + PART_LETTERS)
+        end = position = begin + PART_LETTERS  # or the first end of a paragraph, line or word soon after it
+        for mark in ("\n\n", "\n", " "):
+            if (at := text.find(mark, position, position + AROUND)) >= 0:
+                end = at + len(mark)
+                break
         yield Part(text[begin:end], text[max(0, begin - AROUND) : end + AROUND])
         begin = end
-
-
-def _part_end(text: str, position: int) -> int:
-    """As `_end_near`."""
-    for mark in ("\n\n", "\n", " "):
-        if (at := text.find(mark, position, position + AROUND)) >= 0:
-            return at + len(mark)
-    return position

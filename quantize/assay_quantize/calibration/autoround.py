@@ -45,8 +45,8 @@ class TunedAlone(AutoRoundModifier):
 
     def tune(self, state: Any, layer: nn.Module, inputs: Iterable[State] | None) -> tuple[Iterator[State], bool]:
         """Round the layer's weights, by the inputs that were captured. inputs: of the tuned layers before it, of each
-        sequence, hidden states first; None: there are none. Gives what it puts out now, alike, and whether any step was better
-        than none: with losses that are not finite none is, and weights are rounded to the nearest."""
+        sequence, hidden states first; None: there are none. Gives what it puts out now, in that form, and whether any step was
+        better than none: with losses that are not finite none is, and weights are rounded to the nearest."""
         model, config = state.model, state.model.config
         self._device = str(next(layer.parameters()).device)
         self._q_input = None if inputs is None else _as_autoround(inputs)
@@ -79,15 +79,15 @@ class TunedAlone(AutoRoundModifier):
 
     def _build_layer_config_for_autoround(self, wrapped_model: nn.Module) -> dict[str, dict[str, Any]]:
         targets = self._match_autoround_targets(wrapped_model)
-        made: dict[str, dict[str, Any]] = {}
+        config: dict[str, dict[str, Any]] = {}
         for name, module in wrapped_model.named_modules():
             if module in targets:
-                made[name] = self._quant_scheme_to_autoround_config(module.quantization_scheme)
-                if not _has_fp16_scales(module.weight, made[name]["group_size"]):
-                    made[name]["scale_dtype"] = torch.float32
+                config[name] = self._quant_scheme_to_autoround_config(module.quantization_scheme)
+                if not _has_fp16_scales(module.weight, config[name]["group_size"]):
+                    config[name]["scale_dtype"] = torch.float32
             elif isinstance(module, nn.Linear):
-                made[name] = dict(UNTOUCHED)
-        return made
+                config[name] = dict(UNTOUCHED)
+        return config
 
 
 def _has_fp16_scales(weight_OI: Tensor, group_size: int) -> bool:
@@ -155,6 +155,6 @@ def _as_autoround(inputs: Iterable[State]) -> Any:
     return {"hidden_states": list(parts[0]), "prev_topk_indices": list(parts[1])}
 
 
-def _as_states(made: Any) -> Iterator[State]:
-    parts: Sequence[Sequence[Tensor]] = list(made.values()) if isinstance(made, Mapping) else [made]
+def _as_states(outputs: Any) -> Iterator[State]:
+    parts: Sequence[Sequence[Tensor]] = list(outputs.values()) if isinstance(outputs, Mapping) else [outputs]
     return ((hidden.float(), *others) for hidden, *others in zip(*parts, strict=True))
