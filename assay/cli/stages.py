@@ -124,13 +124,12 @@ def automatic_base(aim: Target) -> PrecisionRecipe:
 
 def plan_for(aim: Target, checkpoint: Checkpoint, recipe: PrecisionRecipe) -> Plan:
     """The plan of one precision. PlanError: what does not fit, and the precision that would, where shapes are the problem."""
-    from assay_quantize.plan.fitting import with_what_fits
-    from assay_quantize.plan.planner import make_plan
+    from assay_quantize.plan.planner import make_plan, suggesting_fit
 
     try:
         return make_plan(checkpoint, recipe, model=aim.recipe.name, family=aim.recipe.family)
     except PlanError as problem:
-        raise with_what_fits(problem, checkpoint, recipe.name) from None
+        raise suggesting_fit(problem, checkpoint, recipe.name) from None
 
 
 def quantize_options(

@@ -192,7 +192,7 @@ def _fitted(aim: Target, checkpoint: Checkpoint | None = None) -> Target:
     checkpoint: None: the folder's. What cannot be opened is left to whoever opens it, with an error of its own.
     """
     from assay_quantize.checkpoint.checkpoint import open_checkpoint
-    from assay_quantize.plan.fitting import choose_fitting
+    from assay_quantize.plan.planner import choose_fitting
 
     recipe = aim.recipe
     try:
@@ -202,7 +202,7 @@ def _fitted(aim: Target, checkpoint: Checkpoint | None = None) -> Target:
     except AssayError:
         return aim
     choices = tuple((one.precision, one.sentence) for one in chosen if one.sentence is not None)
-    fits = {one.wanted: one.precision for one in chosen}
+    fits = {one.requested: one.precision for one in chosen}
     changed = {
         "precisions": tuple(one.precision for one in chosen if one.precision is not None),
         "reference": Reference(precision=fits.get(str(recipe.reference.precision)) or recipe.reference.precision),

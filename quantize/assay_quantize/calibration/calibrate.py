@@ -39,7 +39,7 @@ from assay_quantize.calibration.text import Text
 from assay_quantize.calibration.withheld import Withheld
 from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from assay_quantize.checkpoint.fused_experts import FUSED_PARTS
-from assay_quantize.checkpoint.identity.weights import weights_sha256
+from assay_quantize.checkpoint.identity import weights_sha256
 from assay_quantize.checkpoint.importance import INPUT_AMAX, K_AMAX, V_AMAX, WEIGHTS
 from assay_quantize.kernels.devices import device_here
 from assay_quantize.storage.resident import cached_bytes

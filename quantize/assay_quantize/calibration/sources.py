@@ -130,7 +130,7 @@ class HubText:
         return ["hub", self.dataset, list(self.files), self.revision, self.column]
 
     def _entries(self, listed: Repository, paths: list[str], see: Callable[[bytes], None]) -> Iterator[Entry]:
-        from assay_quantize.checkpoint.hub_cache import file_in_cache
+        from assay_quantize.checkpoint.hub import file_in_cache
 
         for path in paths:
             with _as_quantize_error():

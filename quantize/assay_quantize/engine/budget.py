@@ -7,11 +7,9 @@ depends on the size of a shard or of the checkpoint.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from assay.errors import QuantizeError
 from assay_quantize.plan.slabs import SLAB_BYTES
@@ -61,15 +59,6 @@ def parse_memory(text: str) -> int:
         raise QuantizeError(f"--memory {text}: say the unit as well: {number}GiB, {number}MB, ...")
     base = 1000 if suffix.upper() == "B" else 1024
     return int(float(number) * base ** _UNITS[unit.upper()])
-
-
-def resident_bytes() -> int:
-    """What this process holds in memory now (RSS); 0 where /proc does not say."""
-    try:
-        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
-    except OSError:
-        return 0
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def window_of(workers: int) -> int:

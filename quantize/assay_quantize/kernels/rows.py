@@ -33,7 +33,7 @@ class QuantizedRows:
 
 
 @dataclass(frozen=True)
-class FoundScales:
+class ChosenScales:
     """What a scale search chose for a range of rows."""
 
     scale: Array

@@ -13,9 +13,8 @@ from dataclasses import replace
 from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe
 from assay.records.preflight.report import Check
-from assay_quantize.plan.fits import kv_bytes_per_token, rank_bytes, windows
-from assay_quantize.plan.parallel import ranks_of
-from assay_quantize.plan.stored import StoredModel, drafts
+from assay_quantize.plan.fits import kv_bytes_per_token, rank_bytes, ranks_of, windows
+from assay_quantize.plan.stored import StoredModel, is_speculative
 from assay_quantize.preflight.memory import GIB, context_of
 
 WORKSPACE_BYTES = 2 * GIB
@@ -44,7 +43,7 @@ def check_cpu_memory(
     if bytes_each is None:
         detail = f"profile {profile.name} does not emulate, and how vLLM's kernels for CPUs hold the weights is not known here"
         return Check(check="memory", subject=label, outcome="UNKNOWN", detail=detail)
-    model = model.served(drafts(profile, serving))
+    model = model.served(is_speculative(profile, serving))
     ranks, length = ranks_of(profile), context_of(model, profile, serving)
     sequence_bytes = length * kv_bytes_per_token(model, bytes_each, ranks.tensor_parallel)
     kept = windows(model, bytes_each, ranks.tensor_parallel, step_tokens=STEP_TOKENS * ranks.tensor_parallel)

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe, context_tokens
 from assay.records.preflight.report import Check
-from assay_quantize.plan.fits import WORKSPACE_BYTES, Fit, fit_on
-from assay_quantize.plan.parallel import misfits, ranks_of
-from assay_quantize.plan.stored import StoredModel, drafts
+from assay_quantize.plan.fits import WORKSPACE_BYTES, Fit, fit_on, misfits, ranks_of
+from assay_quantize.plan.stored import StoredModel, is_speculative
 
 GIB = 2**30
 
@@ -39,7 +38,7 @@ def check_memory(
 
 def problem_on(model: StoredModel, profile: ProfileRecipe, serving: Serving) -> str | None:
     """Why a profile's GPUs cannot share or hold a checkpoint, in a few words; None: they can, or its memory is not known."""
-    if wrong := misfits(model.served(drafts(profile, serving)), ranks_of(profile)):
+    if wrong := misfits(model.served(is_speculative(profile, serving)), ranks_of(profile)):
         return wrong[0].sentence
     if profile.hardware.memory_bytes_each is None:
         return None

@@ -62,9 +62,9 @@ class Residency:
         assert self._address is not None
         first = begin // mmap.PAGESIZE * mmap.PAGESIZE
         num_bytes = begin + size - first
-        seen = np.zeros(-(-num_bytes // mmap.PAGESIZE), np.uint8)
-        failed = _libc().mincore(self._address + first, num_bytes, seen.ctypes.data)
-        return None if failed else bool((seen & 1).all())
+        residency = np.zeros(-(-num_bytes // mmap.PAGESIZE), np.uint8)
+        failed = _libc().mincore(self._address + first, num_bytes, residency.ctypes.data)
+        return None if failed else bool((residency & 1).all())
 
 
 _MAP_FAILED = ctypes.c_void_p(-1).value
