@@ -72,7 +72,7 @@ def lanes_of(workers: int) -> int:
 
 
 def slab_budget_bytes(workers: int, slab_bytes: int, kernels: str) -> int:
-    """What `workers` hold at the most: rows and results of every slab in flight, slabs that are read ahead, scratch of the
+    """The most that `workers` hold: rows and results of every slab in flight, slabs that are read ahead, scratch of the
     workers, and what is being written."""
     staged_bytes = FILES_PER_LANE * lanes_of(workers) * STAGES * STAGE_BYTES
     ahead_bytes = (workers + lanes_of(workers) * WAITING_SLABS) * buffer_bytes(slab_bytes)

@@ -40,7 +40,7 @@ class ShardOptions:
     """How a shard is made; the bytes of the result do not depend on it.
 
     workers: threads. slab_bytes: source bytes of a slab (`plan_budget`). memory_bytes: what the whole
-    process may use; for whoever schedules shards, the slabs were chosen by it already. kernels: `fused` or `reference`.
+    process may use; for schedulers of shards; the slabs were chosen by it already. kernels: `fused` or `reference`.
     importance: file of channel weights for the scale search. source_files: stamp of every source shard when the run
     began; a shard that differs is refused. None: only compared before and after.
     lanes: shards in flight at once in one process, each with `workers` threads. allow_not_finite: copy NaN and infinity.
@@ -105,7 +105,7 @@ def write_shard(
 ) -> Written:
     """The first part of `quantize_shard`: everything but fsync and rename, which need the disk and no core.
 
-    pools: memory that whoever makes many shards hands from one to the next.
+    pools: memory that is handed from one shard to the next.
     """
     started = time.monotonic()
     options = options or ShardOptions()

@@ -148,7 +148,7 @@ def check_scaled(plan: Plan) -> None:
 
 def smoothings(method: str, rounded: Iterable[TensorPlan], others: Sequence[TensorPlan]) -> list[Smoothing]:
     """What is scaled in one layer: norms before attention and before the MLP or the experts, where all that reads them is
-    known; by AWQ each up projection before its down projection, too.
+    known; by AWQ also each up projection before its down projection.
 
     The mappings are llm-compressor's (`modifiers/transform/awq/mappings.py`, `.../smoothquant/utils.py`) with the shared
     experts, which read the same norm. Of a layer with an indexer the norm before attention stays: other linears read it. Biases
@@ -279,7 +279,7 @@ def needs_calibration(plan: Plan) -> bool:
 
 
 def missing_calibration(plan: Plan) -> str:
-    """What is said where no file was given."""
+    """The error where no file was given."""
     return (
         f"precision {plan.precision}: its scales of activations or of the KV cache come from a calibration file, and none was "
         "given; make one with `assay calibrate TARGET --out FILE`, then say --importance FILE"

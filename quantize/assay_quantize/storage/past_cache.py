@@ -167,7 +167,7 @@ class ReadAhead:
         return future.result()
 
     def _read(self, descriptor: int, begin: int, size: int) -> Memory | None:
-        """A buffer with the blocks that the range lies in; None: who asks for it shall read it, and see what is wrong."""
+        """A buffer with the blocks that the range lies in; None: the caller reads it, and sees what is wrong."""
         direct = open_direct(descriptor)  # for every range: kept open, it would double the descriptors of hundreds of shards
         if direct is None:
             return None

@@ -268,7 +268,7 @@ def check_mtp(config: Mapping[str, Any] | None, stored: Mapping[str, TensorHeade
     """The MTP block is whole, or absent and declared so; judged from config and names alone."""
     if config is None:
         return
-    scales = (PART_LEAVES - {"weight_packed"}) | set(KV_LEAVES)  # of the block's own cache there are none
+    scales = (PART_LEAVES - {"weight_packed"}) | set(KV_LEAVES)  # the block's own cache has none
     names = {re.sub(r"\.weight_packed$", ".weight", name) for name in stored if name.rpartition(".")[2] not in scales}
     try:
         family = family_of(config)

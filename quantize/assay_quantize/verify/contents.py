@@ -47,7 +47,7 @@ _DRAW = random.SystemRandom()
 
 
 class Checks(NamedTuple):
-    """Who looks at slabs, at tiles where the source's weights can be rounded again, and at what was judged as it was made."""
+    """The checks of slabs, of tiles where the source's weights can be rounded again, and of what was judged as it was made."""
 
     slabs: SlabChecks
     definition: Definition | None

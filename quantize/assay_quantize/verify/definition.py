@@ -1,4 +1,4 @@
-"""A tile of quantized weights against the definition in torch: on a road that the engine does not take.
+"""A tile of quantized weights against the definition in torch, by code that the engine does not use.
 
 The tile is read at the offsets of the safetensors library, its scheme is what compressed-tensors finds for the module in
 config.json, its codes are decompressed by compressed-tensors' decompressor, and it is rounded again by its functions

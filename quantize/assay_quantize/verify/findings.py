@@ -134,7 +134,7 @@ def _judge_quantized(
     has_source: bool,
     known_error: float | None,
 ) -> None:
-    """Bytes that are all the source's are right, however far they are from it; others are said to be as wrong as they are."""
+    """Bytes that are what the source gives are right, however large their error; of others the error decides the report."""
     assert tensor.scheme is not None
     if problem is not None:
         findings.damage("weights", tensor.name, problem)

@@ -4,7 +4,7 @@ The processor works on them while the writer waits for the disk. Their hashes ar
 disk, header included, is compared with what the plan and the source give, and the engine hashed what it wrote. Neither are
 the errors of weights whose bytes are right: the engine summed them up when it made those bytes. Of a shard in which anything is
 wrong nothing is taken: `verify` looks at it again, and says how wrong it is. But where the engine had other bytes of the source
-than lie there, that stands: whoever reads them again by the same code may get the same.
+than the file holds, that stands: reading them again by the same code may give the same.
 
 Weights that were judged as they were made (`judged.py`) are read back and not compared with the source again.
 """

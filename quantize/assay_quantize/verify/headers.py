@@ -41,7 +41,7 @@ BYTES: Mapping[str, int] = {
 def check_files(folder: Path, manifest: Manifest, hashes: bool, findings: Findings) -> None:
     """The folder holds what the manifest lists, and nothing that a loader could take beside it.
 
-    Hashes of shards are `contents`'. Hidden files are let be: loaders read none, and clients of the hub leave some.
+    Shards are hashed in `contents.py`. Hidden files are ignored: loaders read none, and clients of the hub leave some.
     """
     for shard in manifest.shards:
         findings.count("files")

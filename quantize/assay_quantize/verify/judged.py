@@ -13,7 +13,7 @@ name in verification's own.
 The parts of a batch of weights lie one behind the other in the file, so they are read in a few long ranges, past the page cache
 (they were written past it), and looked at where the disk put them: a digest for every part of every slab, no copy.
 
-Digests are XXH3 of 128 bits: against mistakes and failing hardware, not against whoever can choose the bytes.
+Digests are XXH3 of 128 bits: against mistakes and failing hardware, not against an attacker who chooses the bytes.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ Inspect = Callable[[Bytes], str | None]
 """Says what is wrong with bytes that were read."""
 
 RANGE_BYTES = (4 << 20) - 2 * BLOCK_BYTES
-"""Read at once, at the most, but for a part of a slab that is longer: with the blocks it begins and ends in, two huge pages."""
+"""The most that is read at once, unless a part of a slab is longer: with the blocks it begins and ends in, two huge pages."""
 
 BATCH_BYTES = 8 << 20
 """Of a job: long enough that handing it out costs nothing, short enough for threads to end together."""

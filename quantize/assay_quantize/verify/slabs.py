@@ -72,7 +72,7 @@ class SlabChecks:
         signed: frozenset[str] = frozenset(),
     ) -> None:
         """scales: what the calibration file makes of every static scale; None: it was not given. is_quick: of weights whose
-        bytes are right no errors are summed up, and a group's largest weight is only noted: who asks for that holds the global
+        bytes are right no errors are summed up, and a group's largest weight is only noted: the caller compares the global
         scales against it afterwards. signed: weights whose scales may be negative."""
         self._reader, self._original, self._is_quick, self._scales = stored, original, is_quick, scales
         self._signed = signed

@@ -5,7 +5,7 @@ tensor is made again and compared, and every copied file is compared with the so
 reconstructed from the checkpoint's own, and what that cannot cover is listed in `not_checked`.
 
 What the engine would get wrong must not be wrong here as well, so mistakes of the planner, the header parser and the kernels
-are looked for on another road: headers by the safetensors library (`headers.py`), what must be there by names, schemes and
+are looked for by other means: headers by the safetensors library (`headers.py`), what must be there by names, schemes and
 ignore list by compressed-tensors (`config.py`), casts by torch (`slabs.py`), and a tile of weights by the definition in torch
 (`definition.py`). What those still share with the engine, each of them says.
 

@@ -390,7 +390,7 @@ def _spread(weight: Weight) -> _Spread:
         counts += np.repeat(is_used.sum(0), rows.group)
         shares += np.repeat((_share(rows) * is_used).sum(0), rows.group)
     counts = np.maximum(counts, 1)
-    # at the least what rounding by itself moves a weight
+    # at least what rounding by itself moves a weight
     least = np.maximum(LEAST_SPREAD * shares / counts, np.float32(1e-6))
     own_I, shared_I = np.maximum(_deviation(own / counts), LEAST_SPREAD), np.maximum(_deviation(shared / counts), least)
     return _Spread(own_I, shared_I, is_sparse=num_zeros > num_weights / 2)

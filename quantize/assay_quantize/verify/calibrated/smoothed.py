@@ -63,7 +63,7 @@ def check_norms(
             findings.count("smoothed")
             low_I, high_I = _with_router(router, norm, low_I, high_I, stored, source, findings)
         with np.errstate(invalid="ignore"):
-            # of a channel that leaves nothing a damage is said already; what is between is the nearest there is
+            # a channel for which no scale is left is a damage already; the middle is the nearest that there is
             middle = (low_I + high_I) / 2
             columns |= dict.fromkeys(smoothing.balance, Factor(middle, np.abs(high_I - low_I) / 2 / middle))
     return columns

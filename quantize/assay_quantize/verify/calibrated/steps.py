@@ -122,7 +122,7 @@ def _unpack(packed_RB: Any, zero_RG: Any, q_RI: Any) -> None:
 
 @kernel
 def _load(w_OI: Any, columns_I: Any, made_RI: Any, low_RG: Any, high_RG: Any) -> None:
-    """As FP32, times columns_I, with the extent of every group; of NaN nothing is said."""
+    """As FP32, times columns_I, with the range of every group; not for NaN."""
     group = w_OI.shape[1] // low_RG.shape[1]
     for r in range(w_OI.shape[0]):
         for g in range(low_RG.shape[1]):
@@ -203,7 +203,7 @@ def compare(
     """Sums by row and by column. over_I: 1 / spread of each column; over_shared_I: of |d| times the share of its row and group.
 
     By column, added to what is there: codes that are not the nearest, and sums of x * x, x * q and q * q. far_R: by row, codes
-    that are not the nearest even if their quotient was rounded, by `quotient` at the most. inner_R: codes that are neither 0
+    that are not the nearest even if their quotient was rounded, by at most `quotient`. inner_R: codes that are neither 0
     nor the first or last. uu_R: the mean of u * u; u is |d| over the spread of its column, by the one or the other, whichever
     is less. By row and group: sums of d * d and x * x. By row and block of columns: sums of x * x, x * q and x * r over the
     square of the spread that u has, r being the nearest code; the largest u.
@@ -294,7 +294,7 @@ class Measured:
         return math.sqrt(self.moved) / self.size if self.size else 0.0
 
     def problem(self, check: str, what: str) -> None:
-        """Only the first of each check is said."""
+        """Only the first of each check is kept."""
         if all(check != known for known, _ in self.problems):
             self.problems.append((check, what))
 
@@ -351,7 +351,7 @@ class Weight:
 
 
 def rounding(dtype: str) -> float:
-    """As far as rounding to a dtype moves a number, relative: half of what the last bit is worth, at the most."""
+    """As far as rounding to a dtype moves a number, relative: at most half a unit in the last place."""
     return {"BF16": 2.0**-8, "F16": 2.0**-11, "F32": 2.0**-24}[dtype]
 
 
@@ -363,7 +363,7 @@ def half_ulp(values: NDArray[np.float64], dtype: str) -> NDArray[np.float64]:
 
 def slack_of(weight: Weight) -> NDArray[np.float64]:
     """By column, relative: as far as a weight in steps may be off. Products and quotients were rounded to its dtype; AutoRound
-    computes in BF16, its scales were rounded to it, and so is what it adds."""
+    computes in BF16, its scales were rounded to it, and so are its sums."""
     if weight.kind == "learned":
         return np.full(weight.shape[1], 4 * rounding("BF16"))
     if weight.kind == "corrected" and weight.columns is None:
