@@ -34,7 +34,6 @@ from assay_quantize.checkpoint.identity import weights_sha256
 INPUT_AMAX, K_AMAX, V_AMAX = "input_amax", "k_amax", "v_amax"
 WEIGHTS = "assay_weights"
 """In the metadata."""
-AMAX_LEAVES = (INPUT_AMAX, K_AMAX, V_AMAX)
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class ShardOptions:
     process may use; for schedulers of shards; the slabs were chosen by it already. kernels: `fused` or `reference`.
     importance: file of channel weights for the scale search. source_files: stamp of every source shard when the run
     began; a shard that differs is refused. None: only compared before and after.
-    lanes: shards in flight at once in one process, each with `workers` threads. allow_not_finite: copy NaN and infinity.
+    allow_not_finite: copy NaN and infinity.
     on_slab: told of every quantized slab; only where shards are made in this process. calibrated: folder of calibrated layers.
     """
 
@@ -53,7 +53,6 @@ class ShardOptions:
     kernels: Kernels = "fused"
     importance: Path | None = None
     source_files: Mapping[str, FileStamp] | None = None
-    lanes: int = 1
     allow_not_finite: bool = False
     on_slab: OnSlab | None = None
     calibrated: Path | None = None
