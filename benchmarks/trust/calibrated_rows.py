@@ -27,8 +27,7 @@ from assay_quantize.calibration.methods import _factorized
 from assay_quantize.formats.schemes import SCHEMES, compressed_tensors_scheme
 from assay_quantize.kernels.rows import Array
 from assay_quantize.verify.calibrated.rows import FAR_SPREADS, LEAST_GAIN, measure
-from assay_quantize.verify.calibrated.steps import StepRows, step_rows
-from assay_quantize.verify.calibrated.weight import Measured, Weight
+from assay_quantize.verify.calibrated.steps import Measured, StepRows, Weight, step_rows
 
 ROWS, COLUMNS = 256, 256
 Draw = Callable[[torch.Generator], torch.Tensor]

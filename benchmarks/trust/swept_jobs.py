@@ -21,12 +21,11 @@ import assay_quantize.calibration.calibrate
 import assay_quantize.checkpoint.hub
 import assay_quantize.engine.local_runner
 import assay_quantize.engine.quantize
-import assay_quantize.plan.fitting
+import assay_quantize.plan.planner
 import assay_quantize.remote.hub_stream
-import assay_quantize.verify.checks
+import assay_quantize.verify.config
 import assay_quantize.verify.finished
-import assay_quantize.verify.folder
-import assay_quantize.verify.names
+import assay_quantize.verify.headers
 import assay_quantize.verify.verify  # noqa: F401
 import assay_reports.card
 import assay_reports.report

@@ -105,10 +105,9 @@ def automatic_base(target: Target) -> PrecisionRecipe:
 
 def plan_for(target: Target, checkpoint: Checkpoint, recipe: PrecisionRecipe) -> Plan:
     """The plan of one precision. PlanError: what does not fit, and the precision that would, where shapes are the problem."""
-    from assay_quantize.plan.fitting import with_what_fits
-    from assay_quantize.plan.planner import make_plan
+    from assay_quantize.plan.planner import make_plan, suggesting_fit
 
     try:
         return make_plan(checkpoint, recipe, model=target.recipe.name, family=target.recipe.family)
     except PlanError as problem:
-        raise with_what_fits(problem, checkpoint, recipe.name) from None
+        raise suggesting_fit(problem, checkpoint, recipe.name) from None

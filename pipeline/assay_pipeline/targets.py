@@ -192,7 +192,7 @@ def _fitted(target: Target, checkpoint: Checkpoint | None = None) -> Target:
     checkpoint: None: the folder's. What cannot be opened is left to whoever opens it, with an error of its own.
     """
     from assay_quantize.checkpoint.checkpoint import open_checkpoint
-    from assay_quantize.plan.fitting import choose_fitting
+    from assay_quantize.plan.planner import choose_fitting
 
     recipe = target.recipe
     try:
@@ -202,7 +202,7 @@ def _fitted(target: Target, checkpoint: Checkpoint | None = None) -> Target:
     except AssayError:
         return target
     choices = tuple((choice.precision, choice.sentence) for choice in chosen if choice.sentence is not None)
-    fits = {choice.wanted: choice.precision for choice in chosen}
+    fits = {choice.requested: choice.precision for choice in chosen}
     changed = {
         "precisions": tuple(choice.precision for choice in chosen if choice.precision is not None),
         "reference": Reference(precision=fits.get(str(recipe.reference.precision)) or recipe.reference.precision),

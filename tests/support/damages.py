@@ -30,8 +30,7 @@ from assay_quantize.checkpoint.calibrated_layers import layer_digest, parts_of
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.engine.quantize import quantize
 from assay_quantize.plan.calibrated import calibrated_tensors
-from assay_quantize.plan.identity import plan_sha256
-from assay_quantize.plan.planner import make_plan
+from assay_quantize.plan.planner import make_plan, plan_sha256
 
 PRECISIONS = (
     "w4a16", "w4a16-asym", "w4a16-g64", "w4a16-mse", "fp8", "fp8-channel", "nvfp4a16", "nvfp4", "mxfp4", "mxfp8", "w8a8",

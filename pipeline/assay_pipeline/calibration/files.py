@@ -34,12 +34,12 @@ FOLDER = "calibration"
 def with_importance(made: Plan, path: Path | None, say: Say = say_nothing) -> Plan:
     """The plan with the identity of the calibration file it will use. PlanError: it needs one and there is none, or the
     reverse; a file that does not have what it needs."""
+    from assay_quantize.plan.calibrated import missing_calibration, needs_calibration, static_scales
     from assay_quantize.plan.slabs import observer_of
-    from assay_quantize.plan.static_scales import needs_calibration, static_scales, without_calibration
 
     if path is None:
         if needs_calibration(made):
-            raise PlanError(without_calibration(made))
+            raise PlanError(missing_calibration(made))
         return made
     from assay_quantize.checkpoint.checkpoint import open_checkpoint
     from assay_quantize.checkpoint.importance import check_weights, load_importance
@@ -67,8 +67,8 @@ def with_importance(made: Plan, path: Path | None, say: Say = say_nothing) -> Pl
 
 def uses_file(made: Plan) -> bool:
     """Whether a calibration file changes what the plan makes."""
+    from assay_quantize.plan.calibrated import needs_calibration
     from assay_quantize.plan.slabs import observer_of
-    from assay_quantize.plan.static_scales import needs_calibration
 
     return needs_calibration(made) or observer_of(made) != "minmax"
 
@@ -139,7 +139,7 @@ def alone(target: Target, planned: Plan | Automatic, options: QuantizeOptions) -
 
 def _makes_file(target: Target, made: Plan) -> bool:
     """Whether a run makes a file for it: it cannot do without, or the model's recipe says what to calibrate with."""
-    from assay_quantize.plan.static_scales import needs_calibration
+    from assay_quantize.plan.calibrated import needs_calibration
 
     return needs_calibration(made) or (target.recipe.calibration is not None and uses_file(made))
 

@@ -43,9 +43,9 @@ def text_asked(
 
 def calibrated_before(target: Target, made: Plan, folder: Path, options: QuantizeOptions) -> Plan:
     """The plan with the calibrated layers of a finished checkpoint that was asked for in the same words."""
-    from assay_quantize.plan.calibrated import is_asked
+    from assay_quantize.plan.calibrated import is_calibrated
 
-    if not is_asked(made):
+    if not is_calibrated(made):
         return made
     if options.runner != "local":
         raise PlanError(
@@ -70,9 +70,9 @@ def calibrated_layers(
     target: Target, made: Plan, source: Path, folder: Path, options: QuantizeOptions
 ) -> tuple[Plan, Path | None]:  # fmt: skip
     """The plan with its calibrated layers, and their folder, beside the checkpoint's; None: there are none to take from."""
-    from assay_quantize.plan.calibrated import is_asked
+    from assay_quantize.plan.calibrated import is_calibrated
 
-    if not is_asked(made) or made.calibrated is not None:
+    if not is_calibrated(made) or made.calibrated is not None:
         return made, None
     from assay_quantize.calibration.layerwise import calibrate_layers
 
@@ -103,10 +103,9 @@ def check_texts(target: Target, plans: Sequence[Plan], options: QuantizeOptions)
     """Before the first byte is written. AssayError: a source of text, a suite or a GPU that is not there, nothing is
     calibrated, or schemes that cannot be calibrated together."""
     from assay_quantize.kernels.devices import device_here
-    from assay_quantize.plan.calibrated import check_scaled, is_asked
-    from assay_quantize.plan.static_scales import needs_calibration
+    from assay_quantize.plan.calibrated import check_scaled, is_calibrated, needs_calibration
 
-    asked = [made for made in plans if is_asked(made)]
+    asked = [made for made in plans if is_calibrated(made)]
     in_run = options.importance is None and (target.recipe.calibration is not None or any(map(needs_calibration, plans)))
     words, is_cuda = options.text, options.device == "cuda"
     option = "--text" if words.sources else "--withhold" if words.withhold is not None else "--device cuda" if is_cuda else None

@@ -147,7 +147,7 @@ def profile_called(hardware: str | None) -> ProfileRecipe | None:
 
 def infeasible(plans: Mapping[str, Planned], profile: ProfileRecipe | None, users: int, context: int) -> dict[str, str]:
     """Checkpoint -> why it cannot be served there, of those that have a plan."""
-    from assay_quantize.plan.parallel import misfits, ranks_of, sentence
+    from assay_quantize.plan.fits import misfits, ranks_of, sentence
 
     reasons: dict[str, str] = {}
     if profile is None:
@@ -185,8 +185,7 @@ def predictions(
     from assay.recipes.model import Serving
     from assay_evaluate.roofline.devices import device_named
     from assay_evaluate.roofline.predicted import predicted_rows
-    from assay_quantize.plan.fits import fit_on, kv_read_bytes
-    from assay_quantize.plan.parallel import ranks_of
+    from assay_quantize.plan.fits import fit_on, kv_read_bytes, ranks_of
 
     device = None if profile is None else device_named(profile.hardware.gpu)
     if profile is None or device is None:

@@ -57,9 +57,9 @@ def estimate_for(made: Plan, hardware: str) -> tuple[Estimate, tuple[Calibration
     """
     from assay_quantize.estimate.calibration_time import estimate_calibration
     from assay_quantize.estimate.hardware_time import estimate
-    from assay_quantize.plan.calibrated import is_asked
+    from assay_quantize.plan.calibrated import is_calibrated
 
-    machine, rates, of_torch = machine_for(made, hardware, with_torch=is_asked(made))
+    machine, rates, of_torch = machine_for(made, hardware, with_torch=is_calibrated(made))
     whole = estimate(made, machine, rates)
-    where = () if not is_asked(made) else (False,) if machine.gpu is None else (True, False)
+    where = () if not is_calibrated(made) else (False,) if machine.gpu is None else (True, False)
     return whole, tuple(estimate_calibration(made, machine, rates, of_torch, gpu=gpu) for gpu in where)

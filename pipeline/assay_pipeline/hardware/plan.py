@@ -180,18 +180,17 @@ def _row(
 ) -> PrecisionOnHardware:
     from assay_evaluate.roofline.devices import device_named
     from assay_evaluate.roofline.kernels import runs_as
-    from assay_quantize.plan.fits import fit_on, kv_read_bytes
-    from assay_quantize.plan.parallel import misfits, ranks_of, sentence
-    from assay_quantize.plan.stored import drafts
+    from assay_quantize.plan.fits import fit_on, kv_read_bytes, misfits, ranks_of, sentence
+    from assay_quantize.plan.stored import is_speculative
 
     fit = fit_on(stored, profile, serving)
     device = device_named(profile.hardware.gpu)
     each = fit.kv_bytes(context)
     held = max(0, fit.free_bytes) // max(1, each)
-    wrong = misfits(stored.served(drafts(profile, serving)), ranks_of(profile))
+    wrong = misfits(stored.served(is_speculative(profile, serving)), ranks_of(profile))
     fits = held >= users and not wrong
     runs = runs_as(scheme, device.architecture if device else None)
-    kv_read = kv_read_bytes(stored.served(drafts(profile, serving)), fit, context) * profile.hardware.num_gpus
+    kv_read = kv_read_bytes(stored.served(is_speculative(profile, serving)), fit, context) * profile.hardware.num_gpus
     problem = sentence(wrong) if wrong else None
     if runs is not None and not runs.computes:
         fits, problem = False, problem or f"vLLM's compiled kernels for {scheme} refuse this GPU"

@@ -138,7 +138,7 @@ def check_same_source(known: Known, choices: Choices, sensitivity: Sensitivity, 
             f"{path}: was made of {shown(sensitivity.source)}, whose tensors are not those of {known.source}; run "
             "`assay sensitivity` on this checkpoint"
         )
-    from assay_quantize.checkpoint.identity.weights import weights_sha256
+    from assay_quantize.checkpoint.identity import weights_sha256
 
     if known.shipped is None and sensitivity.weights_sha256 is not None:
         weights = weights_sha256(known.checkpoint)

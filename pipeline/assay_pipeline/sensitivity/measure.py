@@ -240,7 +240,7 @@ def _record(
     asked: Asked, layout: Layout, figures: Figures, documents: Sequence[Document], texts_description: str, cpu_seconds: float
 ) -> Sensitivity:
     from assay_quantize.checkpoint.checkpoint import open_checkpoint
-    from assay_quantize.checkpoint.identity.weights import weights_sha256
+    from assay_quantize.checkpoint.identity import weights_sha256
     from assay_quantize.sensitivity.texts import texts_sha256
 
     method = f"proxy:{asked.proxy}"

@@ -35,7 +35,7 @@ from assay_quantize.calibration.quiet import loading
 from assay_quantize.calibration.text import Text
 from assay_quantize.calibration.withheld import Withheld
 from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from assay_quantize.checkpoint.identity.weights import weights_sha256
+from assay_quantize.checkpoint.identity import weights_sha256
 from assay_quantize.checkpoint.importance import WEIGHTS
 from assay_quantize.kernels.devices import device_here
 from assay_quantize.storage.resident import cached_bytes

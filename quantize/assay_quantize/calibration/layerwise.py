@@ -47,7 +47,7 @@ from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from assay_quantize.checkpoint.source_reader import SourceReader
 from assay_quantize.kernels.devices import device_here
 from assay_quantize.plan.calibrated import calibrated_mtp_layer, calibrated_tensors, check_scaled
-from assay_quantize.plan.identity import plan_sha256
+from assay_quantize.plan.planner import plan_sha256
 
 SAID_EVERY_S = 10.0
 TRIMMED_EVERY = 5

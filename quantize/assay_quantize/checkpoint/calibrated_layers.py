@@ -7,8 +7,6 @@ over `NAME DTYPE SHAPE` and the bytes of each, by name. What the engine makes of
 from __future__ import annotations
 
 import hashlib
-import os
-import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -16,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.errors import CheckpointError, QuantizeError
+from assay.errors import QuantizeError
 from assay.records.plan import OutputTensor, TensorPlan
-from assay.safe_files import open_inside, read_fully
 from assay_quantize.checkpoint.headers import TensorHeader, read_shard_header
+from assay_quantize.checkpoint.shard_files import OpenShards
 from assay_quantize.checkpoint.source_reader import STORAGE
 from assay_quantize.formats.schemes import module_of
 
@@ -57,15 +55,11 @@ class CalibratedFiles:
         self._headers: dict[str, TensorHeader] = {}
         for layer in layers:
             self._headers |= read_shard_header(folder, layer_file(layer))
-        self._files: dict[str, int] = {}
-        self._lock = threading.Lock()
+        self._shards = OpenShards(folder)
 
     def close(self) -> None:
         """No read may be under way."""
-        with self._lock:
-            for descriptor in self._files.values():
-                os.close(descriptor)
-            self._files.clear()
+        self._shards.close()
 
     def has(self, tensor: TensorPlan) -> bool:
         """Whether a calibration made the tensor."""
@@ -82,10 +76,9 @@ class CalibratedFiles:
             per_part = -(-rows // output.shape[0])
             first, last = begin // per_part, -(-end // per_part)
             per_row = output.num_bytes // output.shape[0]
-            flat = self._read(output, first * per_row, last * per_row)
-            parts[output.name.removeprefix(f"{module_of(tensor.name)}.")] = flat.view(STORAGE[output.dtype]).reshape(
-                last - first, *output.shape[1:]
-            )
+            rows_of_part = self._read(output, first * per_row, last * per_row).view(STORAGE[output.dtype])
+            part = output.name.removeprefix(f"{module_of(tensor.name)}.")
+            parts[part] = rows_of_part.reshape(last - first, *output.shape[1:])
         return parts
 
     def whole(self, output: OutputTensor) -> NDArray[np.uint8]:
@@ -108,17 +101,5 @@ class CalibratedFiles:
                 f"{self._folder}: {output.name} is not there as it was planned; delete the folder and run again"
             )
         flat = np.empty(end - begin, np.uint8)
-        try:
-            done = read_fully(self._file(header.shard), flat.data, header.begin + begin)
-        except OSError as error:
-            raise CheckpointError(f"{self._folder / header.shard}: cannot be read: {error.strerror}") from None
-        if done < flat.nbytes:
-            raise CheckpointError(f"{self._folder / header.shard}: truncated; delete the folder and run again")
+        self._shards.read_into(flat.data, header.shard, header.begin + begin, "truncated; delete the folder and run again")
         return flat
-
-    def _file(self, shard: str) -> int:
-        with self._lock:
-            if shard not in self._files:
-                with open_inside(self._folder, shard) as file:
-                    self._files[shard] = os.dup(file.fileno())
-            return self._files[shard]

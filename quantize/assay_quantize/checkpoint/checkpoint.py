@@ -21,8 +21,7 @@ from assay_quantize.checkpoint.copied_files import copied_files
 from assay_quantize.checkpoint.file_names import CONFIG
 from assay_quantize.checkpoint.fused_experts import split_experts
 from assay_quantize.checkpoint.headers import TensorHeader, read_shard_header
-from assay_quantize.checkpoint.packed_weights import name_packed
-from assay_quantize.checkpoint.source_format import check_config_readable, find_companions, list_notes
+from assay_quantize.checkpoint.source_format import check_config_readable, find_companions, list_notes, name_packed
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,13 @@ def open_checkpoint(folder: Path, *, allow_quantized: bool = False) -> Checkpoin
     entries = sorted(path.name for path in folder.iterdir())
     files = [name for name in entries if name.endswith(".safetensors") or (folder / name).is_file()]
     if not any(name.endswith(".safetensors") for name in files):
-        raise CheckpointError(_no_safetensors(folder))
+        what = "; download the weights into this folder"
+        if old := sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(pattern)):
+            what = (
+                f", only {old[0]}{f' and {len(old) - 1} more' if len(old) > 1 else ''}; convert it first (transformers: "
+                "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)), or download the safetensors release"
+            )
+        raise CheckpointError(f"{folder}: no *.safetensors{what}")
     index = read_json_object(folder, INDEX_NAME, unique_names=True) if INDEX_NAME in entries else None
     made = assemble(
         str(folder), folder, config, index, files, lambda shards: [read_shard_header(folder, shard) for shard in shards]
@@ -126,7 +131,11 @@ def assemble(
     shard_of: dict[str, str] | None = None
     if index is not None:
         shard_of = weight_map(f"{location}: {INDEX_NAME}", index)
-        check_index(location, shard_of, present)
+        if missing := sorted(set(shard_of.values()) - set(present)):
+            raise CheckpointError(
+                f"{location}: {INDEX_NAME} names {missing[0]}"
+                f"{f' and {len(missing) - 1} more shards' if len(missing) > 1 else ''}, not there; complete the download"
+            )
     elif present != [SINGLE_NAME]:
         raise CheckpointError(
             f"{location}: {len(present)} safetensors file(s) but no {INDEX_NAME}; only a single {SINGLE_NAME} needs no index; "
@@ -142,7 +151,7 @@ def assemble(
                 raise CheckpointError(f"{location}: {name} is in {tensors[name].shard} and in {shard}; download them again")
             tensors[name] = header
     if shard_of is not None:
-        check_placement(location, shard_of, tensors)
+        _check_placement(location, shard_of, tensors)
     notes = tuple(_add_extra(tensors, shard, headers[shard]) for shard in extra)
     used = {header.shard for header in tensors.values()}
     sizes = {shard: max(header.end for header in headers[shard].values()) for shard in sorted(used)}
@@ -150,40 +159,18 @@ def assemble(
     return Checkpoint(location, folder, config, tensors, sizes, others, notes)
 
 
-def _add_extra(tensors: dict[str, TensorHeader], shard: str, found: dict[str, TensorHeader]) -> str:
+def _add_extra(tensors: dict[str, TensorHeader], shard: str, headers: dict[str, TensorHeader]) -> str:
     """Take in tensors of a file that the index does not name (GLM-4.7 keeps MTP in mtp.safetensors); returns the note."""
-    new = {name: header for name, header in found.items() if name not in tensors}
+    new = {name: header for name, header in headers.items() if name not in tensors}
     tensors |= new
     if not new:
         return f"{shard} is not in {INDEX_NAME} and holds nothing new: left out"
-    if twice := len(found) - len(new):
+    if twice := len(headers) - len(new):
         return f"{shard} is not in {INDEX_NAME}: its {len(new)} new tensors are taken in, {twice} it repeats are left out"
     return f"{shard} is not in {INDEX_NAME}: its {len(new)} tensors are taken in"
 
 
-def _no_safetensors(folder: Path) -> str:
-    old = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(pattern))
-    if old:
-        return (
-            f"{folder}: no *.safetensors, only {old[0]}"
-            f"{f' and {len(old) - 1} more' if len(old) > 1 else ''}; convert it first (transformers: "
-            "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)), or download the safetensors release"
-        )
-    return f"{folder}: no *.safetensors; download the weights into this folder"
-
-
-# ------------------------------------------------------------------------------------------------ index
-def check_index(where: str, shard_of: Mapping[str, str], present: list[str]) -> None:
-    """Every shard of the index must be there."""
-    missing = sorted(set(shard_of.values()) - set(present))
-    if missing:
-        raise CheckpointError(
-            f"{where}: {INDEX_NAME} names {missing[0]}"
-            f"{f' and {len(missing) - 1} more shards' if len(missing) > 1 else ''}, not there; complete the download"
-        )
-
-
-def check_placement(where: str, shard_of: Mapping[str, str], tensors: Mapping[str, TensorHeader]) -> None:
+def _check_placement(where: str, shard_of: Mapping[str, str], tensors: Mapping[str, TensorHeader]) -> None:
     """The index and the headers of its shards must hold the same tensors, in the same files."""
     for name, shard in shard_of.items():
         header = tensors.get(name)

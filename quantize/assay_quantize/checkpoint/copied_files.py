@@ -25,7 +25,7 @@ OF_THE_SOURCE = frozenset({"quantize_config.json", "quant_config.json", "hf_quan
 
 def is_copied(name: str, num_bytes: int) -> bool:
     """Whether a file of this name and size is copied, wherever it lies."""
-    return not _belongs_to_weights(name) and _why_not(name, num_bytes) is None
+    return not _belongs_to_weights(name) and _reason_not_copied(name, num_bytes) is None
 
 
 def copied_files(folder: Path) -> list[str]:
@@ -45,11 +45,11 @@ def list_left_out(folder: Path) -> list[str]:
     for path in _plain_files(folder):
         if _belongs_to_weights(path.name):
             continue
-        why = _why_not(path.name, path.stat().st_size)
-        if why is None and not stays_inside(path, folder):
-            why = "it is a link that leads out of the folder"
-        if why is not None:
-            lines.append(f"{path} is not copied: {why}")
+        reason = _reason_not_copied(path.name, path.stat().st_size)
+        if reason is None and not stays_inside(path, folder):
+            reason = "it is a link that leads out of the folder"
+        if reason is not None:
+            lines.append(f"{path} is not copied: {reason}")
     return lines
 
 
@@ -63,7 +63,7 @@ def _belongs_to_weights(name: str) -> bool:
     return known or name.startswith(".") or Path(name).suffix in WEIGHT_SUFFIXES
 
 
-def _why_not(name: str, num_bytes: int) -> str | None:
+def _reason_not_copied(name: str, num_bytes: int) -> str | None:
     if name.endswith(".py"):
         return "it is code; a model that needs it gets it from its own repository"
     if re.fullmatch(r"\w[\w.+ -]*", name) is None:

@@ -37,10 +37,10 @@ class _Fused(NamedTuple):
 
 
 def _fused(name: str) -> _Fused | None:
-    if found := _FUSED.fullmatch(name):
-        return _Fused(found["experts"], found["leaf"], found["rest"], f"{found['experts']}.{found['leaf']}")
-    if found := _STACKED.fullmatch(name):
-        return _Fused(f"{found['moe']}.experts", found["leaf"], found["rest"], f"{found['moe']}.{found['leaf']}")
+    if match := _FUSED.fullmatch(name):
+        return _Fused(match["experts"], match["leaf"], match["rest"], f"{match['experts']}.{match['leaf']}")
+    if match := _STACKED.fullmatch(name):
+        return _Fused(f"{match['moe']}.experts", match["leaf"], match["rest"], f"{match['moe']}.{match['leaf']}")
     return None
 
 
@@ -56,7 +56,7 @@ def split_experts(
 
     Raises CheckpointError: a transposed layout ([E, H, 2I]), shapes that do not fit config.json, a name that is there twice.
     """
-    fused = {name: found for name in tensors if (found := _fused(name))}
+    fused = {name: parts for name in tensors if (parts := _fused(name))}
     if not fused:
         return dict(tensors), ()
     made: dict[str, TensorHeader] = {}
@@ -101,13 +101,13 @@ def _check_layout(location: str, config: Mapping[str, Any], weight: TensorHeader
         raise CheckpointError(
             f"{location}: config.json: hidden_size and moe_intermediate_size are needed to read {weight.name}; add them"
         )
-    wanted = (hidden, intermediate) if leaf == "down_proj" else (len(_PARTS[leaf]) * intermediate, hidden)
-    if len(weight.shape) == 3 and weight.shape[1:] == wanted:
+    rows, columns = (hidden, intermediate) if leaf == "down_proj" else (len(_PARTS[leaf]) * intermediate, hidden)
+    if len(weight.shape) == 3 and weight.shape[1:] == (rows, columns):
         return
-    if len(weight.shape) == 3 and weight.shape[1:] == wanted[::-1]:
-        what = f"is stored transposed, [experts, {wanted[1]}, {wanted[0]}]; only [experts, {wanted[0]}, {wanted[1]}] is read"
+    if len(weight.shape) == 3 and weight.shape[1:] == (columns, rows):
+        what = f"is stored transposed, [experts, {columns}, {rows}]; only [experts, {rows}, {columns}] is read"
     else:
-        what = f"has shape {list(weight.shape)}; by config.json it should be [experts, {wanted[0]}, {wanted[1]}]"
+        what = f"has shape {list(weight.shape)}; by config.json it should be [experts, {rows}, {columns}]"
     raise CheckpointError(f"{location}: {weight.name} {what}; {HOW_TO_SPLIT}")
 
 

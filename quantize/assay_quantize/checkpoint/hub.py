@@ -6,25 +6,29 @@ is longer than `FIRST_BYTES`): about 30 MB for GLM-5 instead of 1.5 TB.
 Requests are those of `huggingface_hub`: its session, its login (`hf auth login`, or HF_TOKEN), HF_ENDPOINT, HF_HUB_OFFLINE, its
 waiting when the hub is busy. The token is sent to the hub, and not to the storage that the hub redirects to. What comes back is
 bounded, checked against what the hub states of it, and parsed here. (The list is not `HfApi.model_info`: that tries once, reads
-without a bound, and fails on what a model card may hold.)
+without a bound, and fails on what a model card may hold. And `hf_hub_download` compares neither size nor hash: what comes is
+renamed into place if it is as long as the answer said, and what lies in the cache is taken for right.)
 """
 
 from __future__ import annotations
 
+import functools
 import io
 import logging
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
 
 import httpx
-from huggingface_hub import constants, hf_hub_url
+from huggingface_hub import constants, hf_hub_download, hf_hub_url
 from huggingface_hub.utils import (
     HFValidationError,
     build_hf_headers,
@@ -32,10 +36,11 @@ from huggingface_hub.utils import (
     http_stream_backoff,
     validate_repo_id,
 )
+from tqdm import tqdm  # type: ignore[import-untyped]
 
 import assay
-from assay.errors import CheckpointError
-from assay.file_data import content_differs
+from assay.errors import AssayError, CheckpointError
+from assay.file_data import content_differs, data_of_files
 from assay.hub_errors import HUB_ERRORS, hub_address, hub_error
 from assay.hub_session import guard_hub, is_plain_name
 from assay.safe_files import MAX_JSON_BYTES, parse_json_object
@@ -57,7 +62,7 @@ FIRST_WAIT_S = 0.5
 MAX_LIST_BYTES = 32_000_000
 MAX_FILES = 200_000
 """Of a repository; the hub itself advises at most 100,000."""
-SAID = {"model": "model", "dataset": "data set"}
+KIND_NAMES = {"model": "model", "dataset": "data set"}
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -116,7 +121,7 @@ class Repository:
             validate_repo_id(hub_id)
         except HFValidationError:
             raise CheckpointError(
-                f"{hub_id}: is no id of a {SAID[kind]} on the hub; write it like zai-org/GLM-5"
+                f"{hub_id}: is no id of a {KIND_NAMES[kind]} on the hub; write it like zai-org/GLM-5"
             ) from None  # fmt: skip
         self.hub_id, self.kind = hub_id, kind
         self.revision = revision
@@ -136,7 +141,7 @@ class Repository:
             how = difference(stated, len(data), io.BytesIO(data))
             if not how:
                 return data
-        raise altered(self.hub_id, name, how)
+        raise altered_error(self.hub_id, name, how)
 
     def shard_headers(self, shards: Sequence[str]) -> list[dict[str, TensorHeader]]:
         """Headers of `shards`, parsed and checked."""
@@ -144,7 +149,7 @@ class Repository:
         def parse(shard: str, stored: bytes, num_bytes: int) -> dict[str, TensorHeader]:
             return parse_header(f"{self.hub_id}/{shard}", shard, num_bytes, lambda begin, end: stored[begin:end])
 
-        return [parse(shard, *found) for shard, found in zip(shards, self.read_headers(shards), strict=True)]
+        return [parse(shard, *header) for shard, header in zip(shards, self.read_headers(shards), strict=True)]
 
     def read_headers(self, names: Sequence[str]) -> list[tuple[bytes, int]]:
         """(safetensors header as it is stored, its length in front; size of the whole file) of each file, some at a time."""
@@ -184,8 +189,8 @@ class Repository:
         return hf_hub_url(self.hub_id, name, repo_type=self.kind, revision=self.revision)
 
     def _list(self) -> dict[str, HubFile]:
-        asked = quote(self.revision, safe="")
-        url = f"{constants.ENDPOINT}/api/{self.kind}s/{quote(self.hub_id)}/revision/{asked}?blobs=true"
+        revision = quote(self.revision, safe="")
+        url = f"{constants.ENDPOINT}/api/{self.kind}s/{quote(self.hub_id)}/revision/{revision}?blobs=true"
         listing = parse_json_object(f"{self.shown_id}: file list", self._read(url, MAX_LIST_BYTES))
         commit, before = listing.get("sha"), self.revision
         if isinstance(commit, str) and _COMMIT.fullmatch(commit):
@@ -198,12 +203,12 @@ class Repository:
         listed = siblings if isinstance(siblings, list) else []
         if len(listed) > MAX_FILES:
             raise CheckpointError(f"{self.shown_id}: {len(listed):,} files are listed, at most {MAX_FILES:,} are read")
-        found = dict(_hub_file(one, self.revision) for one in listed if isinstance(one, dict))
+        files = dict(_hub_file(entry, self.revision) for entry in listed if isinstance(entry, dict))
         if self.kind == "model":
-            return {name: file for name, file in found.items() if is_plain_name(name)}
-        if (odd := next((name for name in found if not _is_plain_path(name)), None)) is not None:
+            return {name: file for name, file in files.items() if is_plain_name(name)}
+        if (odd := next((name for name in files if not _is_plain_path(name)), None)) is not None:
             raise CheckpointError(f"{self.shown_id}: {ascii(odd)[:100]} is listed, which is no path in a data set")
-        return found
+        return files
 
     def _read_header(self, name: str) -> tuple[bytes, int]:
         stored = bytearray()
@@ -253,12 +258,12 @@ class Repository:
 
     def _total(self, name: str, response: httpx.Response, begin: int) -> int:
         """Size of the whole file, from the answer for a range that begins at `begin`."""
-        found = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("content-range", ""))
+        match = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("content-range", ""))
         if response.status_code == 200:
             raise CheckpointError(f"{self.hub_id}: {hub_address()} ignores range requests; download it and give the folder")
-        if response.status_code != 206 or found is None or int(found[1]) != begin:
+        if response.status_code != 206 or match is None or int(match[1]) != begin:
             raise CheckpointError(f"{self.hub_id}/{name}: HTTP {response.status_code} and another range than the one asked for")
-        num_bytes, stated = int(found[2]), self.files[name].num_bytes
+        num_bytes, stated = int(match[2]), self.files[name].num_bytes
         if stated not in (None, num_bytes):
             raise CheckpointError(f"{self.hub_id}/{name}: {num_bytes} bytes, listed with {stated}; try again later")
         return num_bytes
@@ -270,7 +275,7 @@ class Repository:
         time.sleep(FIRST_WAIT_S * 2 ** (failures - 1))
 
 
-def altered(hub_id: str, name: str, how: str) -> CheckpointError:
+def altered_error(hub_id: str, name: str, how: str) -> CheckpointError:
     """The error for a file that twice was not what the hub states."""
     return CheckpointError(
         f"{hub_id}/{name}: {how}, downloaded twice; something between {hub_address()} and here changes it; try another "
@@ -310,3 +315,84 @@ def _hub_file(sibling: dict[str, Any], commit: str) -> tuple[str, HubFile]:
     if isinstance(stated, str) and re.fullmatch(r"[0-9a-f]{64}", stated):
         content = f"sha256:{stated}"
     return str(sibling.get("rfilename", "")), HubFile(size if type(size) is int and size >= 0 else None, content)
+
+
+class Stopped(Exception):
+    """The download was called off."""
+
+
+def file_in_cache(repository: Repository, name: str) -> Path:
+    """The file `name` of a repository, downloaded if it is not there, and checked; what differs is fetched once more.
+
+    Raises CheckpointError: no size or hash is stated, twice another content than stated (which is removed from the cache), the
+    hub does not answer, the disk is full.
+    """
+    hub_id, stated = repository.shown_id, repository.files[name]
+    if stated.num_bytes is None or not stated.has_hash:
+        raise CheckpointError(
+            f"{hub_id}/{name}: the hub states no size or no hash of it, so a damaged download could not be told from a whole "
+            "one; download it by other means and name the file"
+        )
+    for is_retry in (False, True):
+        try:
+            path = Path(
+                hf_hub_download(
+                    repository.hub_id,
+                    name,
+                    repo_type=repository.kind,
+                    revision=repository.revision,
+                    force_download=is_retry,
+                    tqdm_class=silent_bar(lambda: False, stated.num_bytes, f"{hub_id}/{name}"),
+                    library_name="assay",
+                    library_version=assay.__version__,
+                )
+            )
+        except AssayError:
+            raise
+        except HUB_ERRORS as error:
+            raise hub_error(hub_id, error, name) from None
+        if (num_bytes := path.stat().st_size) != stated.num_bytes:
+            how = f"{num_bytes} bytes where the hub states {stated.num_bytes}"
+        elif what := content_difference(path.parent, path.name, stated.content):
+            how = f"its {what} is not the one the hub states"
+        else:
+            return path
+    with suppress(OSError):  # others would take it for right
+        blob = path.resolve()
+        path.unlink()
+        blob.unlink(missing_ok=True)
+    raise altered_error(hub_id, name, how)
+
+
+def content_difference(folder: Path, name: str, data: str) -> str:
+    """`content_differs` of a file; remembered: a run makes many checkpoints of one source."""
+    [stamp] = data_of_files(folder, [name]).values()
+    return _hash_differs(folder / name, stamp, data)
+
+
+@functools.cache
+def _hash_differs(path: Path, stamp: str, data: str) -> str:
+    """stamp: of the file, so that what was written to since is read again."""
+    with path.open("rb") as file:
+        return content_differs(data, os.fstat(file.fileno()).st_size, file)
+
+
+def silent_bar(is_stopped: Callable[[], bool], num_bytes: int | None, where: str) -> type[Any]:
+    """What `hf_hub_download` takes for a progress bar: it shows nothing, and ends a transfer that is called off or too long."""
+
+    class SilentBar(tqdm):  # type: ignore[misc]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **{**options, "disable": True})
+            self.received = options.get("initial", 0)
+            self.thread = threading.get_ident()
+
+        def update(self, n: float | None = 1) -> None:
+            self.received += n or 0
+            if threading.get_ident() != self.thread:
+                return  # hf_xet reports from a thread of its own: an error there ends nothing
+            if is_stopped():
+                raise Stopped
+            if num_bytes is not None and self.received > num_bytes:
+                raise CheckpointError(f"{where}: more than the {num_bytes} bytes that the hub states were sent; try again")
+
+    return SilentBar

@@ -6,10 +6,10 @@ activation, which is what llama.cpp calls an importance matrix. Numbers are fini
 matter. Weights the file does not name are searched unweighted (experts that no calibration token reached, say).
 
 Beside them lie largest magnitudes, FP32 [1], from which scales are made that do not change while a checkpoint is served
-(`static_scales.py`): of what entered a module, `MODULE.input_amax`, and of the keys and values of attention with heads,
+(`plan/calibrated.py`): of what entered a module, `MODULE.input_amax`, and of the keys and values of attention with heads,
 `MODULE.k_amax` and `MODULE.v_amax`.
 
-Its metadata may say of which weights it is (`assay_weights`, from `weights_identity.py`): it is then refused for others.
+Its metadata may say of which weights it is (`assay_weights`, from `identity.py`): it is then refused for others.
 
 Values are read when they are asked for: for a model of 744 B parameters they are a gigabyte.
 """
@@ -29,12 +29,11 @@ from assay.errors import CheckpointError, PlanError
 from assay.records.base import sha256_of_file
 from assay_quantize.checkpoint.checkpoint import Checkpoint
 from assay_quantize.checkpoint.headers import TensorHeader, read_shard_header
-from assay_quantize.checkpoint.identity.weights import weights_sha256
+from assay_quantize.checkpoint.identity import weights_sha256
 
 INPUT_AMAX, K_AMAX, V_AMAX = "input_amax", "k_amax", "v_amax"
 WEIGHTS = "assay_weights"
 """In the metadata."""
-AMAX_LEAVES = (INPUT_AMAX, K_AMAX, V_AMAX)
 
 
 @dataclass(frozen=True)
@@ -88,15 +87,19 @@ class Importance:
 
     def coverage(self, names: Iterable[str]) -> str:
         """One line: how many of the weights `names` the file names. Raises PlanError when it names none of them."""
-        wanted = sorted(set(names))
-        left = [name for name in wanted if name not in self.headers]
-        if wanted and len(left) == len(wanted):
+        weights = sorted(set(names))
+        unnamed = [name for name in weights if name not in self.headers]
+        if weights and len(unnamed) == len(weights):
             raise PlanError(
-                f"{self.path}: it names none of the {len(wanted)} quantized weights (the first is {wanted[0]}, its own first "
+                f"{self.path}: it names none of the {len(weights)} quantized weights (the first is {weights[0]}, its own first "
                 f"{min(self.headers, default='nothing')}); tensors must have the weights' names"
             )
-        found = f"{self.path.name}: channel weights for {len(wanted) - len(left)} of {len(wanted)} quantized weights"
-        return f"{found}; searched unweighted: {left[0]}{f' and {len(left) - 1} more' if left[1:] else ''}" if left else found
+        line = f"{self.path.name}: channel weights for {len(weights) - len(unnamed)} of {len(weights)} quantized weights"
+        return (
+            f"{line}; searched unweighted: {unnamed[0]}{f' and {len(unnamed) - 1} more' if unnamed[1:] else ''}"
+            if unnamed
+            else line
+        )
 
 
 def load_importance(path: Path) -> Importance:
@@ -116,22 +119,19 @@ def load_importance(path: Path) -> Importance:
                 f"{path}: {header.name} is {header.dtype} {list(header.shape)}; every tensor must be an F32 vector, one number "
                 "for each input channel of the weight of that name"
             )
-    return Importance(path, headers, _metadata(path).get(WEIGHTS))
-
-
-def _metadata(path: Path) -> dict[str, str]:
     try:
         with safe_open(path, framework="numpy") as file:
-            return dict(file.metadata() or {})
+            metadata = file.metadata() or {}
     except (SafetensorError, OSError) as error:
         raise PlanError(f"{path}: refused by the safetensors library: {error}") from None
+    return Importance(path, headers, metadata.get(WEIGHTS))
 
 
 def check_weights(importance: Importance, checkpoint: Checkpoint) -> bool:
     """Whether it is known that the file is of a checkpoint's weights. PlanError: it is of others."""
-    if importance.weights_sha256 is None or (found := weights_sha256(checkpoint)) is None:
+    if importance.weights_sha256 is None or (sha256 := weights_sha256(checkpoint)) is None:
         return False
-    if found != importance.weights_sha256:
+    if sha256 != importance.weights_sha256:
         raise PlanError(
             f"{importance.path}: was made from other weights than those of {checkpoint.location}, and says what enters their "
             f"channels, not these: make one with `assay calibrate {checkpoint.location} --out FILE`"

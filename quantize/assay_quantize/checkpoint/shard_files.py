@@ -1,19 +1,80 @@
-"""Shards as files, without torch: their headers from the plan, the order of their data, temporary names, fsync."""
+"""Shards as files, without torch: how they are read, their headers from the plan, the order of their data, names, fsync."""
 
 from __future__ import annotations
 
 import json
 import os
 import struct
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from assay.atomic_files import naming
+from assay.errors import CheckpointError
 from assay.records.plan import OutputTensor, Plan, TensorPlan
+from assay.safe_files import open_inside, read_fully
 from assay_quantize.formats.schemes import DTYPE_BYTES
+from assay_quantize.storage.past_cache import Residency, has_direct
 
 ALIGNMENT_BYTES = 8
 """Sizes that are multiples of it keep every later tensor aligned to its element size, whatever that is."""
+
+
+class OpenShard(NamedTuple):
+    """has_direct: it can be read past the page cache."""
+
+    descriptor: int
+    has_direct: bool
+    residency: Residency
+
+
+class OpenShards:
+    """Shards of a folder, opened when first read and never mapped into memory; safe to use from many threads at once."""
+
+    def __init__(self, folder: Path, *, sizes: Mapping[str, int] | None = None, advice: int = os.POSIX_FADV_NORMAL) -> None:
+        """sizes: shard -> its bytes when its header was read; another size is refused. advice: how they will be read."""
+        self._folder, self._sizes, self._advice = folder, sizes or {}, advice
+        self._shards: dict[str, OpenShard] = {}
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Close all files. No read may be under way."""
+        with self._lock:
+            for shard in self._shards.values():
+                shard.residency.close()
+                os.close(shard.descriptor)
+            self._shards.clear()
+
+    def open(self, name: str) -> OpenShard:
+        with self._lock:
+            if name not in self._shards:
+                path = self._folder / name
+                try:
+                    with open_inside(self._folder, name) as file:
+                        descriptor = os.dup(file.fileno())
+                except OSError as error:
+                    raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+                size = os.fstat(descriptor).st_size
+                if (expected := self._sizes.get(name, size)) != size:
+                    os.close(descriptor)
+                    raise CheckpointError(
+                        f"{path}: {expected} bytes expected, {size} there: it changed since its header was read; download it "
+                        "again"
+                    )
+                os.posix_fadvise(descriptor, 0, 0, self._advice)
+                self._shards[name] = OpenShard(descriptor, has_direct(descriptor), Residency(descriptor, size))
+            return self._shards[name]
+
+    def read_into(self, view: memoryview, name: str, begin: int, if_shorter: str) -> None:
+        """Fill `view` from byte `begin` of a shard on. if_shorter: what it means, in words, that the file ends before."""
+        path = self._folder / name
+        try:
+            done = read_fully(self.open(name).descriptor, view, begin)
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+        if done < len(view):
+            raise CheckpointError(f"{path}: {if_shorter}")
 
 
 def partial_path(path: Path) -> Path:

@@ -5,18 +5,29 @@ Scales may be per block (`weight_scale_inv` of DeepSeek, GLM and Qwen releases, 
 compressed-tensors), per channel or per tensor. Of packed weights two kinds are read, in which models were trained and published
 in nothing else: symmetric INT4 of compressed-tensors (Kimi-K2-Thinking), and the FP4 of DeepSeek-V4 (groups of 32 with scales
 that are powers of two). The others (NVFP4, GPTQ, AWQ) are refused: quantizing them once more would measure another model.
+
+Packed weights get the names and shapes of the weights they stand for. `kernels/dequantize.py` says how they are read.
+
+INT4 of compressed-tensors (Kimi-K2-Thinking):
+`weight_packed` I32 [O, I/8] holds the codes of eight columns in a word, the first in its lowest bits, 8 added to each;
+`weight_scale` [O, I/group] their scales; `weight_shape` [2] is O and I. A plan sees `weight` [O, I] of dtype `INT4`, which no
+file has: its bytes are those of `weight_packed`.
+
+FP4 of DeepSeek-V4: `weight` I8 [O, I/2] holds two E2M1 codes in a byte, the first in its low half; `scale` F8_E8M0 [O, I/32]
+the exponents of their scales: OCP's MXFP4. A plan sees `weight` [O, I] of dtype `FP4`.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from assay.errors import CheckpointError
 from assay.recipes.families import quantization_of
+from assay_quantize.formats.schemes import CODES_PER_ELEMENT
 
 if TYPE_CHECKING:
     from assay_quantize.checkpoint.headers import TensorHeader
@@ -96,36 +107,35 @@ def check_config_readable(location: str, config: Mapping[str, Any]) -> None:
     how = f"config.json says quant_method {_shown(method)}"
     if method == "compressed-tensors":
         kind = declared.get("format")
-        if (kind in FP8_FORMATS and all(_is_fp8(group) for group in _groups(declared))) or declares_int4(config):
+        numbers = [(weights.get("type"), weights.get("num_bits")) for weights in _weight_arguments(declared)]
+        if (kind in FP8_FORMATS and all(number == ("float", 8) for number in numbers)) or declares_int4(config):
             return
         how += f", format {_shown(kind)}"
     raise not_readable(location, how)
 
 
-def _groups(declared: Mapping[str, Any]) -> Iterable[Any]:
+def _weight_arguments(declared: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What each config group says of weights; nothing where it says none."""
     groups = declared.get("config_groups")
-    return groups.values() if isinstance(groups, dict) else ()
-
-
-def _is_fp8(group: Any) -> bool:
-    weights = group.get("weights") if isinstance(group, dict) else None
-    return isinstance(weights, dict) and (weights.get("type"), weights.get("num_bits")) == ("float", 8)
+    groups = [group if isinstance(group, dict) else {} for group in groups.values()] if isinstance(groups, dict) else []
+    return [group["weights"] if isinstance(group.get("weights"), dict) else {} for group in groups]
 
 
 def declares_int4(config: Mapping[str, Any]) -> bool:
     """Whether config.json says that weights are packed by compressed-tensors as symmetric INT4."""
     declared = declared_quantization(config) or {}
-    groups = list(_groups(declared))
+    groups = _weight_arguments(declared)
     is_packed = (declared.get("quant_method"), declared.get("format")) == ("compressed-tensors", "pack-quantized")
-    return is_packed and bool(groups) and all(_is_int4(group) for group in groups)
-
-
-def _is_int4(group: Any) -> bool:
-    weights = group.get("weights") if isinstance(group, dict) else None
-    if not isinstance(weights, dict):
-        return False
-    kind = (weights.get("type"), weights.get("num_bits"), weights.get("symmetric"))
-    return kind == ("int", 4, True) and not weights.get("actorder") and weights.get("strategy") in ("group", "channel")
+    return (
+        is_packed
+        and bool(groups)
+        and all(
+            (weights.get("type"), weights.get("num_bits"), weights.get("symmetric")) == ("int", 4, True)
+            and not weights.get("actorder")
+            and weights.get("strategy") in ("group", "channel")
+            for weights in groups
+        )
+    )
 
 
 def not_readable(location: str, how: str) -> CheckpointError:
@@ -140,15 +150,14 @@ def not_readable(location: str, how: str) -> CheckpointError:
 def declared_block(location: str, config: Mapping[str, Any]) -> tuple[int, int]:
     """(rows, columns) of weights that share a scale, where scales are per block; 128 x 128 unless config.json differs."""
     declared = declared_quantization(config) or {}
-    said: Any = declared.get("weight_block_size")
-    for group in _groups(declared):
-        weights = group.get("weights") if isinstance(group, dict) else None
-        said = said or (weights or {}).get("block_structure")
-    if said is None:
+    block_size: Any = declared.get("weight_block_size")
+    for weights in _weight_arguments(declared):
+        block_size = block_size or weights.get("block_structure")
+    if block_size is None:
         return DEFAULT_BLOCK
-    if not isinstance(said, list) or len(said) != 2 or not all(type(n) is int and n > 0 for n in said):
-        raise CheckpointError(f"{location}: config.json: weight_block_size must be [rows, columns], got {_shown(said)}")
-    return said[0], said[1]
+    if not isinstance(block_size, list) or len(block_size) != 2 or not all(type(n) is int and n > 0 for n in block_size):
+        raise CheckpointError(f"{location}: config.json: weight_block_size must be [rows, columns], got {_shown(block_size)}")
+    return block_size[0], block_size[1]
 
 
 def block_of(
@@ -203,11 +212,14 @@ def find_companions(location: str, config: Mapping[str, Any], tensors: Mapping[s
             raise CheckpointError(f"{location}: {weight.name} {what}; the checkpoint is damaged, download it again")
         _check_scale(location, weight, header, block)
         scale_of[weight.name] = name
-    _check_scaled(location, tensors, scale_of)
+    for name, header in tensors.items():
+        if header.dtype in SCALED and name not in scale_of:
+            what, lacks = SCALED[header.dtype]
+            raise CheckpointError(f"{location}: {name} is {what}, but there is no {lacks} beside it; complete the download")
     lost = next((name for name, weight in of_activations.items() if weight not in tensors), None)
     if lost is not None:
         raise CheckpointError(f"{location}: {lost} belongs to {of_activations[lost]}, not there; complete the download")
-    weight_of = {of: weight for found in (scale_of, shape_of) for weight, of in found.items()} | of_activations
+    weight_of = {of: weight for companions in (scale_of, shape_of) for weight, of in companions.items()} | of_activations
     return Companions(scale_of, weight_of, frozenset(of_activations), shape_of)
 
 
@@ -226,13 +238,6 @@ def _check_scale(location: str, weight: TensorHeader, scale: TensorHeader, block
         raise CheckpointError(
             f"{location}: {scale.name} {list(scale.shape)} does not fit {weight.name} {list(weight.shape)}: {what}"
         )
-
-
-def _check_scaled(location: str, tensors: Mapping[str, TensorHeader], scale_of: Mapping[str, str]) -> None:
-    for name, header in tensors.items():
-        if header.dtype in SCALED and name not in scale_of:
-            what, lacks = SCALED[header.dtype]
-            raise CheckpointError(f"{location}: {name} is {what}, but there is no {lacks} beside it; complete the download")
 
 
 # ------------------------------------------------------------------------------------------------ lists that lie
@@ -285,3 +290,40 @@ def _some(names: list[str]) -> str:
 
 def _shown(value: Any) -> str:
     return ascii(value)[:60]
+
+
+if TYPE_CHECKING:
+    from assay_quantize.checkpoint.headers import TensorHeader
+
+
+def name_packed(
+    config: Mapping[str, Any], tensors: Mapping[str, TensorHeader]
+) -> tuple[dict[str, TensorHeader], tuple[str, ...]]:
+    """`tensors` with every packed weight under the name and shape of what it stands for, in the same order; and a note.
+
+    INT4 only where config.json declares it: `find_companions` refuses packed weights of any other kind.
+    """
+    if not declares_int4(config):
+        return _name_fp4(tensors)
+    made: dict[str, TensorHeader] = {}
+    count = 0
+    for name, header in tensors.items():
+        module, _, leaf = name.rpartition(".")
+        if leaf == "weight_packed" and header.dtype == "I32" and len(header.shape) == 2:
+            rows, words = header.shape
+            header = header._replace(name=f"{module}.weight", dtype=INT4, shape=(rows, words * CODES_PER_ELEMENT["I32"]))
+            count += 1
+        made[header.name] = header
+    return made, (f"{count:,} weights are packed INT4; they are read as BF16",) if count else ()
+
+
+def _name_fp4(tensors: Mapping[str, TensorHeader]) -> tuple[dict[str, TensorHeader], tuple[str, ...]]:
+    """What is stored as I8 beside scales that are exponents is FP4; I8 beside any other scales is refused as before."""
+    made = dict(tensors)
+    for name, header in tensors.items():
+        scale = tensors.get(f"{name.removesuffix('.weight')}.{BARE_SCALE}")
+        if name.endswith(".weight") and header.dtype == "I8" and len(header.shape) == 2 and scale and scale.dtype == E8M0:
+            rows, num_bytes = header.shape
+            made[name] = header._replace(dtype=FP4, shape=(rows, num_bytes * CODES_PER_ELEMENT["U8"]))
+    count = sum(header.dtype == FP4 for header in made.values())
+    return made, (f"{count:,} weights are FP4; they are read as BF16",) if count else ()

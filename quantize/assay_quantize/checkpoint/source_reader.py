@@ -11,20 +11,20 @@ import math
 import os
 import threading
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from assay.errors import CheckpointError, QuantizeError
 from assay.records.plan import TensorPlan
-from assay.safe_files import open_inside, read_fully
 from assay_quantize.checkpoint.checkpoint import Checkpoint
 from assay_quantize.checkpoint.headers import TensorHeader
+from assay_quantize.checkpoint.shard_files import OpenShards
 from assay_quantize.checkpoint.source_format import FP4, INT4, block_of, declared_block
 from assay_quantize.formats.casting import float_rows
 from assay_quantize.formats.schemes import DTYPE_BYTES
-from assay_quantize.storage.past_cache import Loans, ReadAhead, Residency, has_direct, is_aligned
+from assay_quantize.storage.past_cache import Loans, ReadAhead, is_aligned
 
 Buffer = npt.NDArray[np.uint8]
 """Flat, writable, C-contiguous memory of the caller."""
@@ -35,18 +35,6 @@ STORAGE: dict[str, Any] = {
     "U32": np.uint32, "I32": np.int32, "F32": np.float32, "U64": np.uint64, "I64": np.int64, "F64": np.float64,
 }  # fmt: skip
 """safetensors dtype -> numpy dtype it is held in; BF16 and FP8 as bit patterns."""
-
-
-class _File(NamedTuple):
-    """A shard that is open. has_direct: it can be read past the page cache."""
-
-    descriptor: int
-    has_direct: bool
-    residency: Residency
-
-    def close(self) -> None:
-        self.residency.close()
-        os.close(self.descriptor)
 
 
 class SourceReader:
@@ -60,9 +48,8 @@ class SourceReader:
         if checkpoint.folder is None:
             raise CheckpointError(f"{checkpoint.location}: its weights are on the hub; download it first and give the folder")
         self.checkpoint = checkpoint
-        self._folder = checkpoint.folder
         self._block = declared_block(checkpoint.location, checkpoint.config)
-        self._files: dict[str, _File] = {}
+        self._shards = OpenShards(checkpoint.folder, sizes=checkpoint.shards)
         self._ahead: ReadAhead | None = None
         self._lock = threading.Lock()
 
@@ -74,12 +61,9 @@ class SourceReader:
 
     def close(self) -> None:
         """Close all files. No read may be under way."""
-        with self._lock:
-            if self._ahead is not None:
-                self._ahead.close()
-            for file in self._files.values():
-                file.close()
-            self._files.clear()
+        if self._ahead is not None:
+            self._ahead.close()
+        self._shards.close()
 
     # -------------------------------------------------------------------------------------------- reading
     def read_rows(
@@ -98,7 +82,7 @@ class SourceReader:
         if loans is not None and tensor.scale is None and self._ahead is not None:
             position = header.begin + begin * per_row
             if is_aligned(position):
-                lent = self._ahead.lend(self._file(header.shard).descriptor, position, count * per_row, loans)
+                lent = self._ahead.lend(self._shards.open(header.shard).descriptor, position, count * per_row, loans)
                 if lent is not None:
                     plain: npt.NDArray[Any] = lent.view(STORAGE[tensor.logical_dtype]).reshape(count, *header.shape[1:])
                     return plain
@@ -127,7 +111,7 @@ class SourceReader:
         past_cache: read it from the disk wherever it lies, as long as the disk keeps up: that costs the processor nothing.
         """
         header = self._header(tensor)
-        file, position, size = self._file(header.shard), header.begin + begin, end - begin
+        file, position, size = self._shards.open(header.shard), header.begin + begin, end - begin
         if size == 0:
             return
         is_spared = past_cache and file.has_direct and (self._ahead is None or self._ahead.keeps_up())
@@ -144,27 +128,21 @@ class SourceReader:
     def done_with(self, tensor: TensorPlan, begin: int, end: int) -> None:
         """Let the kernel drop bytes [begin, end) of the stored tensor from its page cache."""
         header = self._header(tensor)
-        descriptor = self._file(header.shard).descriptor
+        descriptor = self._shards.open(header.shard).descriptor
         os.posix_fadvise(descriptor, header.begin + begin, end - begin, os.POSIX_FADV_DONTNEED)
 
     def _dequantize(self, tensor: TensorPlan, stored: Buffer, begin: int, end: int, out: Buffer) -> None:
         # only now: numba takes a second to import, and most sources need none
-        from assay_quantize.kernels.dequantize import dequantize_fp4_rows, dequantize_int4_rows, dequantize_rows
+        from assay_quantize.kernels.dequantize import E2M1_VALUES, INT4_VALUES, dequantize_codes, dequantize_rows
 
         shape = (end - begin, tensor.shape[1])
         scale_BG, (block_rows, block_columns) = self._scales(tensor, begin, end)
         if tensor.dtype in (INT4, FP4):
-            unpack = dequantize_int4_rows if tensor.dtype == INT4 else dequantize_fp4_rows
-            unpack(stored.reshape(end - begin, -1), scale_BG, out.view(np.uint16).reshape(shape))
-            return
-        dequantize_rows(
-            stored.reshape(shape),
-            scale_BG,
-            block_rows=block_rows,
-            block_columns=block_columns,
-            first_row=begin,
-            out_OI=out.view(np.uint16).reshape(shape),
-        )
+            values = INT4_VALUES if tensor.dtype == INT4 else E2M1_VALUES
+            dequantize_codes(stored.reshape(end - begin, -1), scale_BG, values, out.view(np.uint16).reshape(shape))
+        else:
+            out_OI = out.view(np.uint16).reshape(shape)
+            dequantize_rows(stored.reshape(shape), scale_BG, block_rows, block_columns, begin, out_OI)
 
     def _scales(self, tensor: TensorPlan, begin: int, end: int) -> tuple[npt.NDArray[np.float32], tuple[int, int]]:
         """FP32 scales of the blocks that rows [begin, end) lie in, and how many rows and columns share one."""
@@ -196,38 +174,12 @@ class SourceReader:
         assert buffer.nbytes >= num_bytes, f"a buffer of {num_bytes} bytes is needed, got {buffer.nbytes}"
         return buffer[:num_bytes]
 
-    def _file(self, shard: str) -> _File:
-        with self._lock:
-            if shard not in self._files:
-                self._files[shard] = self._open(shard)
-            return self._files[shard]
-
-    def _open(self, shard: str) -> _File:
-        path = self._folder / shard
-        try:
-            with open_inside(self._folder, shard) as file:
-                descriptor = os.dup(file.fileno())
-        except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
-        size, expected = os.fstat(descriptor).st_size, self.checkpoint.shards.get(shard)
-        if expected is not None and size != expected:
-            os.close(descriptor)
-            raise CheckpointError(
-                f"{path}: {expected} bytes expected, {size} there: it changed since its header was read; download it again"
-            )
-        return _File(descriptor, has_direct(descriptor), Residency(descriptor, size))
-
     def _read_into(self, view: memoryview, header: TensorHeader, begin: int) -> None:
         assert begin >= 0 and begin + len(view) <= header.num_bytes, f"{header.name}: {begin} + {len(view)} is beyond its end"
-        file, position = self._file(header.shard), header.begin + begin
-        if self._ahead is not None and self._ahead.take(file.descriptor, position, view):
-            return
-        try:
-            done = read_fully(file.descriptor, view, position)
-        except OSError as error:
-            raise CheckpointError(f"{self._folder / header.shard}: cannot be read: {error.strerror}") from None
-        if done < len(view):
-            raise CheckpointError(f"{self._folder / header.shard}: truncated: ends inside {header.name}; download it again")
+        position = header.begin + begin
+        descriptor = self._shards.open(header.shard).descriptor
+        if self._ahead is None or not self._ahead.take(descriptor, position, view):
+            self._shards.read_into(view, header.shard, position, f"truncated: ends inside {header.name}; download it again")
 
 
 def rows_bytes(tensor: TensorPlan, rows: int) -> int:

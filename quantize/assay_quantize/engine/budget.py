@@ -7,11 +7,9 @@ depends on the size of a shard or of the checkpoint.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from assay.errors import QuantizeError
 from assay_quantize.plan.slabs import SLAB_BYTES
@@ -63,15 +61,6 @@ def parse_memory(text: str) -> int:
     return int(float(number) * base ** _UNITS[unit.upper()])
 
 
-def resident_bytes() -> int:
-    """What this process holds in memory now (RSS); 0 where /proc does not say."""
-    try:
-        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
-    except OSError:
-        return 0
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
-
-
 def window_of(workers: int) -> int:
     """Slabs that may be in flight at once: read, being worked on, or waiting for their turn to be written."""
     return workers + WAITING_SLABS
@@ -83,7 +72,7 @@ def lanes_of(workers: int) -> int:
 
 
 def slab_budget_bytes(workers: int, slab_bytes: int, kernels: str) -> int:
-    """What `workers` hold at the most: rows and results of every slab in flight, slabs that are read ahead, scratch of the
+    """The most that `workers` hold: rows and results of every slab in flight, slabs that are read ahead, scratch of the
     workers, and what is being written."""
     staged_bytes = FILES_PER_LANE * lanes_of(workers) * STAGES * STAGE_BYTES
     ahead_bytes = (workers + lanes_of(workers) * WAITING_SLABS) * buffer_bytes(slab_bytes)

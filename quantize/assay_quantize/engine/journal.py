@@ -39,7 +39,7 @@ def locked_journal(folder: Path) -> Iterator[FileIO]:
     """The journal, open for reading and appending, locked against a second process."""
     path = folder / JOURNAL
     # without a buffer: what a full disk has refused must not be written once more when the file is closed
-    with open(path, "a+b", buffering=0, opener=_open_ours) as journal:
+    with open(path, "a+b", buffering=0, opener=_open) as journal:
         try:
             fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -49,8 +49,7 @@ def locked_journal(folder: Path) -> Iterator[FileIO]:
         yield journal
 
 
-def _open_ours(path: str, flags: int) -> int:
-    """An opener."""
+def _open(path: str, flags: int) -> int:
     try:
         return open_ours(path, flags, "journal")
     except AssayError as problem:
@@ -59,7 +58,7 @@ def _open_ours(path: str, flags: int) -> int:
 
 def append(journal: FileIO, entry: Mapping[str, Any]) -> None:
     """One line, on the disk when this returns. Raises QuantizeError when it cannot be written."""
-    with _writing(journal):
+    with writing(journal.name):
         _write(journal, json.dumps(entry, ensure_ascii=False) + "\n")
         os.fsync(journal.fileno())
 
@@ -71,14 +70,12 @@ def _write(journal: FileIO, text: str) -> None:
 
 
 @contextmanager
-def _writing(journal: FileIO) -> Iterator[None]:
-    """OSError while writing the journal as one line for the user."""
+def writing(path: Path | str) -> Iterator[None]:
+    """OSError while writing `path` as one line for the user."""
     try:
         yield
     except OSError as problem:
-        raise QuantizeError(
-            f"{journal.name}: cannot be written: {problem.strerror}; finished shards stay, run again"
-        ) from None  # fmt: skip
+        raise QuantizeError(f"{path}: cannot be written: {problem.strerror}; finished shards stay, run again") from None
 
 
 def resume(
@@ -106,17 +103,17 @@ def resume(
         text = journal.readall().decode(errors="backslashreplace")  # a torn line may end inside a character
     entries = _entries(text)
     if not entries:
-        with _writing(journal):
+        with writing(journal.name):
             journal.truncate(0)
         append(journal, _begin_entry(plan, digest))
         fsync_folder(folder)
         return {}
     if not text.endswith("\n"):
-        with _writing(journal):
+        with writing(journal.name):
             _write(journal, "\n")  # killed while appending: the torn line must not swallow the next one
-    ours = _begin_entry(plan, digest)
-    _check_same_run(entries[0], ours, folder)
-    if (how := other_data(entries[0].get("source_data") or {}, ours["source_data"])) is not None:
+    entry = _begin_entry(plan, digest)
+    _check_same_run(entries[0], entry, folder)
+    if (how := other_data(entries[0].get("source_data") or {}, entry["source_data"])) is not None:
         raise QuantizeError(
             f"{folder}: begun with other data ({entries[0].get('source')}: {how}); give another folder, or delete this one"
         )
@@ -187,18 +184,19 @@ def _entries(text: str) -> list[dict[str, Any]]:
     return entries
 
 
-def _check_same_run(begin: Mapping[str, Any], ours: Mapping[str, Any], folder: Path) -> None:
-    if begin.get("plan_sha256") == ours["plan_sha256"]:
+def _check_same_run(begun: Mapping[str, Any], entry: Mapping[str, Any], folder: Path) -> None:
+    """begun: the first line of the journal; entry: what it would be now."""
+    if begun.get("plan_sha256") == entry["plan_sha256"]:
         return
-    hashes = {
+    labels = {
         "recipe_sha256": "precision",
         "source_sha256": "source",
         "importance_sha256": "precision",
         "plan_sha256": "precision",
     }
-    key = next(key for key in hashes if begin.get(key) != ours[key])
-    what, label = key.removesuffix("_sha256"), hashes[key]
+    key = next(key for key in labels if begun.get(key) != entry[key])
+    what, label = key.removesuffix("_sha256"), labels[key]
     raise QuantizeError(
-        f"{folder}: begun with {what} {begin.get(label)} {str(begin.get(key))[:12]}, now asked for {ours[label]} "
-        f"{str(ours[key])[:12]}; go on with the first, give another folder, or delete this one"
+        f"{folder}: begun with {what} {begun.get(label)} {str(begun.get(key))[:12]}, now asked for {entry[label]} "
+        f"{str(entry[key])[:12]}; go on with the first, give another folder, or delete this one"
     )

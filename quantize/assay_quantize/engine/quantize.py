@@ -12,34 +12,43 @@ Killed at any point, the same call goes on with the first shard that is not in t
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
+import platform
 import shutil
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
+from assay.atomic_files import replacing
 from assay.callbacks import Progress
 from assay.errors import AssayError, QuantizeError
-from assay.file_data import data_of_files, hashes_of_files, other_data
+from assay.file_data import content_differs, data_of_files, hashes_of_files, other_data
 from assay.quantities import size
-from assay.records.manifest import Manifest, ShardRecord, load_manifest
+from assay.records.manifest import MANIFEST, Manifest, ShardRecord, load_manifest
 from assay.records.plan import Plan
+from assay.safe_files import open_inside
+from assay.safetensors_index import INDEX_NAME
 from assay_quantize.checkpoint.calibrated_layers import CalibratedFiles
-from assay_quantize.checkpoint.copied_files import copied_of
-from assay_quantize.checkpoint.file_names import JOURNAL
-from assay_quantize.checkpoint.identity.stamps import FileStamp, stamps_of
+from assay_quantize.checkpoint.copied_files import copied_of, list_left_out
+from assay_quantize.checkpoint.file_names import CONFIG, JOURNAL
+from assay_quantize.checkpoint.identity import stamps_of
 from assay_quantize.checkpoint.shard_files import fsync_folder, header_bytes, held_bytes, planned_shards
-from assay_quantize.engine.budget import DEFAULT_MEMORY_BYTES, FRESH_PROCESS_BYTES, RUNTIME_BYTES, plan_budget, resident_bytes
+from assay_quantize.engine.budget import DEFAULT_MEMORY_BYTES, FRESH_PROCESS_BYTES, RUNTIME_BYTES, plan_budget
 from assay_quantize.engine.journal import append, locked_journal, resume, size_of
 from assay_quantize.engine.local_runner import run_local
-from assay_quantize.engine.publish import publish
 from assay_quantize.engine.shards import ShardOptions
 from assay_quantize.engine.slab_work import OnSlab
+from assay_quantize.formats.config_groups import config_json
 from assay_quantize.kernels.devices import default_workers
-from assay_quantize.plan.calibrated import calibrated_tensors
-from assay_quantize.plan.identity import plan_sha256
+from assay_quantize.plan.calibrated import calibrated_tensors, missing_calibration, needs_calibration
+from assay_quantize.plan.planner import plan_sha256
 from assay_quantize.plan.slabs import least_slab_bytes
-from assay_quantize.plan.static_scales import needs_calibration, without_calibration
+from assay_quantize.storage.resident import resident_bytes
 
 Runner = Callable[[Plan, Sequence[str], Path, Path, ShardOptions, Progress | None], Generator[ShardRecord, None, None]]
 """`runner(plan, shard_names, source, out_folder, options, on_progress)`: makes the shards and yields the record of each as soon
@@ -107,12 +116,24 @@ def quantize(
     if out_folder.resolve().is_relative_to(source.resolve()):
         raise QuantizeError(f"{out_folder}: lies in the source, {source}, which is only read; give a folder elsewhere")
     shards = planned_shards(plan)
-    options = shard_options(
-        plan,
-        runs_elsewhere=runs_elsewhere,
-        workers=workers,
-        memory_bytes=memory_bytes,
+    if kernels not in ("fused", "reference"):
+        raise QuantizeError(f"kernels {kernels}: say fused or reference")
+    in_memory = FRESH_PROCESS_BYTES if runs_elsewhere else resident_bytes()
+    if memory_bytes is None:  # in a process that already holds much (a notebook) half as much beside it
+        memory_bytes = max(DEFAULT_MEMORY_BYTES, in_memory + DEFAULT_MEMORY_BYTES // 2)
+    budget = plan_budget(
+        memory_bytes,
+        default_workers() if workers is None else workers,
+        base_bytes=in_memory + RUNTIME_BYTES,
+        least_slab_bytes=least_slab_bytes(plan),
+        held_bytes=max(map(held_bytes, shards.values()), default=0),
         kernels=kernels,
+    )
+    options = ShardOptions(
+        workers=budget.workers,
+        slab_bytes=budget.slab_bytes,
+        memory_bytes=memory_bytes,
+        kernels="fused" if kernels == "fused" else "reference",
         importance=importance,
         source_files=stamps_of(plan, source, sorted({tensor.shard_in for tensor in plan.tensors})),
         allow_not_finite=allow_not_finite,
@@ -139,14 +160,14 @@ def quantize(
                     out_folder.rmdir()
             raise
         missing = [name for name in shards if name not in done]
-        tell = on_shard or (lambda record: None)
+        report = on_shard or (lambda record: None)
         for record in done.values():
-            tell(record)
+            report(record)
         with closing(runner(plan, missing, source, out_folder, options, on_progress)) as records:
             for record in records:
                 append(journal, record.model_dump(mode="json"))
                 done[record.name] = record
-                tell(record)
+                report(record)
         try:
             manifest = publish(
                 plan,
@@ -164,54 +185,10 @@ def quantize(
     return manifest
 
 
-def shard_options(
-    plan: Plan,
-    *,
-    runs_elsewhere: bool = False,
-    workers: int | None = None,
-    memory_bytes: int | None = None,
-    kernels: str = "fused",
-    importance: Path | None = None,
-    source_files: Mapping[str, FileStamp] | None = None,
-    allow_not_finite: bool = False,
-    on_slab: OnSlab | None = None,
-    calibrated: Path | None = None,
-) -> ShardOptions:
-    """Threads and slabs for this machine and this plan. Raises QuantizeError: too little memory.
-
-    runs_elsewhere: the work is done by other processes, so what this one holds does not count against their memory.
-    memory_bytes None: the default, and in a process that already holds much (a notebook) half as much beside it.
-    """
-    if kernels not in ("fused", "reference"):
-        raise QuantizeError(f"kernels {kernels}: say fused or reference")
-    held = FRESH_PROCESS_BYTES if runs_elsewhere else resident_bytes()
-    default = DEFAULT_MEMORY_BYTES
-    bound = max(default, held + default // 2) if memory_bytes is None else memory_bytes
-    budget = plan_budget(
-        bound,
-        default_workers() if workers is None else workers,
-        base_bytes=held + RUNTIME_BYTES,
-        least_slab_bytes=least_slab_bytes(plan),
-        held_bytes=max((held_bytes(tensors) for tensors in planned_shards(plan).values()), default=0),
-        kernels=kernels,
-    )
-    return ShardOptions(
-        workers=budget.workers,
-        slab_bytes=budget.slab_bytes,
-        memory_bytes=bound,
-        kernels="fused" if kernels == "fused" else "reference",
-        importance=importance,
-        source_files=source_files,
-        allow_not_finite=allow_not_finite,
-        on_slab=on_slab,
-        calibrated=calibrated,
-    )
-
-
 def _check_calibrated(plan: Plan, folder: Path | None) -> None:
     """The layers that the plan names are there, and it names all that its precision calibrates."""
-    wanted = calibrated_tensors(plan)
-    if not wanted:
+    calibrated = calibrated_tensors(plan)
+    if not calibrated:
         return
     if plan.calibrated is None or folder is None:
         raise QuantizeError(
@@ -219,7 +196,7 @@ def _check_calibrated(plan: Plan, folder: Path | None) -> None:
         )
     files = CalibratedFiles(folder, plan.calibrated.layers)
     try:
-        for layer, tensors in wanted.items():
+        for layer, tensors in calibrated.items():
             if layer not in plan.calibrated.layers or files.digest(tensors) != plan.calibrated.layers[layer]:
                 raise QuantizeError(
                     f"{folder}: layer {layer} is not the one that was calibrated; delete the folder and run again"
@@ -229,18 +206,18 @@ def _check_calibrated(plan: Plan, folder: Path | None) -> None:
 
 
 def _check_importance(plan: Plan, importance: Path | None, source: Path) -> None:
-    found = None
+    sha256 = None
     if importance is None and needs_calibration(plan):
-        raise QuantizeError(without_calibration(plan))
+        raise QuantizeError(missing_calibration(plan))
     if importance is not None:
         from assay_quantize.checkpoint.checkpoint import open_checkpoint
         from assay_quantize.checkpoint.importance import check_weights, load_importance
 
         loaded = load_importance(importance)
-        found = loaded.sha256
+        sha256 = loaded.sha256
         if plan.source_revision is None:  # of one that is streamed from the hub not all is there
             check_weights(loaded, open_checkpoint(source))
-    if found != plan.importance_sha256:
+    if sha256 != plan.importance_sha256:
         raise QuantizeError(
             f"{importance or 'no file of channel weights'}: the plan was made for {plan.importance_sha256 or 'none'}; "
             "make the plan anew with this --importance"
@@ -279,8 +256,7 @@ def check_folder(plan: Plan, folder: Path, digest: str | None = None) -> None:
                             "give another folder, or delete this one")  # fmt: skip
     if (folder / JOURNAL).exists():
         return
-    foreign = sorted(path.name for path in folder.iterdir())
-    if foreign:
+    if foreign := sorted(path.name for path in folder.iterdir()):
         raise QuantizeError(f"{folder}: not empty (it holds {foreign[0]}) and not begun by assay; give an empty folder")
 
 
@@ -304,3 +280,79 @@ def _check_disk(plan: Plan, source: Path, folder: Path, done: Mapping[str, Shard
             f"{folder}: {size(needed)} are still to be written, {size(SPARE_BYTES)} must stay free, and {size(free)} are free "
             "on its disk; free some space, or give a folder on another disk"
         )
+
+
+log = logging.getLogger(__name__)
+
+
+def index_json(plan: Plan) -> dict[str, Any]:
+    """`model.safetensors.index.json`: which shard holds which tensor."""
+    weight_map = {
+        output.name: shard for shard, tensors in planned_shards(plan).items() for t in tensors for output in t.outputs
+    }
+    return {"metadata": {"total_size": plan.bytes_out}, "weight_map": dict(sorted(weight_map.items()))}
+
+
+def publish(
+    plan: Plan, source: Path, folder: Path, *, shards: tuple[ShardRecord, ...], plan_sha256: str, seconds: float
+) -> Manifest:
+    """Write what is missing beside the finished `shards`, each file by rename, the manifest last.
+
+    Raises QuantizeError: a file of the source is not the one that was planned with; OSError: it cannot be written.
+    """
+    files: dict[str, str] = {}
+    for line in list_left_out(source):
+        log.warning("%s", line)
+    for name in copied_of(plan.source_files):
+        files[name] = _copy(source, name, folder / name, plan.source_files[name])
+    files[INDEX_NAME] = write_file(folder / INDEX_NAME, _json_text(index_json(plan)))
+    files[CONFIG] = write_file(folder / CONFIG, _json_text(config_json(plan)))
+    manifest = Manifest(
+        model=plan.model,
+        precision=plan.precision,
+        source=plan.source,
+        source_sha256=plan.source_sha256,
+        source_revision=plan.source_revision,
+        source_files=plan.source_files,
+        recipe_sha256=plan.recipe_sha256,
+        plan_sha256=plan_sha256,
+        importance_sha256=plan.importance_sha256,
+        calibrated=plan.calibrated,
+        precision_recipe=plan.precision_recipe,
+        shards=shards,
+        files=dict(sorted(files.items())),
+        bytes_in=plan.bytes_in,
+        bytes_out=plan.bytes_out,
+        versions={
+            **{package: version(package) for package in ("assay", "torch", "compressed-tensors")},
+            "python": platform.python_version(),
+        },
+        seconds=seconds,
+    )
+    write_file(folder / MANIFEST, _json_text(manifest.model_dump(mode="json")))
+    fsync_folder(folder)
+    return manifest
+
+
+def write_file(path: Path, text: str) -> str:
+    """Write by rename from a temporary name that a later run cleans up; returns the SHA-256."""
+    data = text.encode()
+    with replacing(path) as partial:
+        partial.write_bytes(data)
+    return hashlib.sha256(data).hexdigest()
+
+
+def _copy(source: Path, name: str, target: Path, data: str) -> str:
+    """Copy a file whose content is `data` (`Plan.source_files`); its SHA-256."""
+    with replacing(target) as partial, open_inside(source, name) as file, partial.open("w+b") as copy:
+        shutil.copyfileobj(file, copy)
+        num_bytes = copy.tell()
+        copy.seek(0)
+        if what := content_differs(data, num_bytes, copy):
+            raise QuantizeError(f"{source / name}: its {what} is not the planned one: it changed meanwhile; run again")
+        copy.seek(0)
+        return hashlib.file_digest(copy, "sha256").hexdigest()
+
+
+def _json_text(data: Any) -> str:
+    return json.dumps(data, indent=2, ensure_ascii=False) + "\n"

@@ -12,28 +12,26 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from assay.callbacks import Progress
-from assay.errors import QuantizeError
 from assay.records.manifest import ShardRecord
 from assay.records.plan import Plan, TensorPlan
 from assay_quantize.checkpoint.calibrated_layers import CalibratedFiles
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
-from assay_quantize.checkpoint.identity.stamps import FileStamp, check_stamps, stamps_of
+from assay_quantize.checkpoint.identity import FileStamp, check_stamps, stamps_of
 from assay_quantize.checkpoint.shard_files import fsync_folder, header_bytes, layout, partial_path, planned_shards
 from assay_quantize.checkpoint.source_reader import SourceReader
 from assay_quantize.engine.budget import window_of
-from assay_quantize.engine.compute import Computer
+from assay_quantize.engine.journal import writing
 from assay_quantize.engine.ordered_writer import OrderedWriter, WritingStopped
-from assay_quantize.engine.slab_work import ChannelWeights, OnSlab, ShardWork
+from assay_quantize.engine.slab_work import OnSlab, ShardWork
 from assay_quantize.kernels.rows import Kernels
-from assay_quantize.plan.calibrated import scales_inputs
+from assay_quantize.plan.calibrated import needs_calibration, scales_inputs, static_scales
 from assay_quantize.plan.slabs import SLAB_BYTES, Slab, amax_members, observer_of, slabs_of
-from assay_quantize.plan.static_scales import needs_calibration, static_scales
 from assay_quantize.storage.buffers import Pools, new_pools
 
 
@@ -42,10 +40,10 @@ class ShardOptions:
     """How a shard is made; the bytes of the result do not depend on it.
 
     workers: threads. slab_bytes: source bytes of a slab (`plan_budget`). memory_bytes: what the whole
-    process may use; for whoever schedules shards, the slabs were chosen by it already. kernels: `fused` or `reference`.
+    process may use; for schedulers of shards; the slabs were chosen by it already. kernels: `fused` or `reference`.
     importance: file of channel weights for the scale search. source_files: stamp of every source shard when the run
     began; a shard that differs is refused. None: only compared before and after.
-    lanes: shards in flight at once in one process, each with `workers` threads. allow_not_finite: copy NaN and infinity.
+    allow_not_finite: copy NaN and infinity.
     on_slab: told of every quantized slab; only where shards are made in this process. calibrated: folder of calibrated layers.
     """
 
@@ -55,7 +53,6 @@ class ShardOptions:
     kernels: Kernels = "fused"
     importance: Path | None = None
     source_files: Mapping[str, FileStamp] | None = None
-    lanes: int = 1
     allow_not_finite: bool = False
     on_slab: OnSlab | None = None
     calibrated: Path | None = None
@@ -89,10 +86,8 @@ def quantize_shard(
     Raises QuantizeError: a weight that is not finite, a source that differs from the plan or changed, a disk that is full;
     CheckpointError: a source that cannot be read.
     """
-    if reader is not None:
-        return finish_shard(write_shard(plan, shard_name, source, out_folder, options, on_progress, reader=reader))
-    with SourceReader(open_checkpoint(source)) as own:
-        return finish_shard(write_shard(plan, shard_name, source, out_folder, options, on_progress, reader=own))
+    with SourceReader(open_checkpoint(source)) if reader is None else nullcontext(reader) as opened:
+        return finish_shard(write_shard(plan, shard_name, source, out_folder, options, on_progress, reader=opened))
 
 
 def write_shard(
@@ -109,7 +104,7 @@ def write_shard(
 ) -> Written:
     """The first part of `quantize_shard`: everything but fsync and rename, which need the disk and no core.
 
-    pools: memory that whoever makes many shards hands from one to the next.
+    pools: memory that is handed from one shard to the next.
     """
     started = time.monotonic()
     options = options or ShardOptions()
@@ -120,23 +115,35 @@ def write_shard(
     check_stamps(source, options.source_files, before, out_folder)
     order, outputs = layout(tensors)
     path = out_folder / shard_name
-    observer = observer_of(plan)
-    calibrated = _calibrated(plan, options.calibrated)
-    with _writing(path):
+    importance = calibrated = None
+    scales: Mapping[str, float] = {}
+    if options.importance is not None:
+        from assay_quantize.checkpoint.importance import load_importance
+
+        importance = load_importance(options.importance)
+        if needs_calibration(plan):
+            scales = static_scales(plan, importance)
+    if plan.calibrated is not None:
+        assert options.calibrated is not None, "`quantize` checks it"
+        calibrated = CalibratedFiles(options.calibrated, plan.calibrated.layers, is_smoothed=scales_inputs(plan))
+    with writing(path):
         writer = OrderedWriter(partial_path(path), header_bytes(tensors)[0], outputs, window=window_of(options.workers))
     try:
         work = ShardWork(
-            reader, writer, Computer(options.kernels), members,
-            pools=pools or new_pools(options.slab_bytes), observer=observer, importance=_importance(options.importance),
-            scales=_scales(plan, options.importance), allow_not_finite=options.allow_not_finite, on_progress=on_progress,
-            on_slab=options.on_slab, calibrated=calibrated,
+            reader, writer, options.kernels, members,
+            pools=pools or new_pools(options.slab_bytes), observer=observer_of(plan), importance=importance, scales=scales,
+            allow_not_finite=options.allow_not_finite, on_progress=on_progress, on_slab=options.on_slab, calibrated=calibrated,
         )  # fmt: skip
         slabs = list(slabs_of(order, members, options.slab_bytes))
-        with work.computer.ready(), _writing(path):
+        with _torch_on_one_thread(options.kernels), writing(path):
             _run(work, slabs, options.workers, stop)
     except BaseException:
-        _discard(writer, path)
+        writer.close()
+        partial_path(path).unlink(missing_ok=True)
         raise
+    finally:
+        if calibrated is not None:
+            calibrated.close()
 
     def check_source() -> None:
         check_stamps(source, before, stamps_of(plan, source, used), out_folder)
@@ -147,13 +154,13 @@ def write_shard(
 def finish_shard(written: Written) -> ShardRecord:
     """fsync, rename, and what goes into the journal."""
     try:
-        with _writing(written.path):
+        with writing(written.path):
             digest, num_bytes = written.writer.finish()
             written.check_source()
             os.replace(partial_path(written.path), written.path)
             fsync_folder(written.path.parent)
     except BaseException:
-        _discard(written.writer, written.path)
+        discard(written)
         raise
     return ShardRecord(
         name=written.name,
@@ -167,21 +174,24 @@ def finish_shard(written: Written) -> ShardRecord:
 
 def discard(written: Written) -> None:
     """Remove what was written of a shard that will not be finished."""
-    _discard(written.writer, written.path)
-
-
-def _discard(writer: OrderedWriter, path: Path) -> None:
-    writer.close()
-    partial_path(path).unlink(missing_ok=True)
+    written.writer.close()
+    partial_path(written.path).unlink(missing_ok=True)
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """OSError while writing `path` as one line for the user."""
+def _torch_on_one_thread(kernels: Kernels) -> Iterator[None]:
+    """While worker threads compute: where torch does it, each operation on one thread."""
+    if kernels == "fused":
+        yield
+        return
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     try:
         yield
-    except OSError as problem:
-        raise QuantizeError(f"{path}: cannot be written: {problem.strerror}; finished shards stay, run again") from None
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _source_shards(plan: Plan, tensors: Sequence[TensorPlan], members: Mapping[str, Sequence[TensorPlan]]) -> list[str]:
@@ -192,31 +202,6 @@ def _source_shards(plan: Plan, tensors: Sequence[TensorPlan], members: Mapping[s
     if scales:
         shards |= {tensor.shard_in for tensor in plan.tensors if tensor.name in scales}
     return sorted(shards)
-
-
-def _calibrated(plan: Plan, folder: Path | None) -> CalibratedFiles | None:
-    if plan.calibrated is None:
-        return None
-    assert folder is not None, "`quantize` checks it"
-    return CalibratedFiles(folder, plan.calibrated.layers, is_smoothed=scales_inputs(plan))
-
-
-def _importance(path: Path | None) -> ChannelWeights | None:
-    if path is None:
-        return None
-    from assay_quantize.checkpoint.importance import load_importance
-
-    loaded: ChannelWeights = load_importance(path)
-    return loaded
-
-
-def _scales(plan: Plan, path: Path | None) -> Mapping[str, float]:
-    """Static scales that come from the calibration file."""
-    if path is None or not needs_calibration(plan):
-        return {}
-    from assay_quantize.checkpoint.importance import load_importance
-
-    return static_scales(plan, load_importance(path))
 
 
 def _run(work: ShardWork, slabs: Sequence[Slab], workers: int, stop: threading.Event | None) -> None:

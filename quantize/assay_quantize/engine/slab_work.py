@@ -6,34 +6,30 @@ import math
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from assay.errors import QuantizeError
 from assay.records.manifest import ERROR_DIGITS
-from assay.records.plan import OutputTensor, TensorPlan
+from assay.records.plan import TensorPlan
+from assay_quantize import kernels
 from assay_quantize.checkpoint.calibrated_layers import CalibratedFiles
 from assay_quantize.checkpoint.source_reader import STORAGE, SourceReader, rows_bytes
-from assay_quantize.engine.compute import Computer
 from assay_quantize.engine.ordered_writer import OrderedWriter, Result
 from assay_quantize.formats.casting import cast_rows, count_not_finite
 from assay_quantize.formats.schemes import module_of
-from assay_quantize.kernels import error_rows
-from assay_quantize.plan.slabs import Slab, by_rows
-from assay_quantize.plan.static_scales import constant_scale
+from assay_quantize.kernels.rows import Kernels
+from assay_quantize.plan.calibrated import constant_scale
+from assay_quantize.plan.slabs import Slab, is_read_by_rows
 from assay_quantize.storage.buffers import Pools
 from assay_quantize.storage.direct_file import BytesLike
 
+if TYPE_CHECKING:
+    from assay_quantize.checkpoint.importance import Importance  # safetensors takes time to import
+
 Array = NDArray[Any]
-
-
-class ChannelWeights(Protocol):
-    """Channel weights of a calibration file."""
-
-    def for_weight(self, name: str, columns: int) -> NDArray[np.float32] | None:
-        """Mean squared activation per input channel; None: the file has nothing about this weight."""
 
 
 OnSlab = Callable[[str, int, int, Array, Mapping[str, Array]], None]
@@ -48,12 +44,12 @@ class ShardWork:
         self,
         reader: SourceReader,
         writer: OrderedWriter,
-        computer: Computer,
+        kernels_used: Kernels,
         members: Mapping[str, Sequence[TensorPlan]],
         *,
         pools: Pools,
         observer: str,
-        importance: ChannelWeights | None,
+        importance: Importance | None,
         scales: Mapping[str, float],
         allow_not_finite: bool,
         on_progress: Callable[[str, int], None] | None,
@@ -62,7 +58,7 @@ class ShardWork:
     ) -> None:
         """scales: stored scale of activations or of the KV cache -> its value, where it is calibrated. calibrated: where
         tensors are taken from that a calibration made."""
-        self.writer, self.computer, self._scales, self._calibrated = writer, computer, scales, calibrated
+        self.writer, self._kernels, self._scales, self._calibrated = writer, kernels_used, scales, calibrated
         self._reader, self._observer, self._on_progress = reader, observer, on_progress
         self._importance = importance if observer == "mse" else None
         self._pools, self._allow_not_finite, self._on_slab = pools, allow_not_finite, on_slab
@@ -72,7 +68,7 @@ class ShardWork:
         self._rows_left = {key: sum(member.shape[0] for member in group) for key, group in members.items()}
         dtypes = {key: {member.logical_dtype for member in group} for key, group in members.items()}
         # one dtype for all members: the global scale is divided in it, and must come out equal
-        self._amax_dtype = {key: min(found) if len(found) == 1 else "F32" for key, found in dtypes.items()}
+        self._amax_dtype = {key: min(of_group) if len(of_group) == 1 else "F32" for key, of_group in dtypes.items()}
         self._squares: dict[str, tuple[float, float]] = {}
         total_bytes = sum(reader.checkpoint.shards.values())
         # what will not stay in the page cache anyway should not push other things out of it
@@ -86,9 +82,10 @@ class ShardWork:
         tensor, count = slab.tensor, slab.end - slab.begin
         if slab.work == "add":
             (output,) = tensor.outputs
-            self.writer.deliver(index, Result({output.name: _scalar(self._scales[output.name])}, True, lambda: None))
+            scale = np.array([self._scales[output.name]], np.float32)
+            self.writer.deliver(index, Result({output.name: _bytes_of(scale)}, True, lambda: None))
             return
-        buffer = self._pools.rows.take(rows_bytes(tensor, count) if by_rows(tensor) else count)
+        buffer = self._pools.rows.take(rows_bytes(tensor, count) if is_read_by_rows(tensor) else count)
         if slab.work == "copy":
             result = self._copy(slab, buffer)
         elif slab.work == "cast":
@@ -115,7 +112,7 @@ class ShardWork:
         """The whole of what a calibration changed that is not quantized, with the last slab of the source's."""
         (output,) = slab.tensor.outputs
         data = calibrated.whole(output).data if slab.is_last else memoryview(b"")
-        return Result({output.name: data}, False, lambda: self._told(slab))
+        return Result({output.name: data}, False, lambda: self._report(slab))
 
     def _copy(self, slab: Slab, buffer: NDArray[np.uint8]) -> Result:
         if self._calibrated is not None and self._calibrated.has(slab.tensor):
@@ -127,7 +124,7 @@ class ShardWork:
         def written() -> None:
             self.not_finite[slab.tensor.name] += num_odd
             self._pools.rows.give(buffer)
-            self._told(slab)
+            self._report(slab)
 
         return Result({slab.tensor.outputs[0].name: data}, True, written)
 
@@ -135,7 +132,7 @@ class ShardWork:
         tensor, (output,) = slab.tensor, slab.tensor.outputs
         if self._calibrated is not None and self._calibrated.has(tensor):
             return self._smoothed(slab, self._calibrated)
-        if by_rows(tensor):
+        if is_read_by_rows(tensor):
             values = self._reader.read_rows(tensor, slab.begin, slab.end, buffer)
         else:
             self._reader.read_bytes(tensor, slab.begin, slab.end, buffer)
@@ -146,7 +143,7 @@ class ShardWork:
 
         def written() -> None:
             self.not_finite[tensor.name] += num_odd
-            self._told(slab)
+            self._report(slab)
 
         return Result({output.name: data}, False, written)
 
@@ -164,27 +161,27 @@ class ShardWork:
     def _magnitude(self, slab: Slab, rows: Array) -> Result:
         key = slab.amax_key
         assert key is not None
-        amax = self.computer.amax_rows(rows, slab.tensor.logical_dtype)
+        amax = kernels.amax_rows(rows, slab.tensor.logical_dtype)
         if not math.isfinite(amax):
             raise _not_finite(slab, rows)
 
-        def note() -> None:
+        def add() -> None:
             self._amax[key] = max(self._amax[key], amax)
             self._rows_left[key] -= slab.end - slab.begin
 
-        self.writer.announce(note)
+        self.writer.announce(add)
         return Result({}, False, lambda: None)
 
     def _quantize(self, slab: Slab, rows: Array) -> Result:
         tensor, key = slab.tensor, slab.amax_key
         assert tensor.scheme is not None
         if self._calibrated is not None and self._calibrated.has(tensor):
-            return self._taken(slab, rows, self._calibrated)
+            return self._calibrated_rows(slab, rows, self._calibrated)
         if key is not None:
             self.writer.wait_until(lambda: self._rows_left[key] == 0)
         importance = None if self._importance is None else self._importance.for_weight(tensor.name, tensor.shape[1])
         memory = self._pools.codes.take(rows.size)
-        made = self.computer.quantize_rows(
+        made = kernels.quantize_rows(
             rows,
             tensor.logical_dtype,
             tensor.scheme,
@@ -192,6 +189,7 @@ class ShardWork:
             amax_dtype=tensor.logical_dtype if key is None else self._amax_dtype[key],
             observer=self._observer,
             importance_I=importance,
+            kernels=self._kernels,
             memory=memory,
         )
         if not math.isfinite(made.squared_norm):
@@ -204,30 +202,32 @@ class ShardWork:
             self._on_slab(tensor.name, slab.begin, slab.end, rows, made.parts)
 
         def written() -> None:
-            error, norm = self._squares.get(tensor.name, (0.0, 0.0))
-            self._squares[tensor.name] = error + made.squared_error, norm + made.squared_norm
+            self._add_errors(slab, made.squared_error, made.squared_norm)
             self._pools.codes.give(memory)
-            self._told(slab)
 
         return Result(_output_parts(slab, made.parts, self._scales), True, written)
 
-    def _taken(self, slab: Slab, rows: Array, calibrated: CalibratedFiles) -> Result:
+    def _calibrated_rows(self, slab: Slab, rows: Array, calibrated: CalibratedFiles) -> Result:
         """Rows as a calibration left them, and how far they are from the source."""
         tensor = slab.tensor
         assert tensor.scheme is not None
         parts = calibrated.rows(tensor, slab.begin, slab.end)
         if calibrated.is_smoothed:
-            return Result(_output_parts(slab, parts, self._scales), False, lambda: self._told(slab))
-        errors = error_rows(parts, rows, tensor.logical_dtype, tensor.scheme)
+            return Result(_output_parts(slab, parts, self._scales), False, lambda: self._report(slab))
+        errors = kernels.error_rows(parts, rows, tensor.logical_dtype, tensor.scheme)
 
-        def written() -> None:
-            error, norm = self._squares.get(tensor.name, (0.0, 0.0))
-            self._squares[tensor.name] = error + errors.squared_error, norm + errors.squared_norm
-            self._told(slab)
+        return Result(
+            _output_parts(slab, parts, self._scales),
+            False,
+            lambda: self._add_errors(slab, errors.squared_error, errors.squared_norm),
+        )
 
-        return Result(_output_parts(slab, parts, self._scales), False, written)
+    def _add_errors(self, slab: Slab, squared_error: float, squared_norm: float) -> None:
+        error, norm = self._squares.get(slab.tensor.name, (0.0, 0.0))
+        self._squares[slab.tensor.name] = error + squared_error, norm + squared_norm
+        self._report(slab)
 
-    def _told(self, slab: Slab) -> None:
+    def _report(self, slab: Slab) -> None:
         if self._on_progress is not None:
             self._on_progress(slab.tensor.name, _stored_range(slab)[1] - _stored_range(slab)[0])
         if self._drops_cache:
@@ -236,7 +236,7 @@ class ShardWork:
 
 def _stored_range(slab: Slab) -> tuple[int, int]:
     """Bytes [begin, end) of the stored tensor."""
-    if not by_rows(slab.tensor):
+    if not is_read_by_rows(slab.tensor):
         return slab.begin, slab.end
     per_row = slab.tensor.num_bytes // slab.tensor.shape[0]
     return slab.begin * per_row, slab.end * per_row
@@ -253,25 +253,15 @@ def _output_parts(slab: Slab, parts: Mapping[str, Array], scales: Mapping[str, f
         if (scale := scales.get(name, constant_scale(tensor, name))) is not None:
             made[name] = np.array([scale], np.float32)
     assert made.keys() == planned.keys(), f"{tensor.name}: made {sorted(made)}, planned {sorted(planned)}"
-    return {
-        name: _checked_bytes(value, planned[name]) for name, value in made.items() if slab.is_first or _has_rows(planned[name])
-    }
-
-
-def _scalar(value: float) -> memoryview:
-    return _bytes_of(np.array([value], np.float32))
-
-
-def _has_rows(output: OutputTensor) -> bool:
-    return len(output.shape) == 2
-
-
-def _checked_bytes(value: Array, output: OutputTensor) -> memoryview:
-    want = STORAGE[output.dtype]
-    columns = output.shape[1:] if _has_rows(output) else output.shape
-    got = value.shape[1:] if _has_rows(output) else value.shape
-    assert value.dtype == want and got == columns, f"{output.name}: made {value.dtype} {value.shape}, planned {output}"
-    return _bytes_of(value)
+    data: dict[str, BytesLike] = {}
+    for name, value in made.items():
+        output = planned[name]
+        has_rows = len(output.shape) == 2
+        shapes = (value.shape[1:], output.shape[1:]) if has_rows else (value.shape, output.shape)
+        assert value.dtype == STORAGE[output.dtype] and shapes[0] == shapes[1], f"{name}: {value.dtype} {value.shape}, {output}"
+        if slab.is_first or has_rows:
+            data[name] = _bytes_of(value)
+    return data
 
 
 def _bytes_of(value: Array) -> memoryview:

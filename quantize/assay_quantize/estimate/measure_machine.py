@@ -72,7 +72,7 @@ def measured_machine(plan: Plan, folder: Path) -> tuple[Machine, CoreRates]:
     out = np.empty_like(w_OI)
 
     def dequantize() -> None:
-        dequantize_rows(stored, scale, block_rows=128, block_columns=128, first_row=0, out_OI=out)
+        dequantize_rows(stored, scale, 128, 128, 0, out)
 
     def quantize(scheme: str) -> object:
         return quantize_rows(w_OI, "BF16", scheme, amax=amax if needs_amax(scheme) else None, observer=observer)

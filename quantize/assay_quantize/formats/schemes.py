@@ -92,6 +92,12 @@ SCHEMES: dict[str, Scheme] = {
 
 INPUT_LEAVES = ("input_scale", "input_global_scale")
 """Scales of activations, stored beside a weight; nothing of the weight is in them."""
+PART_LEAVES = frozenset(
+    {"weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_global_scale", *INPUT_LEAVES}
+)
+"""Local names of what quantizing makes, beside `weight`."""
+CODES_PER_ELEMENT = {"I32": 8, "U8": 2}
+"""Dtype of `weight_packed` -> columns of the weight in one of its elements."""
 KV_LEAVES = ("k_scale", "v_scale")
 """Scales of the KV cache, stored in the module of an attention."""
 

@@ -26,11 +26,13 @@ ELSEWHERE = "elsewhere"
 def targets_by_scheme(tensors: Sequence[TensorPlan], rename: Rename = str) -> dict[str, tuple[str, ...]]:
     """Scheme -> targets of its config group, in the order of the schemes' names; `Linear` where there is one scheme only."""
     places = _places((tensor for tensor in tensors if tensor.scheme is not None), rename)
-    schemes = sorted({scheme for found in places.values() for scheme in found if scheme is not None})
+    schemes = sorted({scheme for by_scheme in places.values() for scheme in by_scheme if scheme is not None})
     if len(schemes) < 2:
         return dict.fromkeys(schemes, ("Linear",))
-    of = {scheme: {name: found for name, found in places.items() if scheme in found} for scheme in schemes}
-    return {scheme: tuple(_patterns(found, scheme)) for scheme, found in of.items()}
+    return {
+        scheme: tuple(_patterns({name: layers for name, layers in places.items() if scheme in layers}, scheme))
+        for scheme in schemes
+    }
 
 
 def kept_in_some_layers(tensors: Iterable[TensorPlan], rename: Rename = str, roles: Collection[str] = ()) -> tuple[str, ...]:
@@ -45,7 +47,8 @@ def kept_in_some_layers(tensors: Iterable[TensorPlan], rename: Rename = str, rol
     everywhere = set(roles) - {t.role for t in of_layers if t.scheme is not None}
     for name in _places((t for t in of_layers if t.role in everywhere), rename):
         places[name][ELSEWHERE] = set()
-    return tuple(_patterns({name: found for name, found in places.items() if len(found) > 1 and None in found}, None))
+    mixed = {name: by_scheme for name, by_scheme in places.items() if len(by_scheme) > 1 and None in by_scheme}
+    return tuple(_patterns(mixed, None))
 
 
 def _places(tensors: Iterable[TensorPlan], rename: Rename) -> dict[str, dict[str | None, set[Place]]]:
@@ -63,9 +66,9 @@ def _places(tensors: Iterable[TensorPlan], rename: Rename) -> dict[str, dict[str
 def _patterns(places: Mapping[str, Mapping[str | None, set[Place]]], scheme: str | None) -> list[str]:
     """Patterns of the modules that have `scheme`; with the numbers of their layers where other layers have another one."""
     leaves: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for name, found in places.items():
+    for name, by_scheme in places.items():
         parent, _, leaf = name.rpartition(".")
-        for where in [r".*\."] if len(found) == 1 else _layers(found[scheme]):
+        for where in [r".*\."] if len(by_scheme) == 1 else _layers(by_scheme[scheme]):
             leaves[where, parent].append(leaf)
     return sorted(
         f"re:{where}{_escaped(parent)}\\.{_one_of(asked_of_vllm(parent, sorted(names)))}$"

@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from assay.recipes.families import FamilyNames, asked_of_vllm, form_of, names_of, text_of
+from assay.recipes.families import asked_of_vllm, form_of, names_of, text_of
 from assay.recipes.family import Form
 from assay.recipes.runtime_names import packed_modules
 
@@ -68,8 +68,10 @@ def runtime_modules(family: str, modules: Iterable[str], config: Mapping[str, An
     for module in modules:
         form = form_of(family, f"{module}.weight", config)
         members.setdefault(_runtime_name(rename(module), form, fused), []).append(module)
+    leaves = asked_of_vllm("experts.{expert}", names.projections)
     return tuple(
-        RuntimeModule(name, kind, _judged_by(names, name, kind), tuple(parts)) for (name, kind), parts in members.items()
+        RuntimeModule(name, kind, tuple(f"{name}.0.{leaf}" for leaf in leaves) if kind == "experts" else (name,), tuple(parts))
+        for (name, kind), parts in members.items()
     )
 
 
@@ -85,12 +87,6 @@ def _runtime_name(module: str, form: Form, fused: Collection[str]) -> tuple[str,
     if form.fused in fused:
         return f"{module.rpartition('.')[0]}.{form.fused}", "linear"
     return module, "linear"
-
-
-def _judged_by(names: FamilyNames, name: str, kind: ModuleKind) -> tuple[str, ...]:
-    if kind == "experts":
-        return tuple(f"{name}.0.{leaf}" for leaf in asked_of_vllm("experts.{expert}", names.projections))
-    return (name,)
 
 
 def group_of(
@@ -109,9 +105,9 @@ def group_of(
     if len(set(groups.values())) > 1 and any(ignored.values()):
         raise MixedSchemes(f"the ignore list covers only some projections of {module.name}; vLLM refuses to start")
     if len(set(groups.values())) > 1:
-        said = ", ".join(f"{name} by {group}" for name, group in groups.items())
+        listed = ", ".join(f"{name} by {group}" for name, group in groups.items())
         raise MixedSchemes(
-            f"the projections of {module.name} must have one scheme, config_groups says {said}; vLLM refuses to start"
+            f"the projections of {module.name} must have one scheme, config_groups says {listed}; vLLM refuses to start"
         )
     return groups[module.judged_by[0]]
 
@@ -126,7 +122,7 @@ def _group_of_name(
     last = next((fused_name for fused_name in fused if name.endswith(fused_name)), None)
     if last is not None:
         members = [name.replace(last, part) for part in fused[last]]
-        found = [next((g for t, g in targets.items() if matches(member, t)), None) for member in members]
-        if None not in found:
-            return found[0]
+        groups = [next((g for t, g in targets.items() if matches(member, t)), None) for member in members]
+        if None not in groups:
+            return groups[0]
     return targets.get("Linear") if kind in ("linear", "experts") else None

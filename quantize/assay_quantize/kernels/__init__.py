@@ -9,32 +9,13 @@ formats and storage.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import math
+from typing import Any
 
-from assay_quantize.formats.schemes import SCHEMES, SHARES_GLOBAL_SCALE
+from assay_quantize.formats.schemes import SCHEMES, SHARES_GLOBAL_SCALE, Scheme
 from assay_quantize.kernels.rows import Array, Kernels, QuantizedRows, RowErrors, check_rows
 
-if TYPE_CHECKING:
-    from assay_quantize.kernels.reference import dequantize_weight, magnitude, quantize_weight, relative_error
-
-__all__ = [
-    "QuantizedRows", "RowErrors", "amax_rows", "dequantize_weight", "error_rows", "magnitude", "needs_amax", "quantize_rows",
-    "quantize_weight", "relative_error", "row_multiple",
-]  # fmt: skip
-
-_TORCH_FUNCTIONS = frozenset({"dequantize_weight", "magnitude", "quantize_weight", "relative_error"})
-
-_SMALL_GROUPS = frozenset({"nvfp4", "mxfp4", "mxfp8"})
-"""Layouts of fused_fp4.py."""
-
-
-def __getattr__(name: str) -> Any:
-    # torch costs seconds and 200 MiB: only those who ask for the definition itself pay
-    if name in _TORCH_FUNCTIONS:
-        from assay_quantize.kernels import reference
-
-        return getattr(reference, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__all__ = ["QuantizedRows", "RowErrors", "amax_rows", "error_rows", "needs_amax", "quantize_rows", "row_multiple"]
 
 
 def row_multiple(scheme: str) -> int:
@@ -52,10 +33,12 @@ def needs_amax(scheme: str) -> bool:
 
 def amax_rows(w_OI: Array, dtype: str) -> float:
     """Largest |w| of the rows; NaN when a weight is NaN or infinite."""
-    from assay_quantize.kernels import fused_fp8
+    from assay_quantize.kernels.bits import kernel_view
+    from assay_quantize.kernels.fused_fp8 import largest_magnitude
 
     check_rows(w_OI, dtype)
-    return fused_fp8.amax_rows(w_OI)
+    amax = float(largest_magnitude(kernel_view(w_OI)))
+    return amax if math.isfinite(amax) else math.nan
 
 
 def quantize_rows(
@@ -91,22 +74,22 @@ def quantize_rows(
         return reference.quantize_rows(
             w_OI, dtype, scheme, amax=amax, amax_dtype=amax_dtype, observer=observer, importance_I=importance_I
         )
-    found = None
+    chosen = None
     if observer == "mse":
         from assay_quantize.kernels import search_fused
 
-        found = search_fused.search_scales(w_OI, row, importance_I, amax=amax, amax_dtype=amax_dtype or dtype)
-    if row.layout in _SMALL_GROUPS:
-        from assay_quantize.kernels import fused_fp4
+        chosen = search_fused.search_scales(w_OI, row, importance_I, amax=amax, amax_dtype=amax_dtype or dtype)
+    made: QuantizedRows = _fused(row).quantize_rows(w_OI, row, chosen, memory, amax=amax, amax_dtype=amax_dtype or dtype)
+    return made
 
-        return fused_fp4.quantize_rows(w_OI, row, amax=amax, amax_dtype=amax_dtype or dtype, found=found, memory=memory)
-    if row.weight_dtype == "F8_E4M3":
-        from assay_quantize.kernels import fused_fp8
 
-        return fused_fp8.quantize_rows(w_OI, row, found, memory)
-    from assay_quantize.kernels import fused_int
+def _fused(row: Scheme) -> Any:
+    """The module of the fused kernels of a scheme; numba takes a second to import."""
+    from assay_quantize.kernels import fused_fp4, fused_fp8, fused_int
 
-    return fused_int.quantize_rows(w_OI, row, found, memory)
+    if row.layout in ("nvfp4", "mxfp4", "mxfp8"):
+        return fused_fp4
+    return fused_fp8 if row.weight_dtype == "F8_E4M3" else fused_int
 
 
 def error_rows(parts: dict[str, Array], w_OI: Array, dtype: str, scheme: str, *, kernels: Kernels = "fused") -> RowErrors:
@@ -115,19 +98,9 @@ def error_rows(parts: dict[str, Array], w_OI: Array, dtype: str, scheme: str, *,
     Dequantized as compressed-tensors does, rounding included. parts: as `quantize_rows` returns them.
     """
     check_rows(w_OI, dtype)
-    row = SCHEMES[scheme]
     if kernels == "reference":
         from assay_quantize.kernels import reference
 
         return reference.error_rows(parts, w_OI, dtype, scheme)
-    if row.layout in _SMALL_GROUPS:
-        from assay_quantize.kernels import fused_fp4
-
-        return fused_fp4.error_rows(parts, w_OI, row)
-    if row.weight_dtype == "F8_E4M3":
-        from assay_quantize.kernels import fused_fp8
-
-        return fused_fp8.error_rows(parts, w_OI, row)
-    from assay_quantize.kernels import fused_int
-
-    return fused_int.error_rows(parts, w_OI, row)
+    errors: RowErrors = _fused(SCHEMES[scheme]).error_rows(parts, w_OI, SCHEMES[scheme])
+    return errors

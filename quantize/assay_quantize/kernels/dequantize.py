@@ -9,59 +9,23 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from assay_quantize.kernels.bits import e4m3_to_f32, f32_to_bf16, kernel, round_bf16
 
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_E2M1 = np.array([sign * value for sign in (1, -1) for value in _MAGNITUDES], np.float32)
-"""Value of every code; the highest of four bits is the sign."""
-_INT4 = np.arange(-8, 8).astype(np.float32)
-"""Value of every code, to which 8 was added."""
-
-
-def dequantize_rows(
-    stored_OI: npt.NDArray[np.uint8],
-    scale_BG: npt.NDArray[np.float32],
-    *,
-    block_rows: int,
-    block_columns: int,
-    first_row: int,
-    out_OI: npt.NDArray[np.uint16],
-) -> None:
-    """BF16 bit patterns of some rows of an FP8 (E4M3) weight, into `out_OI`.
-
-    first_row: number of the first row in the whole weight. scale_BG: the scales of the blocks of rows from that row on, one
-    column for each `block_columns` columns (the last may be ragged). `stored_OI` may lie in the end of the memory of
-    `out_OI`: a row is read before it is written over. NaN codes become NaN; scales must be finite. Releases the GIL.
-    """
-    _dequantize(stored_OI, scale_BG, block_rows, block_columns, first_row, out_OI)
-
-
-def dequantize_int4_rows(
-    packed_OP: npt.NDArray[np.uint8], scale_OG: npt.NDArray[np.float32], out_OI: npt.NDArray[np.uint16]
-) -> None:
-    """BF16 bit patterns of rows of an INT4 weight, into `out_OI`; two codes in a byte, the first in its low half, 8 added.
-
-    `packed_OP` may lie in the end of the memory of `out_OI`: a row is read before it is written over. Scales must be finite.
-    Releases the GIL.
-    """
-    _dequantize_codes(packed_OP, scale_OG, _INT4, out_OI)
-
-
-def dequantize_fp4_rows(
-    packed_OP: npt.NDArray[np.uint8], scale_OG: npt.NDArray[np.float32], out_OI: npt.NDArray[np.uint16]
-) -> None:
-    """BF16 bit patterns of rows of an FP4 (E2M1) weight, into `out_OI`; two codes in a byte, the first in its low half.
-
-    Otherwise as `dequantize_int4_rows`. With scales that are powers of two nothing is rounded.
-    """
-    _dequantize_codes(packed_OP, scale_OG, _E2M1, out_OI)
+E2M1_VALUES = np.array([sign * value for sign in (1, -1) for value in _MAGNITUDES], np.float32)
+"""Of every code; the highest of four bits is the sign."""
+INT4_VALUES = np.arange(-8, 8).astype(np.float32)
+"""Of every code, to which 8 was added."""
 
 
 @kernel
-def _dequantize_codes(packed_OP: Any, scale_OG: Any, values: Any, out_OI: Any) -> None:
-    """values: of the 16 codes."""
+def dequantize_codes(packed_OP: Any, scale_OG: Any, values: Any, out_OI: Any) -> None:
+    """BF16 bit patterns of rows of a 4-bit weight, into `out_OI`; two codes in a byte, the first in its low half.
+
+    values: of the 16 codes. `packed_OP` may lie in the end of the memory of `out_OI`: a row is read before it is written over.
+    Scales must be finite; with those that are powers of two nothing is rounded. Releases the GIL.
+    """
     rows, num_bytes = packed_OP.shape
     packed = np.empty(num_bytes, np.uint8)
     group_bytes = num_bytes // scale_OG.shape[1]
@@ -75,7 +39,13 @@ def _dequantize_codes(packed_OP: Any, scale_OG: Any, values: Any, out_OI: Any) -
 
 
 @kernel
-def _dequantize(stored_OI: Any, scale_BG: Any, block_rows: int, block_columns: int, first_row: int, out_OI: Any) -> None:
+def dequantize_rows(stored_OI: Any, scale_BG: Any, block_rows: int, block_columns: int, first_row: int, out_OI: Any) -> None:
+    """BF16 bit patterns of some rows of an FP8 (E4M3) weight, into `out_OI`.
+
+    first_row: number of the first row in the whole weight. scale_BG: the scales of the blocks of rows from that row on, one
+    column for each `block_columns` columns (the last may be ragged). `stored_OI` may lie in the end of the memory of
+    `out_OI`: a row is read before it is written over. NaN codes become NaN; scales must be finite. Releases the GIL.
+    """
     rows, columns = stored_OI.shape
     stored = np.empty(columns, np.uint8)
     first_block = first_row // block_rows

@@ -22,7 +22,7 @@ def _cpu_quota(cgroup: Path) -> float | None:
     except OSError:
         own = []
     paths = [line.split(":", 2)[2].lstrip("/") for line in own if line.count(":") >= 2]
-    found = []
+    quotas = []
     for folder in {cgroup, cgroup / "cpu", *(cgroup / p for p in paths), *(cgroup / "cpu" / p for p in paths)}:
         try:
             if (folder / "cpu.max").is_file():
@@ -35,8 +35,8 @@ def _cpu_quota(cgroup: Path) -> float | None:
         except (OSError, ValueError):
             continue
         if quota not in ("max", "-1"):
-            found.append(int(quota) / int(period))
-    return min(found, default=None)
+            quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
 
 
 def device_here(asked: str) -> str:

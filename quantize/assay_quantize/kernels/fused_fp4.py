@@ -33,7 +33,7 @@ from assay_quantize.kernels.bits import (  # fmt: skip
     round_as,
     round_bf16,
 )
-from assay_quantize.kernels.rows import STORAGE, Array, FoundScales, QuantizedRows, RowErrors, large_part
+from assay_quantize.kernels.rows import STORAGE, Array, ChosenScales, QuantizedRows, RowErrors, large_part
 from assay_quantize.kernels.sums import are_ordinary, difference, move, squared, sums, total
 
 CHUNK = 512
@@ -46,17 +46,17 @@ SMALLEST_NORMAL = {"BF16": 2.0**-126, "F16": 2.0**-14, "F32": 2.0**-126}
 def quantize_rows(
     w_OI: Array,
     row: Scheme,
+    chosen: ChosenScales | None = None,
+    memory: Array | None = None,
     *,
     amax: float | None = None,
     amax_dtype: str = "F32",
-    found: FoundScales | None = None,
-    memory: Array | None = None,
 ) -> QuantizedRows:
     """`kernels.quantize_rows` for layouts nvfp4, mxfp4 and mxfp8, with the scales that were found, or min-max scales."""
     num_rows, columns = w_OI.shape
     assert row.group_size is not None
-    w, given = kernel_view(w_OI), found is not None
-    scale_OG = np.empty((num_rows, columns // row.group_size), np.uint8) if found is None else found.scale
+    w, given = kernel_view(w_OI), chosen is not None
+    scale_OG = np.empty((num_rows, columns // row.group_size), np.uint8) if chosen is None else chosen.scale
     if row.layout == "mxfp8":
         q_OI = large_part(memory, (num_rows, columns), np.uint8)
         sums = _quantize_mxfp8(w, q_OI, scale_OG, given)
@@ -140,11 +140,11 @@ def mx_scale(exponent: Any, offset: Any) -> Any:
 
 
 @kernel
-def mx_scale_and_inverse(amax: Any, offset: Any, found: Any, given: Any) -> Any:
+def mx_scale_and_inverse(amax: Any, offset: Any, chosen: Any, given: Any) -> Any:
     """`mx_scale` of a group with this largest magnitude, or the scale that was found for it."""
     stored, inverse = mx_scale(mx_exponent(amax), offset)
     if given and inverse != np.float32(0):
-        stored, inverse = found, from_bits((np.uint32(254) - np.uint32(found)) << np.uint32(23))
+        stored, inverse = chosen, from_bits((np.uint32(254) - np.uint32(chosen)) << np.uint32(23))
     return stored, inverse
 
 

@@ -6,7 +6,6 @@ stay in the first cache. Every step is rounded to the weight's dtype where compr
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -24,18 +23,20 @@ from assay_quantize.kernels.bits import (  # fmt: skip
     store,
 )
 from assay_quantize.kernels.fused_int import CHUNK
-from assay_quantize.kernels.rows import Array, FoundScales, QuantizedRows, RowErrors, large_part
+from assay_quantize.kernels.rows import Array, ChosenScales, QuantizedRows, RowErrors, large_part
 from assay_quantize.kernels.sums import is_ordinary, move, quotient, reciprocal, squared, sums, total
 
 
-def quantize_rows(w_OI: Array, row: Scheme, found: FoundScales | None = None, memory: Array | None = None) -> QuantizedRows:
+def quantize_rows(
+    w_OI: Array, row: Scheme, chosen: ChosenScales | None = None, memory: Array | None = None, **_: Any
+) -> QuantizedRows:
     """`kernels.quantize_rows` for the FP8 schemes, with the scales that were found, or min-max scales."""
     num_rows, columns = w_OI.shape
     height, width = _block(row, columns)
     shape = (-(-num_rows // height), -(-columns // width))
-    scale = np.empty(shape, w_OI.dtype) if found is None else found.scale.reshape(shape)
+    scale = np.empty(shape, w_OI.dtype) if chosen is None else chosen.scale.reshape(shape)
     q_OI = large_part(memory, (num_rows, columns), np.uint8)
-    sums = _quantize_fp8(kernel_view(w_OI), q_OI, kernel_view(scale), height, width, found is not None)
+    sums = _quantize_fp8(kernel_view(w_OI), q_OI, kernel_view(scale), height, width, chosen is not None)
     return QuantizedRows({"weight": q_OI, "weight_scale": scale}, *sums)
 
 
@@ -45,12 +46,6 @@ def error_rows(parts: dict[str, Array], w_OI: Array, row: Scheme) -> RowErrors:
     return RowErrors(*_error_fp8(parts["weight"], kernel_view(parts["weight_scale"]), kernel_view(w_OI), height, width))
 
 
-def amax_rows(w_OI: Array) -> float:
-    """`kernels.amax_rows`."""
-    amax = float(_amax(kernel_view(w_OI)))
-    return amax if math.isfinite(amax) else math.nan
-
-
 def _block(row: Scheme, columns: int) -> tuple[int, int]:
     """Rows and columns that share a scale."""
     return row.block_rows, columns if row.group_size is None else row.group_size
@@ -58,7 +53,7 @@ def _block(row: Scheme, columns: int) -> tuple[int, int]:
 
 # ------------------------------------------------------------------------------------------------ kernels
 @kernel
-def _amax(w_OI: Any) -> Any:
+def largest_magnitude(w_OI: Any) -> Any:
     return largest(w_OI.reshape(-1))
 
 

@@ -14,19 +14,21 @@ import numpy as np
 
 from assay_quantize.formats.schemes import Scheme
 from assay_quantize.kernels.bits import epsilon, extent, kernel, kernel_view, largest, load, round_as, store
-from assay_quantize.kernels.rows import Array, FoundScales, QuantizedRows, RowErrors, large_part
+from assay_quantize.kernels.rows import Array, ChosenScales, QuantizedRows, RowErrors, large_part
 from assay_quantize.kernels.sums import is_ordinary, move, quotient, reciprocal, squared, sums, total
 
 CHUNK = 128
 """Columns worked on at a time, and the number of sums kept side by side (a single sum would not vectorize)."""
 
 
-def quantize_rows(w_OI: Array, row: Scheme, found: FoundScales | None = None, memory: Array | None = None) -> QuantizedRows:
+def quantize_rows(
+    w_OI: Array, row: Scheme, chosen: ChosenScales | None = None, memory: Array | None = None, **_: Any
+) -> QuantizedRows:
     """`kernels.quantize_rows` for the integer schemes, with the scales that were found, or min-max scales."""
     num_rows, columns = w_OI.shape
     group = columns if row.group_size is None else row.group_size
-    w, given = kernel_view(w_OI), found is not None
-    scale_OG = np.empty((num_rows, columns // group), w_OI.dtype) if found is None else found.scale
+    w, given = kernel_view(w_OI), chosen is not None
+    scale_OG = np.empty((num_rows, columns // group), w_OI.dtype) if chosen is None else chosen.scale
     scale = kernel_view(scale_OG)
     if row.weight_dtype == "I8":
         q_OI = large_part(memory, (num_rows, columns), np.int8)
@@ -38,9 +40,9 @@ def quantize_rows(w_OI: Array, row: Scheme, found: FoundScales | None = None, me
         sums = _quantize_int4(w, packed_OP.view(np.uint8), scale, group, given)
     else:
         parts["weight_zero_point"] = np.zeros((-(-num_rows // 8), columns // group), np.int32)
-        found_zero = np.zeros((0, 0), np.int16) if found is None else found.zero_point
+        chosen_zero = np.zeros((0, 0), np.int16) if chosen is None else chosen.zero_point
         zero = parts["weight_zero_point"]
-        sums = _quantize_int4_asymmetric(w, packed_OP.view(np.uint8), scale, zero, group, found_zero)
+        sums = _quantize_int4_asymmetric(w, packed_OP.view(np.uint8), scale, zero, group, chosen_zero)
     return QuantizedRows(parts, *sums)
 
 
@@ -133,14 +135,14 @@ def _round_int4_asymmetric(w_I: Any, codes_I: Any, scale: Any, zero: Any, error_
 
 
 @kernel
-def _quantize_int4_asymmetric(w_OI: Any, packed_OB: Any, scale_OG: Any, zero_PG: Any, group: Any, found_OG: Any) -> Any:
+def _quantize_int4_asymmetric(w_OI: Any, packed_OB: Any, scale_OG: Any, zero_PG: Any, group: Any, chosen_OG: Any) -> Any:
     error_C, norm_C, row_error_C, row_norm_C = sums(CHUNK)
     codes_I = np.zeros(packed_OB.shape[1] * 2, np.uint8)
     for o in range(w_OI.shape[0]):
         for g in range(scale_OG.shape[1]):
             w_g, codes_g = w_OI[o, g * group : (g + 1) * group], codes_I[g * group : (g + 1) * group]
-            if found_OG.size:
-                scale, zero = load(scale_OG[o], g), np.float32(found_OG[o, g])
+            if chosen_OG.size:
+                scale, zero = load(scale_OG[o], g), np.float32(chosen_OG[o, g])
             else:
                 low, high = extent(w_g)
                 scale, zero = asymmetric_scale(w_g, low, high)

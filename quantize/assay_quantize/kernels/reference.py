@@ -11,7 +11,6 @@ Shapes: w_OI is a weight with O output features (rows) and I input features (col
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 import numpy as np
@@ -114,15 +113,6 @@ def dequantize_weight(parts: dict[str, Tensor], scheme: str, dtype: torch.dtype)
     return weight.to(dtype)
 
 
-def relative_error(dequantized_OI: Tensor, w_OI: Tensor) -> float:
-    """||dequantized - w|| / ||w|| (Frobenius, FP32); 0 when both are zero, infinity when only w is."""
-    difference = float(torch.linalg.vector_norm(dequantized_OI.float() - w_OI.float()))
-    norm = float(torch.linalg.vector_norm(w_OI.float()))
-    if norm == 0:
-        return 0.0 if difference == 0 else float("inf")
-    return difference / norm
-
-
 def _compressor(scheme: str) -> Any:
     return BaseCompressor.get_value_from_registry(SCHEMES[scheme].format)
 
@@ -144,12 +134,6 @@ def _blocks(w_OI: Tensor, args: QuantizationArgs) -> Tensor:
 _TORCH_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 _FP8_PARTS = {"plain": ("weight",), "mxfp8": ("weight",), "nvfp4": ("weight_scale",)}
 """Layout -> parts that are E4M3 (when their storage form is uint8)."""
-
-
-def amax_rows(w_OI: Array, dtype: str) -> float:
-    """Largest |w|; NaN when a weight is NaN or infinite."""
-    amax = float(magnitude(to_torch(w_OI, dtype)))
-    return amax if math.isfinite(amax) else math.nan
 
 
 def quantize_rows(

@@ -25,7 +25,7 @@ class QuantizedRows:
     parts: dict[str, Array]
     """Local name (`weight_packed`, `weight_scale`, ...; see schemes.py) -> these rows of it, in storage form: uint8 for FP8, U8
     and packed FP4, int32 for packed INT4, int8, uint16 bits for BF16, float16, float32. `weight_shape` is not among them: it
-    is known to whoever writes. A part without rows (`weight_global_scale`) is there every time."""
+    is known to the writer. A part without rows (`weight_global_scale`) is there every time."""
     squared_error: float
     """Sum of (dequantized - w)^2 in FP64; not finite when a scale overflowed."""
     squared_norm: float
@@ -33,7 +33,7 @@ class QuantizedRows:
 
 
 @dataclass(frozen=True)
-class FoundScales:
+class ChosenScales:
     """What a scale search chose for a range of rows."""
 
     scale: Array

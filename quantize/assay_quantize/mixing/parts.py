@@ -21,10 +21,19 @@ from assay.recipes.profile import ProfileRecipe
 from assay.records.choice.mix import KEPT
 from assay_quantize.checkpoint.checkpoint import Checkpoint
 from assay_quantize.checkpoint.source_format import find_companions
-from assay_quantize.plan.fits import WORKSPACE_BYTES, fit_on, rank_bytes
-from assay_quantize.plan.parallel import Misfit, Ranks, misfits, ranks_of, sentence, uneven_heads
+from assay_quantize.plan.fits import (
+    WORKSPACE_BYTES,
+    Misfit,
+    Ranks,
+    fit_on,
+    misfits,
+    rank_bytes,
+    ranks_of,
+    sentence,
+    uneven_heads,
+)
 from assay_quantize.plan.planner import check_shapes_of, tensor_plans_of
-from assay_quantize.plan.stored import StoredModel, StoredWeight, drafts, stored_weights
+from assay_quantize.plan.stored import StoredModel, StoredWeight, is_speculative, stored_weights
 
 Place = tuple[int, str]
 """Layer, role."""
@@ -221,7 +230,7 @@ def _limit(
     plain: StoredModel, rest: StoredModel, inside: Mapping[Place, tuple[StoredWeight, ...]], machine: Machine, ranks: Ranks
 ) -> tuple[int, int]:
     """(bytes of one GPU's weights beside which all users' KV cache fits, those of them that are not chosen for)."""
-    profile, drafting = machine.profile, drafts(machine.profile, machine.serving)
+    profile, drafting = machine.profile, is_speculative(machine.profile, machine.serving)
     fit = fit_on(plain, profile, machine.serving)
     limit = fit.usable_bytes - WORKSPACE_BYTES - machine.users * fit.kv_bytes(machine.context)
     of_parts = {weight.name for stored in inside.values() for weight in stored}

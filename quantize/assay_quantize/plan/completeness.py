@@ -20,7 +20,10 @@ def check_layers(where: str, family: str, classified: Mapping[str, Classified], 
     Kinds are told apart by what they contain: experts or a dense MLP, full or linear attention, an indexer or none, sinks of a
     sliding window, a compressor, experts chosen by token; where a layer is one mixer, by what is in it.
     """
-    layers = _by_layer({name: c for name, c in classified.items() if c.role != "mtp"})
+    layers: dict[int, list[str]] = defaultdict(list)
+    for name, what in classified.items():
+        if what.role != "mtp" and what.layer is not None:
+            layers[what.layer].append(name)
     declared = num_hidden_layers(config)
     missing = sorted(set(range(declared)) - set(layers))
     if missing:
@@ -29,16 +32,16 @@ def check_layers(where: str, family: str, classified: Mapping[str, Classified], 
             f"{f' and {len(missing) - 1} more' if len(missing) > 1 else ''}; complete the download"
         )
     kinds: dict[tuple[bool, ...], dict[int, set[str]]] = defaultdict(dict)
-    for layer, names in layers.items():
-        rest = {_rest(name) for name in names if classified[name].expert is None}
+    for layer, names in sorted(layers.items()):
+        rest = {place.rest for name in names if classified[name].expert is None and (place := split_layer(name)) is not None}
         _check_experts(where, family, names, classified, num_experts(family, config), f"layer {layer}")
         has_experts = any(classified[name].expert is not None for name in names)
         kinds[(has_experts, *(any(r.startswith(p) for r in rest) for p in _KINDS))][layer] = rest
-    for alike in kinds.values():
-        union = set().union(*alike.values())
-        for layer, rest in alike.items():
+    for of_kind in kinds.values():
+        union = set().union(*of_kind.values())
+        for layer, rest in of_kind.items():
             if lacking := sorted(union - rest):
-                other = next(number for number, names in alike.items() if lacking[0] in names)
+                other = next(number for number, names in of_kind.items() if lacking[0] in names)
                 raise PlanError(f"{where}: layer {layer} has no {lacking[0]}, which layer {other} has; complete the download")
     outside = names_of(family).outside
     needed = [name for name, form in outside.items() if form.part in ("embedding", "norm")]
@@ -62,11 +65,9 @@ def check_mtp(where: str, family: str, names: Collection[str], config: Mapping[s
 
     names: of all tensors but scales.
     """
-    problems = mtp_problems(family, config, names)
-    first = next(problems, None)
-    if first is not None:
-        more = sum(1 for _ in problems)
-        also = f" (and {more} more like this)" if more else ""
+    problems = list(mtp_problems(family, config, names))
+    if problems:
+        first, also = problems[0], f" (and {len(problems) - 1} more like this)" if len(problems) > 1 else ""
         raise PlanError(f"{where}: {first.where} {first.what}{also}; {first.mend}")
 
 
@@ -74,33 +75,18 @@ def _check_experts(
     where: str, family: str, names: list[str], classified: Mapping[str, Classified], experts: int, what: str
 ) -> None:
     """All experts 0..n-1 with all their projections, or none at all."""
-    found: dict[int, set[str]] = defaultdict(set)
+    projections: dict[int, set[str]] = defaultdict(set)
     for name in names:
         expert = classified[name].expert
         if expert is not None:
-            found[expert].add(name.split(".")[-2])
-    if not found:
+            projections[expert].add(name.split(".")[-2])
+    if not projections:
         return
-    if beyond := sorted(set(found) - set(range(experts))):
+    if beyond := sorted(projections.keys() - set(range(experts))):
         raise PlanError(f"{where}: {what} has expert {beyond[0]}, config.json declares {experts} experts; correct the config")
     for expert in range(experts):
-        if lacking := [p for p in names_of(family).projections if p not in found.get(expert, set())]:
+        if lacking := [p for p in names_of(family).projections if p not in projections.get(expert, set())]:
             raise PlanError(
-                f"{where}: {what} has no {lacking[0]} of expert {expert}; {len(found)} of {experts} experts are there; "
+                f"{where}: {what} has no {lacking[0]} of expert {expert}; {len(projections)} of {experts} experts are there; "
                 "complete the download"
             )
-
-
-def _by_layer(classified: Mapping[str, Classified]) -> dict[int, list[str]]:
-    layers: dict[int, list[str]] = defaultdict(list)
-    for name, found in classified.items():
-        if found.layer is not None:
-            layers[found.layer].append(name)
-    return dict(sorted(layers.items()))
-
-
-def _rest(name: str) -> str:
-    """`self_attn.q_proj.weight` of `model.layers.3.self_attn.q_proj.weight`."""
-    at = split_layer(name)
-    assert at is not None, name
-    return at.rest

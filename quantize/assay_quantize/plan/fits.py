@@ -1,25 +1,219 @@
-"""Does a checkpoint fit on a machine, and how many tokens of KV cache does the rest hold? Memory of one rank, in bytes.
+"""Can GPUs share a checkpoint, does it fit into their memory, and how many tokens of KV cache does the rest hold?
 
-Arithmetic over what is stored and the GPU profiles in `recipes/profiles/`: weights as tensor parallelism splits them, the KV
-cache by the kind of attention, and an allowance for everything else. An estimate to decide by, not a promise.
+Arithmetic over names, shapes and the GPU profiles in `recipes/profiles/`, before the first byte: weights as tensor parallelism
+splits them, the KV cache by the kind of attention, and an allowance for everything else. Memory of one rank, in bytes: an
+estimate to decide by, not a promise.
+
+Every rank needs whole heads, and groups and blocks that share a scale must end where a rank's part ends. vLLM 0.32 raises
+otherwise, of heads at start (`ModelConfig.verify_with_parallel_config`; key-value heads: the attention classes), of groups and
+blocks rank by rank and after the weights were moved: `verify_group_size_divides_partition` and `validate_fp8_block_shape`
+(linears), `CompressedTensorsWNA16MoEMethod.create_weights` and `validate_fp8_block_shape_moe` (experts). What a rank holds of
+each weight stands in the family's table (`Form.split`). Kernels have rules of their own, which are not known here.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from assay.errors import PlanError
-from assay.recipes.families import form_of, size_of, split_layer, text_of
+from assay.recipes.families import count_of, form_of, size_of, split_layer, text_of
+from assay.recipes.family import Form
 from assay.recipes.load import load_recipe, recipe_names
 from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe, context_tokens
 from assay_quantize.checkpoint.fused_experts import is_fused
-from assay_quantize.plan.parallel import Ranks, check_parallel, head_dim, misfits, ranks_of
-from assay_quantize.plan.stored import StoredModel, StoredWeight, drafts, is_draft
+from assay_quantize.plan.stored import StoredModel, StoredWeight, is_draft, is_speculative
+
+GROUPS = {128: "w4a16", 64: "w4a16-g64", 32: "w4a16-g32", 16: "nvfp4a16"}
+"""Group size -> the shipped precision that has it."""
+_HEADS = {
+    "num_attention_heads": ("attention heads", False),
+    "num_key_value_heads": ("key-value heads", True),
+    "linear_num_key_heads": ("key heads of linear attention", False),
+    "linear_num_value_heads": ("value heads of linear attention", False),
+}
+"""Key of config.json -> what it counts, and whether vLLM repeats these heads once there are more ranks."""
+REFINED = 32
+"""The smallest block to which vLLM refines the FP8 blocks of experts (`refine_fp8_moe_block_shape`)."""
+
+
+class Ranks(NamedTuple):
+    """Over how many GPUs a model is split. expert_parallel: every expert whole, on one of them. data_parallel: replicas, which
+    share the experts all the same (`FusedMoEParallelConfig.make` in vllm/model_executor/layers/fused_moe/config.py)."""
+
+    tensor_parallel: int = 1
+    expert_parallel: bool = False
+    data_parallel: int = 1
+
+    def sharing(self, role: str) -> int:
+        """GPUs that share a weight which is split."""
+        return self.tensor_parallel * (self.data_parallel if role == "routed_expert" else 1)
+
+
+class Misfit(NamedTuple):
+    """Weights of one role and projection that the ranks cannot share.
+
+    first: one of the num_weights weights. width: rows or columns of one rank. unit: what it must be a multiple of. blocks: rows
+    and columns share a scale (FP8), and not columns alone. works_at: the largest smaller tensor parallelism at which they fit;
+    None: none does.
+    """
+
+    role: str
+    projection: str
+    first: str
+    num_weights: int
+    side: str
+    width: float
+    unit: int
+    blocks: bool
+    ranks: int
+    works_at: int | None
+
+    @property
+    def short(self) -> str:
+        return f"{self.role} {self.projection}"
+
+    @property
+    def sentence(self) -> str:
+        more = f" and {self.num_weights - 1:,} more" if self.num_weights > 1 else ""
+        return (
+            f"{self.short}: {self.width:g} {self.side} on each of {self.ranks} ranks are not a multiple of "
+            f"{self.unit}, the {'block' if self.blocks else 'group'} that shares a scale ({self.first}{more})"
+        )
+
+
+class UnevenHeads(NamedTuple):
+    """Heads that the ranks cannot share. short: of which kind. key: of config.json. works_at: as in `Misfit`."""
+
+    short: str
+    key: str
+    num_heads: int
+    ranks: int
+    works_at: int | None
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.num_heads} {self.short} ({self.key}) cannot be shared by {self.ranks} ranks"
+
+
+def ranks_of(profile: ProfileRecipe) -> Ranks:
+    """As a profile's flags say."""
+    tensor, data = (int(profile.flags.get(f"{kind}-parallel-size") or 1) for kind in ("tensor", "data"))
+    return Ranks(tensor, bool(profile.flags.get("enable-expert-parallel")), data)
+
+
+def misfits(model: StoredModel, ranks: Ranks) -> list[Misfit | UnevenHeads]:
+    """What vLLM would refuse: heads, then one entry per role, projection and width; empty: it can be split."""
+    refused: dict[tuple[str, str, str, float, int], list[StoredWeight]] = defaultdict(list)
+    for weight in model.weights:
+        if len(weight.shape) != 2 or not weight.name.endswith(".weight"):
+            continue
+        form = form_of(model.family, weight.name, model.config)
+        for side, width, unit in _refused_sides(model, weight, form, ranks):
+            refused[form.part, weight.name.split(".")[-2], side, width, unit].append(weight)
+    return [
+        *uneven_heads(model.config, ranks),
+        *(
+            Misfit(
+                role, projection, weights[0].name, len(weights), side, width, unit, weights[0].block_rows > 1,
+                ranks.sharing(role), _works_at(model, weights[0], ranks),
+            )
+            for (role, projection, side, width, unit), weights in refused.items()
+        ),
+    ]  # fmt: skip
+
+
+def uneven_heads(config: Mapping[str, Any], ranks: Ranks) -> list[UnevenHeads]:
+    """Attention heads must be divided by the ranks; key-value heads must be, or divide them, and are repeated then.
+
+    Latent attention (MLA) keeps no heads in its cache, and ignores their number.
+    """
+    text, uneven = text_of(config), []
+    for key, (kind, may_repeat) in _HEADS.items():
+        heads = 0 if may_repeat and text.get("kv_lora_rank") else count_of(key, text.get(key))
+        fitting = [n for n in range(ranks.tensor_parallel, 0, -1) if heads % n == 0 or (may_repeat and n % heads == 0)]
+        if ranks.tensor_parallel not in fitting:
+            works_at = next((n for n in fitting if ranks.tensor_parallel % n == 0), None)
+            uneven.append(UnevenHeads(kind, key, heads, ranks.tensor_parallel, works_at))
+    return uneven
+
+
+def check_parallel(model: StoredModel, profile: ProfileRecipe) -> None:
+    """PlanError: what cannot be split on a profile, why, and what would fit."""
+    if refused := misfits(model, ranks_of(profile)):
+        raise PlanError(f"{model.what} cannot be served on profile {profile.name}: {sentence(refused)}; {remedy(refused)}")
+
+
+def sentence(misfits: Sequence[Misfit | UnevenHeads]) -> str:
+    """The first in full, and what else."""
+    others = [misfit.short for misfit in misfits[1:]]
+    also = f"; so {'are' if len(others) > 1 else 'is'} {', '.join(others)}" if others else ""
+    return f"{misfits[0].sentence}{also}"
+
+
+def remedy(misfits: Sequence[Misfit | UnevenHeads]) -> str:
+    """Which precision or tensor parallelism would fit all of them; no precision changes the number of heads."""
+    of_weights = [misfit for misfit in misfits if isinstance(misfit, Misfit)]
+    ways = []
+    if len(of_weights) == len(misfits):
+        # groups or blocks that would fit; none where a group would end in the middle of a column
+        if any(misfit.blocks for misfit in of_weights):
+            ways = ["one scale per row (fp8-channel)"]
+        elif all(misfit.width == int(misfit.width) for misfit in of_weights):
+            common = math.gcd(*(int(misfit.width) for misfit in of_weights))
+            smaller = [f"{group} ({name})" for group, name in GROUPS.items() if common % group == 0]
+            ways = [f"a group size of {' or '.join(smaller)}" if smaller else "one scale per row (w4a16-channel)"]
+    if all(misfit.works_at is not None for misfit in misfits):
+        ways.append(f"a profile with tensor-parallel-size {min(misfit.works_at or 1 for misfit in misfits)}")
+    return f"what fits: {', or '.join(ways)}" if ways else "keep the role in 16 bits"
+
+
+def _works_at(model: StoredModel, weight: StoredWeight, ranks: Ranks) -> int | None:
+    form = form_of(model.family, weight.name, model.config)
+    smaller = (n for n in range(ranks.tensor_parallel // 2, 0, -1) if ranks.tensor_parallel % n == 0)
+    return next((n for n in smaller if not list(_refused_sides(model, weight, form, ranks._replace(tensor_parallel=n)))), None)
+
+
+def _refused_sides(model: StoredModel, weight: StoredWeight, form: Form, ranks: Ranks) -> Iterator[tuple[str, float, int]]:
+    """(side, width of a rank, what it must be a multiple of) of one weight; nothing if it can be split."""
+    is_expert = form.part == "routed_expert"
+    if form.kind != "linear" or weight.group is None or form.split == "whole":
+        return
+    parts = 1 if is_expert and ranks.expert_parallel else ranks.sharing(form.part)
+    rows, columns = weight.shape
+    if form.split == "columns":
+        width = columns / parts
+        if parts > 1 and width % weight.group and not (is_expert and _refines(model, width)):
+            yield "inputs", width, weight.group
+        return
+    head = head_dim(model.config, weight.name) if form.split == "kv_rows" else 1
+    width = max(rows / parts, head)
+    # vLLM's own FP8 method refines the blocks of experts, and does not check merged linears (`linear.py`)
+    is_accepted = _refines(model, width) if is_expert else model.native_fp8 and form.fused is not None
+    for unit in (weight.block_rows, weight.word_rows):
+        if width % unit and not is_accepted:
+            yield "outputs", width, unit
+
+
+def _refines(model: StoredModel, width: float) -> bool:
+    """Whether vLLM's own FP8 method takes finer blocks for the experts."""
+    if not model.native_fp8 or width != int(width):
+        return False
+    return math.gcd(128, int(width), size_of(text_of(model.config), "hidden_size", 0)) >= REFINED
+
+
+def head_dim(config: Mapping[str, Any], name: str = "") -> int:
+    """Values of one attention head. name: of a weight; heads of `v_proj` may be narrower (MiMo-V2-Flash)."""
+    text = text_of(config)
+    if name.endswith(".v_proj.weight") and text.get("v_head_dim"):
+        return size_of(text, "v_head_dim")
+    return size_of(text, "head_dim", 0) or size_of(text, "hidden_size") // size_of(text, "num_attention_heads")
+
 
 KV_TOKENS = 131_072
 """Length of the one sequence that a machine must hold to count as fitting, where nobody says how long."""
@@ -64,7 +258,7 @@ class Fit:
     """Of layers that keep every token of a sequence."""
     windows: tuple[Window, ...]
     splits: bool
-    """Whether every rank has whole heads, groups and blocks (`parallel.py`)."""
+    """Whether every rank has whole heads, groups and blocks (`misfits`)."""
 
     @property
     def free_bytes(self) -> int:
@@ -78,12 +272,14 @@ class Fit:
 
     def tokens_in(self, num_bytes: int) -> int:
         """Tokens of one sequence whose KV cache is no larger; windows count as full."""
-        full = sum(one.tokens * one.bytes_per_token for one in self.windows)
+        full = sum(window.tokens * window.bytes_per_token for window in self.windows)
         return max(0, num_bytes - full) // max(1, self.kv_bytes_per_token)
 
     def kv_bytes(self, tokens: int) -> int:
         """KV cache of one sequence."""
-        return tokens * self.kv_bytes_per_token + sum(min(tokens, one.tokens) * one.bytes_per_token for one in self.windows)
+        return tokens * self.kv_bytes_per_token + sum(
+            min(tokens, window.tokens) * window.bytes_per_token for window in self.windows
+        )
 
     def holds(self, max_model_len: int = KV_TOKENS) -> bool:
         """Weights, workspace and the KV cache of one sequence: less, and vLLM refuses to start."""
@@ -93,28 +289,30 @@ class Fit:
 def fits(model: StoredModel) -> list[Fit]:
     """One row per GPU profile, smallest machine first."""
     profiles = [load_recipe(ProfileRecipe, name) for name in recipe_names("profiles")]
-    split = functools.cache(lambda ranks: _split(model, ranks))  # many profiles have as many ranks
-    rows = [_fit(model, profile, split(ranks_of(profile))) for profile in profiles if profile.hardware.memory_bytes_each]
+
+    @functools.cache  # many profiles have as many ranks
+    def split(ranks: Ranks) -> tuple[int, bool]:
+        return rank_bytes(model, ranks), not misfits(model, ranks)
+
+    rows = [_fit(model, profile, *split(ranks_of(profile))) for profile in profiles if profile.hardware.memory_bytes_each]
     return sorted(rows, key=lambda row: (row.usable_bytes * row.num_gpus, row.profile))
 
 
 def fit_on(model: StoredModel, profile: ProfileRecipe, serving: Serving) -> Fit:
     """A profile must say how much memory a GPU has. What is not served is not counted: an MTP block without speculation."""
-    model = model.served(drafts(profile, serving))
-    return _fit(model, profile, _split(model, ranks_of(profile)))
+    model, ranks = model.served(is_speculative(profile, serving)), ranks_of(profile)
+    return _fit(model, profile, rank_bytes(model, ranks), not misfits(model, ranks))
 
 
-def _split(model: StoredModel, ranks: Ranks) -> tuple[int, bool]:
-    """(bytes of weights on one rank, whether it has whole heads, groups and blocks)."""
-    return rank_bytes(model, ranks), not misfits(model, ranks)
-
-
-def _fit(model: StoredModel, profile: ProfileRecipe, split: tuple[int, bool]) -> Fit:
+def _fit(model: StoredModel, profile: ProfileRecipe, weight_bytes: int, splits: bool) -> Fit:
     usable = profile.usable_bytes
     assert usable is not None, profile.name
     kv_dtype, ranks = str(profile.flags.get("kv-cache-dtype", model.kv_cache)), ranks_of(profile).tensor_parallel
     value_bytes, gpu = KV_BYTES.get(kv_dtype, 2), profile.hardware.gpu or ""
-    if _ALWAYS_FP8_SPARSE in gpu and _indexers(model):
+    memory = profile.hardware.memory_bytes_each or 0
+    requested = profile.flags.get("max-num-batched-tokens")
+    step_tokens = int(requested) if requested else next(tokens for least, tokens in _STEP_TOKENS if memory >= least)
+    if _ALWAYS_FP8_SPARSE in gpu and _named(model, ".self_attn.indexer.wk.weight"):
         value_bytes = 1
     return Fit(
         profile=profile.name,
@@ -122,16 +320,11 @@ def _fit(model: StoredModel, profile: ProfileRecipe, split: tuple[int, bool]) ->
         utilization=profile.gpu_memory_utilization,
         kv_dtype=kv_dtype,
         usable_bytes=usable,
-        weight_bytes=split[0],
+        weight_bytes=weight_bytes,
         kv_bytes_per_token=kv_bytes_per_token(model, value_bytes, ranks, packed=_UNPACKED_FP8_SPARSE not in gpu),
-        windows=windows(model, value_bytes, ranks, step_tokens=_step_tokens(profile)),
-        splits=split[1],
+        windows=windows(model, value_bytes, ranks, step_tokens=step_tokens),
+        splits=splits,
     )
-
-
-def _step_tokens(profile: ProfileRecipe) -> int:
-    asked, memory = profile.flags.get("max-num-batched-tokens"), profile.hardware.memory_bytes_each or 0
-    return int(asked) if asked else next(tokens for least, tokens in _STEP_TOKENS if memory >= least)
 
 
 def rank_bytes(model: StoredModel, ranks: Ranks) -> int:
@@ -162,16 +355,19 @@ def kv_bytes_per_token(model: StoredModel, value_bytes: int, ranks: int, *, pack
     `windows`.
     """
     config = text_of(model.config)
-    if compressors := _compressors(model):
-        return _compressed_bytes(config, compressors)
-    indexers = _indexers(model)
-    if config.get("kv_lora_rank") or any(one.name.endswith(".kv_a_proj_with_mqa.weight") for one in model.weights):
-        attending = [one for one in model.weights if one.name.endswith(".self_attn.o_proj.weight")]
+    if compressors := _named(model, ".compressor.ape"):
+        # DeepSeek-V4 keeps a row for every 4 or 128 tokens, as many as `ape` has, whole on every rank and in FP8 alone: 584
+        # bytes (`DeepseekV4Attention.get_kv_cache_spec`). Of an indexer 132, as above.
+        of_attention, of_indexer = _compressed_width(config), size_of(config, "index_head_dim") + 4
+        return math.ceil(sum((of_indexer if ".indexer." in c.name else of_attention) / c.shape[0] for c in compressors))
+    indexers = _named(model, ".self_attn.indexer.wk.weight")
+    if config.get("kv_lora_rank") or _named(model, ".kv_a_proj_with_mqa.weight"):
+        attending = _named(model, ".self_attn.o_proj.weight")
         latent, rope = size_of(config, "kv_lora_rank"), size_of(config, "qk_rope_head_dim")
         sparse_fp8 = packed and bool(indexers) and value_bytes == 1
         per_layer = latent + latent // 128 * 4 + 2 * rope if sparse_fp8 else (latent + rope) * value_bytes
-        return len(attending) * per_layer + sum(one.shape[0] + 4 for one in indexers)
-    keeping = [one for one in _of_heads(model) if not _slides(model, one)]
+        return len(attending) * per_layer + sum(indexer.shape[0] + 4 for indexer in indexers)
+    keeping = [weight for weight in _of_heads(model) if not _slides(model, weight)]
     return _head_bytes(config, keeping, ranks) * value_bytes
 
 
@@ -183,14 +379,14 @@ def windows(model: StoredModel, value_bytes: int, ranks: int, *, step_tokens: in
     """
     config = text_of(model.config)
     size, more = size_of(config, "sliding_window", 0), _STEPS * step_tokens + 64
-    if compressors := _compressors(model):
-        layers = sum(one.name.endswith(".attn.wo_b.weight") for one in model.weights)
-        found = [Window(size + more, layers * _compressed_width(config))]
-        for one in compressors:
-            width = size_of(config, "index_head_dim" if ".indexer." in one.name else "head_dim")
-            found.append(Window(one.shape[0] * one.shape[1] // width + more, 2 * 4 * one.shape[1]))
-        return tuple(found)
-    sliding = [one for one in _of_heads(model) if _slides(model, one)]
+    if compressors := _named(model, ".compressor.ape"):
+        windows = [Window(size + more, len(_named(model, ".attn.wo_b.weight")) * _compressed_width(config))]
+        for compressor in compressors:
+            rows, columns = compressor.shape
+            width = size_of(config, "index_head_dim" if ".indexer." in compressor.name else "head_dim")
+            windows.append(Window(rows * columns // width + more, 2 * 4 * columns))
+        return tuple(windows)
+    sliding = [weight for weight in _of_heads(model) if _slides(model, weight)]
     return (Window(size + more, _head_bytes(config, sliding, ranks) * value_bytes),) if sliding else ()
 
 
@@ -202,10 +398,10 @@ def kv_read_bytes(model: StoredModel, fit: Fit, tokens: int) -> int:
     """
     config = text_of(model.config)
     size = size_of(config, "sliding_window", 0)
-    of_windows = sum(min(tokens, size) * one.bytes_per_token for one in fit.windows)
-    if _compressors(model):
+    of_windows = sum(min(tokens, size) * window.bytes_per_token for window in fit.windows)
+    if _named(model, ".compressor.ape"):
         return of_windows
-    of_indexers = sum(one.shape[0] + 4 for one in _indexers(model))
+    of_indexers = sum(indexer.shape[0] + 4 for indexer in _named(model, ".self_attn.indexer.wk.weight"))
     chosen = min(tokens, size_of(config, "index_topk", tokens)) if of_indexers else tokens
     return chosen * (fit.kv_bytes_per_token - of_indexers) + tokens * of_indexers + of_windows
 
@@ -214,12 +410,12 @@ def _of_heads(model: StoredModel) -> list[StoredWeight]:
     """Weights that make the keys and values of grouped-query attention."""
     if text_of(model.config).get("kv_lora_rank"):
         return []
-    return [one for one in model.weights if one.name.endswith((".k_proj.weight", ".v_proj.weight"))]
+    return _named(model, ".k_proj.weight", ".v_proj.weight")
 
 
 def _head_bytes(config: Mapping[str, Any], of_heads: Sequence[StoredWeight], ranks: int) -> int:
     """Values per token on one rank."""
-    heads = ((one.shape[0], head_dim(config, one.name)) for one in of_heads)
+    heads = ((weight.shape[0], head_dim(config, weight.name)) for weight in of_heads)
     return sum(math.ceil(rows / width / ranks) * width for rows, width in heads)
 
 
@@ -237,12 +433,8 @@ def _slides(model: StoredModel, weight: StoredWeight) -> bool:
     return at.layer < len(kinds) and kinds[at.layer] in (1, "sliding_attention")
 
 
-def _indexers(model: StoredModel) -> list[StoredWeight]:
-    return [one for one in model.weights if one.name.endswith(".self_attn.indexer.wk.weight")]
-
-
-def _compressors(model: StoredModel) -> list[StoredWeight]:
-    return [one for one in model.weights if one.name.endswith(".compressor.ape")]
+def _named(model: StoredModel, *endings: str) -> list[StoredWeight]:
+    return [weight for weight in model.weights if weight.name.endswith(endings)]
 
 
 def _compressed_width(config: Mapping[str, Any]) -> int:
@@ -251,28 +443,15 @@ def _compressed_width(config: Mapping[str, Any]) -> int:
     return width - rope + 2 * rope + (width - rope) // 64 + 1
 
 
-def _compressed_bytes(config: Mapping[str, Any], compressors: Sequence[StoredWeight]) -> int:
-    """DeepSeek-V4 keeps a row for every 4 or 128 tokens, as many as `ape` has, whole on every rank and in FP8 alone.
-
-    584 bytes (`DeepseekV4Attention.get_kv_cache_spec`). Of an indexer 132, as above.
-    """
-    of_attention, of_indexer = _compressed_width(config), size_of(config, "index_head_dim") + 4
-    rows = ((of_indexer if ".indexer." in one.name else of_attention) / one.shape[0] for one in compressors)
-    return math.ceil(sum(rows))
-
-
 def check_served(model: StoredModel, profile: ProfileRecipe, serving: Serving) -> None:
-    """PlanError: the GPUs of a profile cannot share or cannot hold this checkpoint. Other profiles are not judged."""
-    if profile.hardware.device == "cuda" and not profile.endpoints:
-        check_parallel(model.served(drafts(profile, serving)), profile)
-        check_memory(model, profile, serving)
+    """PlanError: the GPUs of a profile cannot share or cannot hold this checkpoint. Other profiles are not judged.
 
-
-def check_memory(model: StoredModel, profile: ProfileRecipe, serving: Serving) -> None:
-    """PlanError: vLLM would refuse to start, since not even one sequence of `max-model-len` fits beside the weights.
-
+    It cannot be held where vLLM would refuse to start, since not even one sequence of `max-model-len` fits beside the weights.
     The workspace is not counted: what is refused here cannot be served, and what is not may still be tight.
     """
+    if profile.hardware.device != "cuda" or profile.endpoints:
+        return
+    check_parallel(model.served(is_speculative(profile, serving)), profile)
     if profile.hardware.memory_bytes_each is None:
         return
     fit = fit_on(model, profile, serving)

@@ -7,26 +7,29 @@ tensors, groups that do not divide, an MTP block that is declared and absent, ig
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from assay.errors import PlanError
+from assay.recipes.calibrated.texts import without_folders
 from assay.recipes.families import Classified, classify, family_of, ignore_patterns, names_of, num_hidden_layers
+from assay.recipes.load import load_recipe
 from assay.recipes.mtp import stored_layers
 from assay.recipes.precision import ROLES, PrecisionRecipe, layer_numbers
 from assay.recipes.runtime_names import fused_members, packed_modules
+from assay.records.base import sha256_of
 from assay.records.plan import Plan, TensorPlan
 from assay_quantize.checkpoint.checkpoint import Checkpoint
 from assay_quantize.checkpoint.headers import TensorHeader
 from assay_quantize.checkpoint.source_format import Companions, find_companions
 from assay_quantize.formats.schemes import check_shape
 from assay_quantize.formats.targets import kept_in_some_layers, targets_by_scheme
-from assay_quantize.formats.vllm_rules import MixedSchemes, RuntimeModule, group_of, runtime_modules
-from assay_quantize.plan.cache_scales import cache_scales
+from assay_quantize.formats.vllm_rules import MixedSchemes, group_of, runtime_modules
 from assay_quantize.plan.completeness import check_layers, check_mtp
-from assay_quantize.plan.tensor_plans import Treatment, action_of, carried_weights, scale_plan, tensor_plan
+from assay_quantize.plan.tensor_plans import Treatment, action_of, cache_scales, carried_weights, scale_plan, tensor_plan
 
 
 def make_plan(checkpoint: Checkpoint, recipe: PrecisionRecipe, *, model: str, family: str | None) -> Plan:
@@ -34,28 +37,30 @@ def make_plan(checkpoint: Checkpoint, recipe: PrecisionRecipe, *, model: str, fa
 
     model: its name in records. family: what the model recipe says; None: read from the config. Raises PlanError.
     """
-    _check_recipe(recipe)
-    found = family_of(checkpoint.config)
-    if family is not None and family != found:
+    if "lm_head" in recipe.quantize:
         raise PlanError(
-            f"{checkpoint.location}: its config.json is of family {found}, the model recipe says {family}; correct the recipe"
+            f"precision {recipe.name}: lm_head cannot be quantized: vLLM's quantization target `Linear` does not cover it; "
+            "move it to `keep: {bf16: [...]}`"
         )
-    companions = find_companions(checkpoint.location, checkpoint.config, checkpoint.tensors)
-    classified = {
-        name: classify(found, name, checkpoint.config) for name in checkpoint.tensors if name not in companions.weight_of
-    }
-    inlined = names_of(found).mtp_layers is None
-    mtp_layers = stored_layers(found, checkpoint.config, classified) if inlined else ()
-    check_layers(checkpoint.location, found, classified, checkpoint.config)
+    config_family, companions, classified = _classify(checkpoint)
+    if family is not None and family != config_family:
+        raise PlanError(
+            f"{checkpoint.location}: its config.json is of family {config_family}, the model recipe says {family}; correct the "
+            "recipe"
+        )
+    family = config_family
+    inlined = names_of(family).mtp_layers is None
+    mtp_layers = stored_layers(family, checkpoint.config, classified) if inlined else ()
+    check_layers(checkpoint.location, family, classified, checkpoint.config)
     if recipe.mtp != "drop":
-        check_mtp(checkpoint.location, found, classified, checkpoint.config)
-    tensors = _tensor_plans(found, checkpoint, classified, companions, recipe)
+        check_mtp(checkpoint.location, family, classified, checkpoint.config)
+    tensors = _tensor_plans(family, checkpoint, classified, companions, recipe)
     if not any(tensor.scheme is not None for tensor in tensors):
         raise PlanError(f"precision {recipe.name}: nothing in {checkpoint.location} is quantized; name roles under `quantize`")
     plan = Plan(
         model=model,
         precision=recipe.name,
-        family=found,
+        family=family,
         source=checkpoint.location,
         source_sha256=checkpoint.sha256,
         source_revision=checkpoint.revision,
@@ -64,11 +69,36 @@ def make_plan(checkpoint: Checkpoint, recipe: PrecisionRecipe, *, model: str, fa
         precision_recipe=recipe.model_dump(mode="json", by_alias=True),
         config=checkpoint.config,
         mtp_layers=mtp_layers,
-        ignore=_ignore(found, recipe, checkpoint.config, tensors),
+        ignore=_ignore(family, recipe, checkpoint.config, tensors),
         tensors=tensors,
     )
     check_ignore(plan)
     return plan
+
+
+def _classify(checkpoint: Checkpoint) -> tuple[str, Companions, dict[str, Classified]]:
+    """The family, which tensors are scales of others, and the class of all the others."""
+    family = family_of(checkpoint.config)
+    companions = find_companions(checkpoint.location, checkpoint.config, checkpoint.tensors)
+    weights = (name for name in checkpoint.tensors if name not in companions.weight_of)
+    return family, companions, {name: classify(family, name, checkpoint.config) for name in weights}
+
+
+def _actions(
+    family: str,
+    checkpoint: Checkpoint,
+    classified: Mapping[str, Classified],
+    companions: Companions,
+    recipe: PrecisionRecipe,
+) -> dict[str, Treatment]:
+    """What happens to every tensor but scales. PlanError: a shape does not fit."""
+    carried = carried_weights(checkpoint, classified, companions, recipe)
+    actions = {
+        name: action_of(checkpoint.tensors[name], what, recipe, companions.scale_of.get(name), name in carried)
+        for name, what in classified.items()
+    }
+    _check_shapes(family, checkpoint, classified, actions)
+    return actions
 
 
 def _tensor_plans(
@@ -79,18 +109,30 @@ def _tensor_plans(
     recipe: PrecisionRecipe,
 ) -> tuple[TensorPlan, ...]:
     """The plan of every tensor, in the checkpoint's order."""
-    carried = carried_weights(checkpoint, classified, companions, recipe)
-    actions = {
-        name: action_of(checkpoint.tensors[name], what, recipe, companions.scale_of.get(name), name in carried)
-        for name, what in classified.items()
-    }
-    _check_layers_named(checkpoint, recipe)
-    _check_shapes(family, checkpoint, classified, actions)
-    beside = {of for of, weight in companions.weight_of.items() if weight in carried and of not in companions.of_activations}
-    shard_out = _output_shards(checkpoint, actions, beside)
+    count = num_hidden_layers(checkpoint.config)
+    for text in recipe.layers:
+        if (last := max(layer_numbers(text))) >= count:
+            raise PlanError(
+                f"precision {recipe.name}: layers.{text}: there is no layer {last}; {checkpoint.location} has layers 0 to "
+                f"{count - 1} (the MTP block is quantized by `mtp: quantize`)"
+            )
+    actions = _actions(family, checkpoint, classified, companions, recipe)
+    # scales and shapes that are kept with their weight
+    kept_beside = (
+        name
+        for name, weight in companions.weight_of.items()
+        if actions[weight].action == "keep" and actions[weight].scheme and name not in companions.of_activations
+    )
+    # source shard -> output shard: one for one, renumbered where dropped or consumed tensors leave a shard empty (None)
+    written = [*(name for name, treatment in actions.items() if treatment.action != "drop"), *kept_beside]
+    kept = sorted(
+        {checkpoint.tensors[name].shard for name in written},
+        key=lambda shard: (not PurePosixPath(shard).stem.startswith("model"), shard),
+    )
+    shard_out = {shard: f"model-{i + 1:05d}-of-{len(kept):05d}.safetensors" for i, shard in enumerate(kept)}
     plans = []
     for name, header in checkpoint.tensors.items():
-        out = shard_out[header.shard]
+        out = shard_out.get(header.shard)
         if (weight := companions.weight_of.get(name)) is None:
             plans.append(tensor_plan(header, classified[name], actions[name], out, companions.scale_of.get(name)))
         else:
@@ -99,46 +141,16 @@ def _tensor_plans(
     return (*plans, *cache_scales(recipe, {plan.name: plan for plan in plans}, checkpoint.location))
 
 
-def _check_layers_named(checkpoint: Checkpoint, recipe: PrecisionRecipe) -> None:
-    """Every layer under `layers` is one of the model's."""
-    count = num_hidden_layers(checkpoint.config)
-    for text in recipe.layers:
-        if (last := max(layer_numbers(text))) >= count:
-            raise PlanError(
-                f"precision {recipe.name}: layers.{text}: there is no layer {last}; {checkpoint.location} has layers 0 to "
-                f"{count - 1} (the MTP block is quantized by `mtp: quantize`)"
-            )
-
-
 def tensor_plans_of(checkpoint: Checkpoint, recipe: PrecisionRecipe) -> tuple[TensorPlan, ...]:
     """What a plan says of every tensor; shapes must fit. Whether the source is whole, and vLLM's rules, are not looked at."""
-    family = family_of(checkpoint.config)
-    companions = find_companions(checkpoint.location, checkpoint.config, checkpoint.tensors)
-    weights = (name for name in checkpoint.tensors if name not in companions.weight_of)
-    classified = {name: classify(family, name, checkpoint.config) for name in weights}
+    family, companions, classified = _classify(checkpoint)
     return _tensor_plans(family, checkpoint, classified, companions, recipe)
 
 
 def check_shapes_of(checkpoint: Checkpoint, recipe: PrecisionRecipe) -> None:
     """PlanError naming the first weight whose shape does not fit the recipe; nothing else of a plan is looked at."""
-    family = family_of(checkpoint.config)
-    companions = find_companions(checkpoint.location, checkpoint.config, checkpoint.tensors)
-    weights = (name for name in checkpoint.tensors if name not in companions.weight_of)
-    classified = {name: classify(family, name, checkpoint.config) for name in weights}
-    carried = carried_weights(checkpoint, classified, companions, recipe)
-    actions = {
-        name: action_of(checkpoint.tensors[name], what, recipe, companions.scale_of.get(name), name in carried)
-        for name, what in classified.items()
-    }
-    _check_shapes(family, checkpoint, classified, actions)
-
-
-def _check_recipe(recipe: PrecisionRecipe) -> None:
-    if "lm_head" in recipe.quantize:
-        raise PlanError(
-            f"precision {recipe.name}: lm_head cannot be quantized: vLLM's quantization target `Linear` does not cover it; "
-            "move it to `keep: {bf16: [...]}`"
-        )
+    family, companions, classified = _classify(checkpoint)
+    _actions(family, checkpoint, classified, companions, recipe)
 
 
 # ------------------------------------------------------------------------------------------------ shapes
@@ -153,43 +165,27 @@ def _check_shapes(
     In a fused parameter another weight follows every member but the last one (`runtime_names.fused_members`).
     """
     groups: dict[str, list[TensorHeader]] = defaultdict(list)
-    for name, found in classified.items():
-        if found.fused_group is not None:
-            groups[found.fused_group].append(checkpoint.tensors[name])
+    for name, what in classified.items():
+        if what.fused_group is not None:
+            groups[what.fused_group].append(checkpoint.tensors[name])
     followed: set[str] = set()
     fused_of_family = fused_members(family)
     for group, members in groups.items():
-        how = {(*_must_agree(actions[m.name]), m.shape[-1:]) for m in members}
-        if len(how) > 1:
+        if len({(*_must_agree(actions[m.name]), m.shape[-1:]) for m in members}) > 1:
             each = ", ".join(f"{m.name} {actions[m.name].action} {m.dtype} {list(m.shape)}" for m in members)
             raise PlanError(f"{group}: vLLM loads its members into one parameter, but they disagree: {each}")
         last = fused_of_family[group.rpartition(".")[2]][-1]
         followed |= {member.name for member in members if member.name.split(".")[-2] != last}
-    for name, done in actions.items():
-        if done.scheme is not None:
-            check_shape(done.scheme, name, checkpoint.tensors[name].shape, merged=name in followed)
+    for name, treatment in actions.items():
+        if treatment.scheme is not None:
+            check_shape(treatment.scheme, name, checkpoint.tensors[name].shape, merged=name in followed)
 
 
-def _must_agree(done: Treatment) -> tuple[str, str | None, str | None]:
-    """What must be alike in a fused parameter: the scheme, and the dtype it starts from; for what stays plain, that it does."""
-    if done.scheme is not None:
-        return done.action, done.dtype, done.scheme
-    return ("drop" if done.action == "drop" else "plain"), None, None
-
-
-# ------------------------------------------------------------------------------------------------ shards
-def _output_shards(
-    checkpoint: Checkpoint, actions: Mapping[str, Treatment], kept_beside: Collection[str]
-) -> dict[str, str | None]:  # fmt: skip
-    """Source shard -> output shard: one for one, renumbered where dropped or consumed tensors leave a shard empty (None).
-
-    kept_beside: scales and shapes that are kept with their weight.
-    """
-    written = [*(name for name, done in actions.items() if done.action != "drop"), *kept_beside]
-    alive = {checkpoint.tensors[name].shard for name in written}
-    kept = sorted(alive, key=lambda shard: (not PurePosixPath(shard).stem.startswith("model"), shard))
-    numbers = {shard: f"model-{i + 1:05d}-of-{len(kept):05d}.safetensors" for i, shard in enumerate(kept)}
-    return {shard: numbers.get(shard) for shard in checkpoint.shards}
+def _must_agree(treatment: Treatment) -> tuple[str, str | None, str | None]:
+    """What must be equal in a fused parameter: the scheme, and the dtype it starts from; for what stays plain, that it does."""
+    if treatment.scheme is not None:
+        return treatment.action, treatment.dtype, treatment.scheme
+    return ("drop" if treatment.action == "drop" else "plain"), None, None
 
 
 # ------------------------------------------------------------------------------------------------ ignore list
@@ -201,8 +197,8 @@ def _ignore(family: str, recipe: PrecisionRecipe, config: Mapping[str, Any], ten
         numbers = tuple(num_hidden_layers(config) + number for number in numbers)
     patterns = ignore_patterns(family, recipe.quantize, mtp=recipe.mtp, mtp_layers=numbers)
     modules = sorted(stored | set(map(rename, stored)))
-    found = tuple(p for p in patterns if any(re.match(p.removeprefix("re:"), module) for module in modules))
-    return found + kept_in_some_layers(tensors, rename, tuple(recipe.quantize))
+    matching = tuple(p for p in patterns if any(re.match(p.removeprefix("re:"), module) for module in modules))
+    return matching + kept_in_some_layers(tensors, rename, tuple(recipe.quantize))
 
 
 def check_ignore(plan: Plan) -> None:
@@ -215,48 +211,109 @@ def check_ignore(plan: Plan) -> None:
         scheme_of[tensor.module], quantized = tensor.scheme, tensor.scheme is not None
         if quantized == (any_pattern.match(tensor.module) is not None):
             verb = "quantized, but the ignore list covers it" if quantized else "kept, but the ignore list misses it"
-            raise PlanError(f"{tensor.module}: {verb}: {_matching(plan.ignore, tensor.module)}")
+            hits = [pattern for pattern in plan.ignore if re.match(pattern.removeprefix("re:"), tensor.module)]
+            raise PlanError(f"{tensor.module}: {verb}: {', '.join(hits) if hits else 'no pattern matches'}")
     fused = packed_modules(plan.family)
     by_scheme = targets_by_scheme(plan.tensors, names_of(plan.family).runtime_namer(plan.config))
-    targets = {target: scheme for scheme, found in by_scheme.items() for target in found}
+    targets = {target: scheme for scheme, patterns in by_scheme.items() for target in patterns}
     for runtime in runtime_modules(plan.family, scheme_of, plan.config):
         if runtime.kind == "plain":
             continue
-        _check_agree(runtime, scheme_of)
+        # the members of one parameter of vLLM, all experts of a layer among them, have one scheme
+        first = runtime.members[0]
+        other = next((member for member in runtime.members if scheme_of[member] != scheme_of[first]), None)
+        if other is not None:
+            each = ", ".join(f"{member} is {scheme_of[member] or 'kept'}" for member in (first, other))
+            raise PlanError(f"vLLM loads the weights of {runtime.name} with one scheme, but {each}; give both the same scheme")
         try:
             expected = group_of(runtime, plan.ignore, targets, fused)
         except MixedSchemes as error:
             raise PlanError(str(error)) from None
-        planned = scheme_of[runtime.members[0]]
-        if expected != planned:
+        if expected != scheme_of[first]:
             raise PlanError(
-                f"{runtime.members[0]} is {planned or 'kept'}, but vLLM would load {runtime.name} as "
+                f"{first} is {scheme_of[first] or 'kept'}, but vLLM would load {runtime.name} as "
                 f"{expected or 'unquantized'}: {', '.join((*plan.ignore, *targets))}"
             )
-
-
-def _check_agree(runtime: RuntimeModule, scheme_of: Mapping[str, str | None]) -> None:
-    """The members of one parameter of vLLM, all experts of a layer among them, have one scheme."""
-    first = runtime.members[0]
-    other = next((member for member in runtime.members if scheme_of[member] != scheme_of[first]), None)
-    if other is not None:
-        each = ", ".join(f"{member} is {scheme_of[member] or 'kept'}" for member in (first, other))
-        raise PlanError(f"vLLM loads the weights of {runtime.name} with one scheme, but {each}; give both the same scheme")
-
-
-def _matching(patterns: Iterable[str], module: str) -> str:
-    hits = [pattern for pattern in patterns if re.match(pattern.removeprefix("re:"), module)]
-    return ", ".join(hits) if hits else "no pattern matches"
 
 
 # ------------------------------------------------------------------------------------------------ sums
 def bytes_by_role(plan: Plan) -> dict[str, tuple[int, int, int]]:
     """Role -> (number of tensors, bytes in, bytes out), in the order of `assay.recipes.precision.ROLES`, then `other`."""
-    counts: Counter[str] = Counter()
-    bytes_in: Counter[str] = Counter()
-    bytes_out: Counter[str] = Counter()
+    sums: dict[str, tuple[int, int, int]] = {}
     for tensor in plan.tensors:
-        counts[tensor.role] += 1
-        bytes_in[tensor.role] += tensor.num_bytes
-        bytes_out[tensor.role] += sum(output.num_bytes for output in tensor.outputs)
-    return {role: (counts[role], bytes_in[role], bytes_out[role]) for role in (*ROLES, "other") if counts[role]}
+        count, bytes_in, bytes_out = sums.get(tensor.role, (0, 0, 0))
+        num_bytes = sum(output.num_bytes for output in tensor.outputs)
+        sums[tensor.role] = (count + 1, bytes_in + tensor.num_bytes, bytes_out + num_bytes)
+    return {role: sums[role] for role in (*ROLES, "other") if role in sums}
+
+
+# ------------------------------------------------------------------------------------------------ identity
+_IDENTITY = ("family", "source_sha256", "precision_recipe", "config", "mtp_layers", "ignore", "tensors")
+
+
+def plan_sha256(plan: Plan) -> str:
+    """Identity of what a plan does: everything but the names given to model, precision and source folder."""
+    fields = {field: getattr(plan, field) for field in _IDENTITY}
+    fields["precision_recipe"] = without_folders(plan.precision_recipe)
+    if plan.importance_sha256 is not None:
+        fields["importance_sha256"] = plan.importance_sha256
+    if plan.calibrated is not None:
+        fields["calibrated_layers"] = {str(layer): digest for layer, digest in sorted(plan.calibrated.layers.items())}
+    return sha256_of(fields)
+
+
+INSTEAD = {"fp8": ("fp8-channel",), "w4a16": ("w4a16-g64", "w4a16-g32", "w4a16-channel")}
+"""Precision -> those that take its place where its blocks or groups do not divide a weight, the nearest first."""
+
+
+class FittingPrecision(NamedTuple):
+    """precision: None: nothing fits. problem: of the one that was requested, if another takes its place."""
+
+    requested: str
+    precision: str | None
+    problem: str | None
+
+    @property
+    def sentence(self) -> str | None:
+        """What was chosen and why, without what to do about it; None: what was requested."""
+        if self.problem is None:
+            return None
+        instead = f"precision {self.precision} in place of {self.requested}"
+        choice = instead if self.precision else f"precision {self.requested} is left out"
+        return f"{choice}: {self.problem.partition('; ')[0]}"
+
+
+def choose_fitting(checkpoint: Checkpoint, precisions: Sequence[str]) -> list[FittingPrecision]:
+    """For each precision itself, or the first that takes its place and fits the shapes. Reads headers only."""
+    # the first layer and expert with each shape: the others cannot say more, and a large model has 60,000 tensors
+    first: dict[object, str] = {}
+    for name, header in checkpoint.tensors.items():
+        first.setdefault((re.sub(r"\.\d+\.", ".0.", name), header.shape, header.dtype), name)
+    checkpoint = replace(checkpoint, tensors={name: checkpoint.tensors[name] for name in first.values()})
+    problems = {name: _shape_problem(checkpoint, name) for name in precisions}
+    return [
+        FittingPrecision(name, name if problem is None else _instead(checkpoint, name), problem)
+        for name, problem in problems.items()
+    ]
+
+
+def _instead(checkpoint: Checkpoint, precision: str) -> str | None:
+    others = INSTEAD.get(precision, ())
+    return next((other for other in others if _shape_problem(checkpoint, other) is None), None)
+
+
+def _shape_problem(checkpoint: Checkpoint, precision: str) -> str | None:
+    """The first weight that does not fit a shipped precision; None: all do."""
+    try:
+        check_shapes_of(checkpoint, load_recipe(PrecisionRecipe, precision))
+    except PlanError as problem:
+        return str(problem)
+    return None
+
+
+def suggesting_fit(problem: PlanError, checkpoint: Checkpoint, precision: str) -> PlanError:
+    """`problem`, and the precision that would work, where shapes are the problem."""
+    if precision not in INSTEAD or str(problem) != _shape_problem(checkpoint, precision):
+        return problem
+    other = _instead(checkpoint, precision)
+    return problem if other is None else PlanError(f"{problem}; precision {other} fits this checkpoint")

@@ -55,7 +55,7 @@ class ShippedModel:
             is_expert = every and form_of(stored.family, name, stored.config).part == "routed_expert"
             return num_bytes * every // PLANNED_EXPERTS if is_expert else num_bytes
 
-        weights = tuple(one._replace(num_bytes=grown(one.name, one.num_bytes)) for one in stored.weights)
+        weights = tuple(weight._replace(num_bytes=grown(weight.name, weight.num_bytes)) for weight in stored.weights)
         return replace(stored, weights=weights, config=self.config)
 
 

@@ -54,11 +54,10 @@ def amax_key(tensor: TensorPlan) -> str | None:
 
 def amax_members(plan: Plan, tensors: Sequence[TensorPlan]) -> dict[str, list[TensorPlan]]:
     """For every magnitude that `tensors` need, all tensors of the plan it is taken over, also those of other shards."""
-    wanted = {key for tensor in tensors if (key := amax_key(tensor)) is not None}
+    needed = {key for tensor in tensors if (key := amax_key(tensor)) is not None}
     members: dict[str, list[TensorPlan]] = defaultdict(list)
-    for tensor in plan.tensors if wanted else ():
-        key = amax_key(tensor)
-        if key in wanted and key is not None:
+    for tensor in plan.tensors if needed else ():
+        if (key := amax_key(tensor)) is not None and key in needed:
             members[key].append(tensor)
     return members
 
@@ -77,17 +76,17 @@ def least_rows(tensor: TensorPlan) -> int:
 
 def least_slab_bytes(plan: Plan) -> int:
     """The smallest slab size that works for every tensor of the plan."""
-    return max((least_rows(t) * row_bytes(t) for t in plan.tensors if by_rows(t)), default=1)
+    return max((least_rows(t) * row_bytes(t) for t in plan.tensors if is_read_by_rows(t)), default=1)
 
 
-def by_rows(tensor: TensorPlan) -> bool:
+def is_read_by_rows(tensor: TensorPlan) -> bool:
     """Whether a tensor is read by rows of its logical weight; else as the bytes that are stored."""
     return tensor.action in ("quantize", "dequantize")
 
 
-def cut(tensor: TensorPlan, slab_bytes: int) -> Iterator[tuple[int, int]]:
+def slab_ranges(tensor: TensorPlan, slab_bytes: int) -> Iterator[tuple[int, int]]:
     """[begin, end) of every slab of a tensor: rows, or bytes for what is copied or cast. An empty tensor is one empty slab."""
-    if by_rows(tensor):
+    if is_read_by_rows(tensor):
         size, smallest = tensor.shape[0], least_rows(tensor)
         step = max(smallest, slab_bytes // max(1, row_bytes(tensor)) // smallest * smallest)
     else:
@@ -125,6 +124,6 @@ _WORK: Mapping[str, Work] = {"keep": "copy", "quantize": "quantize", "add": "add
 
 
 def _slabs(work: Work, tensor: TensorPlan, key: str | None, slab_bytes: int) -> Iterator[Slab]:
-    last_end = tensor.shape[0] if by_rows(tensor) else tensor.num_bytes
-    for begin, end in cut(tensor, slab_bytes):
+    last_end = tensor.shape[0] if is_read_by_rows(tensor) else tensor.num_bytes
+    for begin, end in slab_ranges(tensor, slab_bytes):
         yield Slab(work, tensor, begin, end, key, begin == 0, end == last_end)

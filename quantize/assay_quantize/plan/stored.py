@@ -1,7 +1,7 @@
 """What a server loads: every weight of a planned or of a finished checkpoint, as it is stored.
 
 One view of a plan and of the headers of a folder or hub id, made here or published (FP8 releases included), so that both are
-judged by the same rules: `parallel.py` (what tensor parallelism can split) and `fits.py` (memory).
+judged by the same rules (`fits.py`): what tensor parallelism can split, and memory.
 """
 
 from __future__ import annotations
@@ -19,13 +19,9 @@ from assay_quantize.checkpoint.checkpoint import Checkpoint
 from assay_quantize.checkpoint.fused_experts import is_fused
 from assay_quantize.checkpoint.headers import TensorHeader
 from assay_quantize.checkpoint.source_format import BARE_SCALE, SCALE_LEAVES, declared_block, declared_quantization
-from assay_quantize.formats.schemes import INPUT_LEAVES, SCHEMES, module_of
+from assay_quantize.formats.schemes import CODES_PER_ELEMENT, PART_LEAVES, SCHEMES, module_of
 
-_PARTS = frozenset(
-    {"weight", "weight_packed", "weight_shape", "weight_zero_point", "weight_global_scale", *INPUT_LEAVES, *SCALE_LEAVES}
-)
-_CODES = {"I32": 8, "U8": 2}
-"""Dtype of packed 4-bit weights -> codes per element."""
+_PARTS = PART_LEAVES | {"weight", *SCALE_LEAVES}
 
 
 class StoredWeight(NamedTuple):
@@ -62,13 +58,17 @@ class StoredModel:
     def served(self, drafting: bool) -> StoredModel:
         """What a server keeps of it. Without speculation vLLM passes over the MTP block, its layer's KV cache included. A
         draft's embedding and head give way to the model's own once they are loaded, unless the family needs them."""
-        kept = (one for one in self.weights if not is_draft(self, one.name) or (drafting and not self._is_shared(one.name)))
-        return replace(self, weights=tuple(kept))
-
-    def _is_shared(self, name: str) -> bool:
-        form, at = form_of(self.family, name, self.config), split_layer(name)
         needed = names_of(self.family).mtp_required
-        return form.part in ("embedding", "lm_head") and name not in needed and (at is None or at.rest not in needed)
+
+        def is_kept(name: str) -> bool:
+            if not is_draft(self, name):
+                return True
+            place = split_layer(name)
+            is_needed = name in needed or (place is not None and place.rest in needed)
+            is_shared = form_of(self.family, name, self.config).part in ("embedding", "lm_head") and not is_needed
+            return drafting and not is_shared
+
+        return replace(self, weights=tuple(weight for weight in self.weights if is_kept(weight.name)))
 
 
 def is_draft(model: StoredModel, name: str) -> bool:
@@ -76,18 +76,17 @@ def is_draft(model: StoredModel, name: str) -> bool:
     return not is_fused(name) and classify(model.family, name, model.config).role == "mtp"
 
 
-def drafts(profile: ProfileRecipe, serving: Serving) -> bool:
+def is_speculative(profile: ProfileRecipe, serving: Serving) -> bool:
     """Whether a server is asked to speculate."""
     return serving.num_speculative_tokens is not None or any(
-        one.removeprefix("--").replace("_", "-") == "speculative-config" for one in (*profile.flags, *serving.vllm)
+        flag.removeprefix("--").replace("_", "-") == "speculative-config" for flag in (*profile.flags, *serving.vllm)
     )
 
 
 def stored_by(plan: Plan) -> StoredModel:
     """What the checkpoint of a plan will hold."""
     kv_cache = "fp8" if plan.precision_recipe.get("kv_cache") else "auto"
-    what = f"precision {plan.precision}"
-    return StoredModel(what, plan.family, plan.config, stored_weights(plan.tensors), kv_cache=kv_cache)
+    return StoredModel(f"precision {plan.precision}", plan.family, plan.config, stored_weights(plan.tensors), kv_cache=kv_cache)
 
 
 def stored_weights(tensors: Iterable[TensorPlan]) -> tuple[StoredWeight, ...]:
@@ -133,7 +132,7 @@ def _put_together(name: str, parts: Mapping[str, TensorHeader], block_rows: int)
     shape = () if stored is None else stored.shape
     is_fp4 = stored is not None and stored.dtype == "I8" and BARE_SCALE in parts
     if stored is not None and (packed is not None or is_fp4):
-        shape = (*shape[:-1], shape[-1] * (2 if is_fp4 else _CODES.get(stored.dtype, 1)))
+        shape = (*shape[:-1], shape[-1] * (2 if is_fp4 else CODES_PER_ELEMENT.get(stored.dtype, 1)))
     word_rows = 8 if "weight_zero_point" in parts else 1
     scale = next((parts[leaf].shape for leaf in SCALE_LEAVES if leaf in parts), ())
     if len(shape) != 2 or len(scale) != 2 or scale in ((shape[0], 1), (1, 1)):

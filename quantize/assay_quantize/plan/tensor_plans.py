@@ -18,7 +18,7 @@ from assay.records.plan import Action, OutputTensor, TensorPlan
 from assay_quantize.checkpoint.checkpoint import Checkpoint
 from assay_quantize.checkpoint.headers import TensorHeader
 from assay_quantize.checkpoint.source_format import E8M0, FP4, FP8, INT4, SHAPE_LEAF, Companions, block_of, declared_block
-from assay_quantize.formats.schemes import DTYPE_BYTES, SCHEMES, Scheme, output_tensors
+from assay_quantize.formats.schemes import CODES_PER_ELEMENT, DTYPE_BYTES, KV_LEAVES, SCHEMES, Scheme, module_of, output_tensors
 
 FLOATS = ("BF16", "F16", "F32")
 KEEP_DTYPES = {"bf16": "BF16", "fp32": "F32"}
@@ -40,17 +40,17 @@ def carried_weights(
     All members of a fused group, or none of them.
     """
     block = declared_block(checkpoint.location, checkpoint.config)
-    wanted = {name: scheme for name, what in classified.items() if (scheme := scheme_of(what, recipe)) is not None}
+    schemes = {name: scheme for name, what in classified.items() if (scheme := scheme_of(what, recipe)) is not None}
     fits = set()
-    for name in wanted.keys() & companions.scale_of.keys():
-        row, weight = SCHEMES[wanted[name]], checkpoint.tensors[name]
+    for name in schemes.keys() & companions.scale_of.keys():
+        row, weight = SCHEMES[schemes[name]], checkpoint.tensors[name]
         if not _is_stored_as(row, weight.dtype) or (weight.dtype == INT4 and name not in companions.shape_of):
             continue
         columns = weight.shape[1] if row.group_size is None else row.group_size
         scale = checkpoint.tensors[companions.scale_of[name]]
         if block_of(weight.dtype, weight.shape, scale.shape, block) == (row.block_rows, columns):
             fits.add(name)
-    mixed = {classified[name].fused_group for name in wanted.keys() - fits} - {None}
+    mixed = {classified[name].fused_group for name in schemes.keys() - fits} - {None}
     return {name for name in fits if classified[name].fused_group not in mixed}
 
 
@@ -63,42 +63,44 @@ def _is_stored_as(row: Scheme, dtype: str) -> bool:
     return dtype == FP8 and row.layout == "plain" and row.weight_dtype == FP8
 
 
-def _rule(found: Classified, recipe: PrecisionRecipe) -> str:
+def _rule(classified: Classified, recipe: PrecisionRecipe) -> str:
     """The role whose rule in the recipe holds.
 
     Inside a kept MTP block everything goes by role `mtp`, but norms, router_bias and `other` by their own roles, so that the
     block loses nothing that the layers keep. Inside a quantized one everything goes by its own role, but `mtp_projection`.
     """
-    by_block = found.role == "mtp" and (recipe.mtp == "keep" or found.part == "mtp_projection")
-    return "mtp" if by_block and found.part not in ("norm", "router_bias", "other") else found.part
+    by_block = classified.role == "mtp" and (recipe.mtp == "keep" or classified.part == "mtp_projection")
+    return "mtp" if by_block and classified.part not in ("norm", "router_bias", "other") else classified.part
 
 
-def scheme_of(found: Classified, recipe: PrecisionRecipe) -> str | None:
+def scheme_of(classified: Classified, recipe: PrecisionRecipe) -> str | None:
     """The scheme that the recipe wants for a weight; None: it is kept, dropped or no quantizable matrix."""
-    if not found.linear or (found.role == "mtp" and recipe.mtp == "drop"):
+    if not classified.linear or (classified.role == "mtp" and recipe.mtp == "drop"):
         return None
-    return recipe.scheme_of(_rule(found, recipe), _layer(found))
+    return recipe.scheme_of(_rule(classified, recipe), _layer(classified))
 
 
-def _layer(found: Classified) -> int | None:
+def _layer(classified: Classified) -> int | None:
     """The number that the recipe's `layers` knows a layer by; the MTP block has none."""
-    return None if found.role == "mtp" else found.layer
+    return None if classified.role == "mtp" else classified.layer
 
 
-def action_of(header: TensorHeader, found: Classified, recipe: PrecisionRecipe, scale: str | None, carried: bool) -> Treatment:
+def action_of(
+    header: TensorHeader, classified: Classified, recipe: PrecisionRecipe, scale: str | None, carried: bool
+) -> Treatment:
     """What the recipe asks for.
 
     Of a quantized role, what is no quantizable matrix (biases, convolutions) keeps the dtype of the source; a weight with
     scales that is not quantized again becomes BF16 there.
     """
-    if found.role == "mtp" and recipe.mtp == "drop":
+    if classified.role == "mtp" and recipe.mtp == "drop":
         return Treatment("drop", header.dtype, None)
-    rule, plain = _rule(found, recipe), header.dtype if scale is None else "BF16"
-    if (scheme := scheme_of(found, recipe)) is not None:
+    rule, plain = _rule(classified, recipe), header.dtype if scale is None else "BF16"
+    if (scheme := scheme_of(classified, recipe)) is not None:
         return Treatment("keep", header.dtype, scheme) if carried else Treatment("quantize", plain, scheme)
-    wanted = recipe.kept_dtype(rule, _layer(found))
-    dtype = plain if wanted is None or wanted == "source" else KEEP_DTYPES[wanted]
-    if found.part == "router" and header.dtype == "F32":
+    kept = recipe.kept_dtype(rule, _layer(classified))
+    dtype = plain if kept is None or kept == "source" else KEEP_DTYPES[kept]
+    if classified.part == "router" and header.dtype == "F32":
         dtype = "F32"  # published in FP32 (MiniMax-M2, ERNIE-4.5), it is loaded so: rounded, it chooses other experts
     if scale is not None:
         return Treatment("dequantize", dtype, None)
@@ -110,24 +112,22 @@ def action_of(header: TensorHeader, found: Classified, recipe: PrecisionRecipe, 
 
 
 def tensor_plan(
-    header: TensorHeader, found: Classified, done: Treatment, shard_out: str | None, scale: str | None
+    header: TensorHeader, classified: Classified, treatment: Treatment, shard_out: str | None, scale: str | None
 ) -> TensorPlan:  # fmt: skip
     """The plan of a weight, or of anything else but scales."""
     outputs: tuple[OutputTensor, ...] = ()
-    if done.action == "quantize":
-        assert done.scheme is not None
-        outputs = output_tensors(done.scheme, header.name, header.shape, done.dtype)
-    elif done.action == "keep" and header.dtype == INT4:
-        rows, columns = header.shape
-        outputs = (OutputTensor(f"{found.module}.weight_packed", "I32", (rows, columns // 8), header.num_bytes),)
-    elif done.action == "keep" and header.dtype == FP4:
-        rows, columns = header.shape
-        outputs = (OutputTensor(f"{found.module}.weight_packed", "U8", (rows, columns // 2), header.num_bytes),)
-    elif done.action != "drop":
-        num_bytes = math.prod(header.shape) * DTYPE_BYTES[done.dtype]
-        outputs = (OutputTensor(header.name, done.dtype, header.shape, num_bytes),)
-    return _plan(header, found, done.action, outputs, shard_out)._replace(
-        scheme=done.scheme, fused_group=found.fused_group, scale=scale
+    if treatment.action == "quantize":
+        assert treatment.scheme is not None
+        outputs = output_tensors(treatment.scheme, header.name, header.shape, treatment.dtype)
+    elif treatment.action == "keep" and header.dtype in (INT4, FP4):
+        dtype = "I32" if header.dtype == INT4 else "U8"
+        shape = (header.shape[0], header.shape[1] // CODES_PER_ELEMENT[dtype])
+        outputs = (OutputTensor(f"{classified.module}.weight_packed", dtype, shape, header.num_bytes),)
+    elif treatment.action != "drop":
+        num_bytes = math.prod(header.shape) * DTYPE_BYTES[treatment.dtype]
+        outputs = (OutputTensor(header.name, treatment.dtype, header.shape, num_bytes),)
+    return _plan(header, classified, treatment.action, outputs, shard_out)._replace(
+        scheme=treatment.scheme, fused_group=classified.fused_group, scale=scale
     )
 
 
@@ -145,24 +145,26 @@ def scale_plan(
     if header.name.endswith(f".{SHAPE_LEAF}"):
         output = OutputTensor(header.name, header.dtype, header.shape, header.num_bytes)
         return _plan(header, weight, "keep", (output,), shard_out)
-    name, shape = f"{weight.module}.weight_scale", (*header.shape, 1) if len(header.shape) == 1 else header.shape
-    if header.dtype != E8M0:
-        return _plan(header, weight, "keep", (OutputTensor(name, header.dtype, shape, header.num_bytes),), shard_out)
-    if SCHEMES[weights.scheme].layout == "mxfp4":
-        return _plan(header, weight, "keep", (OutputTensor(name, "U8", shape, header.num_bytes),), shard_out)
-    # compressed-tensors has scales of FP8 blocks as floats; powers of two are the same in BF16
-    output = OutputTensor(name, "BF16", shape, header.num_bytes * DTYPE_BYTES["BF16"])
-    return _plan(header, weight, "cast", (output,), shard_out)
+    shape, dtype, num_bytes = header.shape, header.dtype, header.num_bytes
+    action: Action = "keep"
+    if len(shape) == 1:
+        shape = (*shape, 1)
+    if dtype == E8M0 and SCHEMES[weights.scheme].layout == "mxfp4":
+        dtype = "U8"
+    elif dtype == E8M0:  # compressed-tensors has scales of FP8 blocks as floats; powers of two are the same in BF16
+        dtype, num_bytes, action = "BF16", num_bytes * DTYPE_BYTES["BF16"], "cast"
+    output = OutputTensor(f"{weight.module}.weight_scale", dtype, shape, num_bytes)
+    return _plan(header, weight, action, (output,), shard_out)
 
 
 def _plan(
-    header: TensorHeader, found: Classified, action: Action, outputs: tuple[OutputTensor, ...], shard_out: str | None
+    header: TensorHeader, classified: Classified, action: Action, outputs: tuple[OutputTensor, ...], shard_out: str | None
 ) -> TensorPlan:
     return TensorPlan(
         name=header.name,
-        role=found.role,
-        part=found.part,
-        module=found.module,
+        role=classified.role,
+        part=classified.part,
+        module=classified.module,
         action=action,
         scheme=None,
         fused_group=None,
@@ -173,3 +175,30 @@ def _plan(
         shard_out=shard_out if outputs else None,
         outputs=outputs,
     )
+
+
+def cache_scales(recipe: PrecisionRecipe, plans: Mapping[str, TensorPlan], where: str) -> list[TensorPlan]:
+    """What is added for a calibrated KV cache: `k_scale` and `v_scale` of every attention with heads, in the shard of its keys.
+
+    plans: of the source's tensors, by name. vLLM loads them as `SELF_ATTN.attn.k_scale` (`get_cache_scale_mapper` of its
+    quantization configs); latent attention (MLA) has none to load: its class gets no KV-cache method from
+    `CompressedTensorsConfig.get_quant_method`, and its scale stays 1. Raises PlanError: the model has no other attention.
+    """
+    if recipe.kv_cache != "fp8_calibrated":
+        return []
+    added = []
+    for name, keys in plans.items():
+        if not name.endswith(".k_proj.weight") or keys.part != "attention" or keys.role == "mtp":
+            continue
+        module = module_of(keys.module)
+        for leaf in KV_LEAVES:
+            output = OutputTensor(f"{module}.{leaf}", "F32", (1,), 4)
+            shards = (keys.shard_in, keys.shard_out)
+            plan = TensorPlan(output.name, keys.role, keys.part, module, "add", None, None, "F32", (1,), 0, *shards, (output,))
+            added.append(plan)
+    if not added:
+        raise PlanError(
+            f"precision {recipe.name}: kv_cache fp8_calibrated: {where} has no attention with keys of its own (`k_proj`); of "
+            "latent attention (MLA) vLLM loads no scales of the cache and takes 1: say `kv_cache: fp8`"
+        )
+    return added

@@ -15,9 +15,19 @@ from typing import Literal
 from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe, context_tokens
 from assay.records.preflight.report import Check
-from assay_quantize.plan.fits import WORKSPACE_BYTES, Fit, fit_on, kv_bytes_per_token, rank_bytes, windows
-from assay_quantize.plan.parallel import misfits, ranks_of, remedy, sentence
-from assay_quantize.plan.stored import StoredModel, drafts
+from assay_quantize.plan.fits import (
+    WORKSPACE_BYTES,
+    Fit,
+    fit_on,
+    kv_bytes_per_token,
+    misfits,
+    rank_bytes,
+    ranks_of,
+    remedy,
+    sentence,
+    windows,
+)
+from assay_quantize.plan.stored import StoredModel, is_speculative
 
 GIB = 2**30
 CPU_WORKSPACE_BYTES = 2 * GIB
@@ -30,7 +40,7 @@ _SPACE = "VLLM_CPU_KVCACHE_SPACE"
 def check_split(label: str, model: StoredModel, profile: ProfileRecipe, serving: Serving) -> Check:
     """Whether tensor parallelism can split one checkpoint on one profile."""
     ranks = ranks_of(profile)
-    if cut := misfits(model.served(drafts(profile, serving)), ranks):
+    if cut := misfits(model.served(is_speculative(profile, serving)), ranks):
         return Check(check="split", subject=label, outcome="FAIL", detail=sentence(cut), remedy=remedy(cut))
     n = ranks.tensor_parallel
     detail = f"each of {n} ranks has whole heads, and groups and blocks that share a scale end where its part ends"
@@ -77,7 +87,7 @@ def check_memory(
 
 def problem_on(model: StoredModel, profile: ProfileRecipe, serving: Serving) -> str | None:
     """Why a profile's GPUs cannot share or hold a checkpoint, in a few words; None: they can, or its memory is not known."""
-    if cut := misfits(model.served(drafts(profile, serving)), ranks_of(profile)):
+    if cut := misfits(model.served(is_speculative(profile, serving)), ranks_of(profile)):
         return cut[0].sentence
     if profile.hardware.memory_bytes_each is None:
         return None
@@ -114,7 +124,7 @@ def check_cpu_memory(
     if bytes_each is None:
         detail = f"profile {profile.name} does not emulate, and how vLLM's kernels for CPUs hold the weights is not known here"
         return Check(check="memory", subject=label, outcome="UNKNOWN", detail=detail)
-    model = model.served(drafts(profile, serving))
+    model = model.served(is_speculative(profile, serving))
     ranks, length = ranks_of(profile), _context_of(model, profile, serving)
     sequence_bytes = length * kv_bytes_per_token(model, bytes_each, ranks.tensor_parallel)
     kept = windows(model, bytes_each, ranks.tensor_parallel, step_tokens=STEP_TOKENS * ranks.tensor_parallel)

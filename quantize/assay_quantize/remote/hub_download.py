@@ -21,8 +21,16 @@ import assay
 from assay.errors import AssayError, CheckpointError
 from assay.hub_errors import HUB_ERRORS, hub_error, may_pass
 from assay.hub_session import guard_hub
-from assay_quantize.checkpoint.hub import NUM_CONNECTIONS, Repository, altered, check_hashes_stated, difference
-from assay_quantize.checkpoint.hub_cache import Stopped, differs, silent_bar
+from assay_quantize.checkpoint.hub import (
+    NUM_CONNECTIONS,
+    Repository,
+    Stopped,
+    altered_error,
+    check_hashes_stated,
+    content_difference,
+    difference,
+    silent_bar,
+)
 from assay_quantize.storage.hash_files import MOST_AT_ONCE
 
 DOWNLOADS = ".download"
@@ -67,7 +75,7 @@ class HubFiles(Repository):
                 if not how:
                     os.replace(arrived, path)
                     return
-            raise altered(self.hub_id, name, how)
+            raise altered_error(self.hub_id, name, how)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -142,14 +150,14 @@ def download_model(hub_id: str, revision: str, stated: Mapping[str, str]) -> Pat
         raise hub_error(hub_id, error) from None
 
     def check(name: str) -> None:
-        if not differs(folder, name, stated[name]):
+        if not content_difference(folder, name, stated[name]):
             return
         try:
             hf_hub_download(hub_id, name, revision=revision, force_download=True)
         except HUB_ERRORS as error:
             raise hub_error(hub_id, error, name) from None
-        if how := differs(folder, name, stated[name]):
-            raise altered(hub_id, name, f"its {how} is not the one the hub states")
+        if how := content_difference(folder, name, stated[name]):
+            raise altered_error(hub_id, name, f"its {how} is not the one the hub states")
 
     with ThreadPoolExecutor(MOST_AT_ONCE, thread_name_prefix="check") as pool:
         list(pool.map(check, stated))

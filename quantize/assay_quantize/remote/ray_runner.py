@@ -105,7 +105,7 @@ def run_ray(
     scratch.mkdir()
     try:
         with _cluster(needs) as ray:
-            own = replace(options, workers=needs.cpus, lanes=1)
+            own = replace(options, workers=needs.cpus)
             endpoint = None if stream is None else hub_address()
             tasks = _Tasks(ray, needs, plan, RayJob(source, out_folder, scratch, own, endpoint), stream)
             try:

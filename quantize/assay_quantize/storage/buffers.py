@@ -27,7 +27,7 @@ class BufferPool:
     """Buffers of one size, as many as are in use at once; thread-safe."""
 
     def __init__(self, buffer_bytes: int) -> None:
-        """buffer_bytes: what is usually asked for, at the most."""
+        """buffer_bytes: the most that is usually requested."""
         self._buffer_bytes = buffer_bytes
         self._free: list[Memory] = []
         self._lock = threading.Lock()

@@ -21,7 +21,7 @@ import numpy as np
 from assay_quantize.storage.buffers import new_memory
 
 STAGE_BYTES = 2 << 20
-"""Bytes handed to the disk at once, at the most; a multiple of `BLOCK_BYTES`."""
+"""The most bytes handed to the disk at once; a multiple of `BLOCK_BYTES`."""
 
 STAGES = 4
 """Buffers of a file: one that is filled, the others written or waiting for it."""

@@ -62,9 +62,9 @@ class Residency:
         assert self._address is not None
         first = begin // mmap.PAGESIZE * mmap.PAGESIZE
         num_bytes = begin + size - first
-        seen = np.zeros(-(-num_bytes // mmap.PAGESIZE), np.uint8)
-        failed = _libc().mincore(self._address + first, num_bytes, seen.ctypes.data)
-        return None if failed else bool((seen & 1).all())
+        residency = np.zeros(-(-num_bytes // mmap.PAGESIZE), np.uint8)
+        failed = _libc().mincore(self._address + first, num_bytes, residency.ctypes.data)
+        return None if failed else bool((residency & 1).all())
 
 
 _MAP_FAILED = ctypes.c_void_p(-1).value
@@ -167,7 +167,7 @@ class ReadAhead:
         return future.result()
 
     def _read(self, descriptor: int, begin: int, size: int) -> Memory | None:
-        """A buffer with the blocks that the range lies in; None: who asks for it shall read it, and see what is wrong."""
+        """A buffer with the blocks that the range lies in; None: the caller reads it, and sees what is wrong."""
         direct = open_direct(descriptor)  # for every range: kept open, it would double the descriptors of hundreds of shards
         if direct is None:
             return None

@@ -1,4 +1,4 @@
-"""A tile of quantized weights against the definition in torch: on a road that the engine does not take.
+"""A tile of quantized weights against the definition in torch, by code that the engine does not use.
 
 The tile is read at the offsets of the safetensors library, its scheme is what compressed-tensors finds for the module in
 config.json, its codes are decompressed by compressed-tensors' decompressor, and it is rounded again by its functions
@@ -7,7 +7,7 @@ eight rows (a block where blocks share a scale) of at most 1,024 columns (whole 
 Every weight has one, of routed experts one in eight: a tile takes as long as 10 MB of the fused kernels.
 
 Still shared with the engine: the reading of sources in FP8, FP4 or INT4 and of fused experts (`SourceReader`), the names of
-outputs, which weights share a global scale, and `formats/schemes.py` inside the reference, whose meaning `presets.py` checks.
+outputs, which weights share a global scale, and `formats/schemes.py` inside the reference, whose meaning `config.py` checks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from compressed_tensors.compressors import BaseCompressor
 from torch import Tensor
@@ -28,9 +27,9 @@ from assay_quantize.checkpoint.headers import TensorHeader
 from assay_quantize.checkpoint.torch_tensors import TORCH_DTYPES
 from assay_quantize.formats.schemes import INPUT_LEAVES, module_of
 from assay_quantize.kernels.reference import quantize_weight
+from assay_quantize.verify.config import Groups, group_for
 from assay_quantize.verify.files import StoredReader
 from assay_quantize.verify.original import Original
-from assay_quantize.verify.presets import Groups, group_for
 
 TILE_COLUMNS = 1024
 EXPERTS_PER_TILE = 8
@@ -39,12 +38,6 @@ LEAST_ROWS = 8
 
 
 LEAVES = ("weight_packed", "weight", "weight_scale", "weight_zero_point", "weight_global_scale")
-
-
-class TileFound(NamedTuple):
-    """problem: None: the tile is what the definition makes of the source."""
-
-    problem: str | None
 
 
 class Tile(NamedTuple):
@@ -64,12 +57,8 @@ class Definition:
     """Looks at tiles; safe to use from many threads at once."""
 
     def __init__(
-        self,
-        stored: StoredReader,
-        headers: Mapping[str, TensorHeader],
-        original: Original,
-        groups: Groups,
-    ) -> None:
+        self, stored: StoredReader, headers: Mapping[str, TensorHeader], original: Original, groups: Groups
+    ) -> None:  # fmt: skip
         """headers: of the checkpoint, by the safetensors library. groups: of its config.json."""
         self._stored, self._headers, self._original, self._groups = stored, headers, original, groups
 
@@ -77,62 +66,54 @@ class Definition:
         """Of routed experts, which the kernels and the planner treat alike, one in eight; of all other weights each."""
         return tensor.part != "routed_expert" or zlib.crc32(tensor.name.encode()) % EXPERTS_PER_TILE == 0
 
-    def look(self, tensor: TensorPlan) -> TileFound:
-        """Compare a tile of a quantized weight. CheckpointError when a file cannot be read."""
+    def problem(self, tensor: TensorPlan) -> str | None:
+        """What is wrong with a tile of a quantized weight; None: it is what the definition makes of the source.
+
+        CheckpointError when a file cannot be read.
+        """
         assert tensor.scheme is not None
         group = group_for(module_of(tensor.name), self._groups)
         if group is None or group.weights is None or group.format is None:
-            return TileFound("no config group of config.json has it for a target")
+            return "no config group of config.json has it for a target"
         block = group.weights.block_structure
         shares = (block[0], block[1]) if block else (1, group.weights.group_size or tensor.shape[1])
         tile = tile_of(tensor.name, tensor.shape, max(shares[0], LEAST_ROWS), math.lcm(shares[1], 8))
         try:
             parts = self._parts(module_of(tensor.name), tile, shares)
         except KeyError as missing:
-            return TileFound(f"its {missing.args[0]} is in no shard")
+            return f"its {missing.args[0]} is in no shard"
         except _OtherShape as problem:
-            return TileFound(str(problem))
-        w_OI = self._source(tensor, tile)
+            return str(problem)
+        if self._original.is_plain(tensor):
+            rows = rows_of(self._original.plain, self._original.headers[tensor.name], tile.top, tile.bottom)
+        else:
+            read_rows = self._original.reader.read_rows(tensor, tile.top, tile.bottom)
+            rows = torch.from_numpy(read_rows).view(TORCH_DTYPES[tensor.logical_dtype])
+        w_OI = rows[:, tile.left : tile.right]
         where = f"rows {tile.top} to {tile.bottom - 1}, columns {tile.left} to {tile.right - 1}"
         with torch.no_grad():
             try:
                 read = BaseCompressor.get_value_from_registry(group.format).decompress(dict(parts), group)["weight"]
             except (LookupError, RuntimeError, ValueError, TypeError, AttributeError, AssertionError) as problem:
-                said = shown(" ".join(str(problem).split()) or type(problem).__name__)
-                return TileFound(f"{where}: compressed-tensors cannot decompress it: {said}")
+                reason = shown(" ".join(str(problem).split()) or type(problem).__name__)
+                return f"{where}: compressed-tensors cannot decompress it: {reason}"
             if read.shape != w_OI.shape:
-                return TileFound(f"{where}: decompressed, it has shape {list(read.shape)}, not {list(w_OI.shape)}")
+                return f"{where}: decompressed, it has shape {list(read.shape)}, not {list(w_OI.shape)}"
             if not self._original.can_make(tensor):
-                return TileFound(None if bool(read.isfinite().all()) else f"{where}: decompressed, it is not finite")
-            made = self._made(tensor, tile, w_OI)
+                return None if bool(read.isfinite().all()) else f"{where}: decompressed, it is not finite"
+            amax, importance = self._original.amax.of(tensor), self._original.importance_of(tensor)
+            made = quantize_weight(
+                w_OI,
+                tensor.scheme,
+                global_scale_amax=None if amax is None else amax.tensor(),
+                observer=self._original.observer,
+                importance_I=None if importance is None else torch.tensor(importance[tile.left : tile.right]),
+            )
+            made = {part: value for part, value in made.items() if part not in ("weight_shape", *INPUT_LEAVES)}
             if (wrong := next((part for part in made if not _equal(parts.get(part), made[part])), None)) is not None:
                 error = float((read.double() - w_OI.double()).norm() / w_OI.double().norm().clamp_min(1e-30))
-                return TileFound(f"{where}: its {wrong} is not what the definition gives; decompressed, it is {error:.3f} away")
-        return TileFound(None)
-
-    def _made(self, tensor: TensorPlan, tile: Tile, w_OI: Tensor) -> dict[str, Tensor]:
-        """The parts of the tile by the definition; a scale of the whole weight is there, its shape is not."""
-        assert tensor.scheme is not None
-        amax = self._original.amax.of(tensor)
-        importance = self._original.importance_of(tensor)
-        made = quantize_weight(
-            w_OI,
-            tensor.scheme,
-            global_scale_amax=None if amax is None else amax.tensor(),
-            observer=self._original.observer,
-            importance_I=None if importance is None else torch.tensor(importance[tile.left : tile.right]),
-        )
-        for no_part_of_the_weight in ("weight_shape", *INPUT_LEAVES):
-            made.pop(no_part_of_the_weight, None)
-        return made
-
-    def _source(self, tensor: TensorPlan, tile: Tile) -> Tensor:
-        if self._original.is_plain(tensor):
-            return rows_of(self._original.plain, self._original.headers[tensor.name], tile.top, tile.bottom)[
-                :, tile.left : tile.right
-            ]
-        rows = self._original.reader.read_rows(tensor, tile.top, tile.bottom)
-        return torch.from_numpy(rows).view(TORCH_DTYPES[tensor.logical_dtype])[:, tile.left : tile.right]
+                return f"{where}: its {wrong} is not what the definition gives; decompressed, it is {error:.3f} away"
+        return None
 
     def _parts(self, module: str, tile: Tile, shares: tuple[int, int]) -> dict[str, Tensor]:
         """Local name -> the part of it that belongs to the tile. KeyError: the codes or their scales are not there.
@@ -140,13 +121,13 @@ class Definition:
 
         shares: rows and columns that share a scale.
         """
-        found = {leaf: h for leaf in LEAVES if (h := self._headers.get(f"{module}.{leaf}")) is not None}
-        codes = "weight_packed" if "weight_packed" in found else "weight"
-        in_one = {"I32": 8, "U8": 2}.get(found[codes].dtype, 1)
+        headers = {leaf: h for leaf in LEAVES if (h := self._headers.get(f"{module}.{leaf}")) is not None}
+        codes = "weight_packed" if "weight_packed" in headers else "weight"
+        num_codes = {"I32": 8, "U8": 2}.get(headers[codes].dtype, 1)
         # rows and columns of the weight that one element of a part stands for
-        stands_for = {codes: (1, in_one), "weight_scale": shares, "weight_zero_point": (LEAST_ROWS, shares[1])}
+        stands_for = {codes: (1, num_codes), "weight_scale": shares, "weight_zero_point": (LEAST_ROWS, shares[1])}
         parts = {}
-        for leaf, header in {"weight_scale": found["weight_scale"], **found}.items():
+        for leaf, header in {"weight_scale": headers["weight_scale"], **headers}.items():
             if leaf not in stands_for:
                 parts[leaf] = rows_of(self._stored, header, 0, header.shape[0])
                 continue
@@ -159,7 +140,7 @@ class Definition:
                 )
             rows = rows_of(self._stored, header, tile.top // height, -(-tile.bottom // height))
             parts[leaf] = rows[:, tile.left // width : -(-tile.right // width)].contiguous()
-        if in_one == 8:
+        if num_codes == 8:
             parts["weight_shape"] = torch.tensor([tile.bottom - tile.top, tile.right - tile.left])
         return parts
 
@@ -177,18 +158,13 @@ def tile_of(name: str, shape: tuple[int, ...], height: int, width: int) -> Tile:
 
 def rows_of(reader: StoredReader, header: TensorHeader, begin: int, end: int) -> Tensor:
     """Rows [begin, end) of a stored tensor, along its first dimension."""
-    per_row = header.num_bytes // header.shape[0]
-    raw = reader.read(header.name, begin * per_row, end * per_row, np.empty((end - begin) * per_row, np.uint8))
-    return torch.from_numpy(raw).view(TORCH_DTYPES[header.dtype]).reshape(end - begin, *header.shape[1:])
+    return torch.from_numpy(reader.read_rows(header.name, begin, end)).view(TORCH_DTYPES[header.dtype])
 
 
 def _equal(stored: Any, made: Tensor) -> bool:
     """Bit by bit."""
     if not isinstance(stored, Tensor) or (stored.dtype, stored.shape) != (made.dtype, made.shape):
         return False
-    return bool(torch.equal(*(_flat(part) for part in (stored, made))))
-
-
-def _flat(part: Tensor) -> Tensor:
     # cloned, because a row of one element may have any stride
-    return part.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
+    flat = (part.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8) for part in (stored, made))
+    return bool(torch.equal(*flat))

@@ -4,9 +4,9 @@ The processor works on them while the writer waits for the disk. Their hashes ar
 disk, header included, is compared with what the plan and the source give, and the engine hashed what it wrote. Neither are
 the errors of weights whose bytes are right: the engine summed them up when it made those bytes. Of a shard in which anything is
 wrong nothing is taken: `verify` looks at it again, and says how wrong it is. But where the engine had other bytes of the source
-than lie there, that stands: whoever reads them again by the same code may get the same.
+than the file holds, that stands: reading them again by the same code may give the same.
 
-Weights that were judged as they were made (`meanwhile/judged.py`) are read back and not compared with the source again.
+Weights that were judged as they were made (`judged.py`) are read back and not compared with the source again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import gc
 import os
 import queue
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from itertools import chain, takewhile
 from pathlib import Path
@@ -27,26 +27,24 @@ import numpy as np
 from assay.errors import AssayError
 from assay.file_data import data_of_files
 from assay.records.manifest import ShardRecord
-from assay.records.plan import Plan, TensorPlan
+from assay.records.plan import Plan
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.checkpoint.headers import TensorHeader
+from assay_quantize.checkpoint.importance import load_importance
 from assay_quantize.checkpoint.shard_files import header_bytes, planned_shards
 from assay_quantize.formats.config_groups import config_json
 from assay_quantize.formats.schemes import module_of
-from assay_quantize.plan.calibrated import with_signed_scales
-from assay_quantize.plan.identity import plan_sha256
-from assay_quantize.plan.static_scales import needs_calibration, static_scales
+from assay_quantize.plan.planner import plan_sha256
+from assay_quantize.verify.config import Groups, groups_of
 from assay_quantize.verify.contents import contents_by_shard, jobs_of_judged, jobs_of_shard, judge_jobs, opened_checks
 from assay_quantize.verify.files import StoredReader
 from assay_quantize.verify.findings import Findings
-from assay_quantize.verify.library import library_headers
-from assay_quantize.verify.meanwhile.judged import JudgedSlabs
-from assay_quantize.verify.meanwhile.read_back import JudgedWeight
-from assay_quantize.verify.original import open_original
-from assay_quantize.verify.presets import Groups, groups_of
+from assay_quantize.verify.headers import library_headers
+from assay_quantize.verify.judged import JudgedSlabs, JudgedWeight
+from assay_quantize.verify.original import calibrated_scales, open_original
 
 
-class FoundInShard(NamedTuple):
+class CheckedShard(NamedTuple):
     """stamp: of the file before it was read (`Plan.source_files`). sha256: by the engine."""
 
     stamp: str
@@ -69,32 +67,22 @@ class FinishedShards:
         self.groups = groups_of(config_json(plan))
         self._headers: dict[str, TensorHeader] = {}
         self._finished: queue.SimpleQueue[ShardRecord | None] = queue.SimpleQueue()
-        self._found: dict[str, FoundInShard] = {}
+        self._checked: dict[str, CheckedShard] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="assay-verify-finished")
         self._opened = ExitStack()
         checkpoint = open_checkpoint(source)
-        headers = {name: one for shard in checkpoint.shards for name, one in library_headers(source, shard).items()}
-        original = open_original(checkpoint, headers, plan, importance)
+        headers = {name: header for shard in checkpoint.shards for name, header in library_headers(source, shard).items()}
+        loaded = None if importance is None else load_importance(importance)
+        original = open_original(checkpoint, headers, plan, loaded)
         self._amax, self._stored = original.amax, StoredReader(folder, self._headers)
         self._opened.callback(self._stored.close)
         self._judged = JudgedSlabs(plan, original)
         self.judge = self._judged.judge
         """To be called with every slab as it is made (`quantize(on_slab=...)`); a weight of which one is missing is looked at
         as if there had been none."""
-        scales = None
-        if original.importance is not None and needs_calibration(plan):
-            scales = static_scales(plan, original.importance)
         self._checks = self._opened.enter_context(
-            opened_checks(
-                folder,
-                self._headers,
-                self.groups,
-                original,
-                is_quick=True,
-                scales=scales if needs_calibration(plan) else {},
-                signed=with_signed_scales(plan),
-            )
+            opened_checks(folder, self._headers, self.groups, original, plan, calibrated_scales(plan, loaded), is_quick=True)
         )
 
     def __enter__(self) -> Self:
@@ -117,7 +105,7 @@ class FinishedShards:
         self._finished.put(None)
         self._thread.join()
 
-    def still_holding(
+    def valid_findings(
         self, plan: Plan, groups: Groups | None, stamps: Mapping[str, str], hashes: Mapping[str, str]
     ) -> dict[str, Findings]:  # fmt: skip
         """Shard -> what was found in it, when all that were added are checked.
@@ -130,54 +118,47 @@ class FinishedShards:
         if not is_same or groups != self.groups:
             return {}
         return {
-            shard: found.findings
-            for shard, found in self._found.items()
-            if (found.stamp, found.sha256) == (stamps.get(shard), hashes.get(shard))
+            shard: checked.findings
+            for shard, checked in self._checked.items()
+            if (checked.stamp, checked.sha256) == (stamps.get(shard), hashes.get(shard))
         }
 
     def _loop(self) -> None:
         while (record := self._finished.get()) is not None and not self._stop.is_set():
             try:
-                found = self._check(record)
+                checked = self._check(record)
             except (AssayError, OSError):
                 continue
-            damages = found.findings.damages
+            damages = checked.findings.damages
             stands = not damages or any(damage.check == "source" for damage in damages)
             if stands and not self._stop.is_set():
-                self._found[record.name] = found
+                self._checked[record.name] = checked
 
-    def _check(self, record: ShardRecord) -> FoundInShard:
+    def _check(self, record: ShardRecord) -> CheckedShard:
         stamp = data_of_files(self._folder, [record.name])[record.name]
         headers = library_headers(self._folder, record.name)
         self._headers |= headers
         tensors = contents_by_shard(self._shards[record.name], headers).get(record.name, [])
         findings = Findings()
-        self._check_header(record.name, findings)
+        planned, _ = header_bytes(self._shards[record.name])
+        findings.count("headers")
+        with (self._folder / record.name).open("rb") as file:
+            if file.read(len(planned)) != planned:
+                findings.damage("headers", record.name, "its header is not the planned one")
+            # with the header came megabytes behind it, which are to be read past the cache, as they were written
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         judged = [JudgedWeight(tensor, slabs) for tensor in tensors if (slabs := self._judged.take(tensor)) is not None]
         names = {weight.tensor.name for weight in judged}
         others = [tensor for tensor in tensors if tensor.name not in names]
-        compared = jobs_of_shard(self._folder, record.name, others, self._checks, is_hashed=False)
-        every = chain(compared, jobs_of_judged(judged, self._checks))
-        jobs = takewhile(lambda _: not self._stop.is_set(), every)
-        judge_jobs(jobs, {}, self._checks, findings, self._workers, known_errors=record.relative_error)
-        self._check_global_scales(tensors, findings)
-        return FoundInShard(stamp, record.sha256, findings)
-
-    def _check_global_scales(self, tensors: Sequence[TensorPlan], findings: Findings) -> None:
-        """Slabs were checked with the global scales that are stored; here those are held against the weights."""
+        compared = jobs_of_shard(self._folder, record.name, others, self._checks)
+        jobs = takewhile(lambda _: not self._stop.is_set(), chain(compared, jobs_of_judged(judged, self._checks)))
+        judge_jobs(jobs, self._checks, findings, self._workers, known_errors=record.relative_error)
+        # slabs were checked with the global scales that are stored; here those are held against the weights
         for tensor in tensors:
-            stored = f"{module_of(tensor.name)}.weight_global_scale"
+            name = f"{module_of(tensor.name)}.weight_global_scale"
             if self._stop.is_set() or (amax := self._amax.of(tensor)) is None:
                 continue
-            scale = self._stored.read(stored, 0, 4, np.empty(4, np.uint8)).view(np.float32)
+            scale = self._stored.read(name, 0, 4, np.empty(4, np.uint8)).view(np.float32)
             if scale.tolist() != [amax.global_scale()]:
-                findings.damage("scales", stored, "is not that of the largest weight")
-
-    def _check_header(self, shard: str, findings: Findings) -> None:
-        planned, _ = header_bytes(self._shards[shard])
-        findings.look("headers")
-        with (self._folder / shard).open("rb") as file:
-            if file.read(len(planned)) != planned:
-                findings.damage("headers", shard, "its header is not the planned one")
-            # with the header came megabytes behind it, which are to be read past the cache, as they were written
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                findings.damage("scales", name, "is not that of the largest weight")
+        return CheckedShard(stamp, record.sha256, findings)

@@ -1,10 +1,10 @@
 """One slab of a quantized checkpoint against the same rows of its source: what a worker thread of `verify` does.
 
 Every byte is held against the source: copies as they are, casts by torch, quantized rows twice. Kernels that are used nowhere
-else (`codes/`) say whether codes and scales are right; then the engine's kernels make them once more, which says how many bytes
-differ and sums up errors. A quick look ends after the first of the two where that finds nothing (what was judged as it was
-made does not come here: `meanwhile/read_back.py`). What the first do not cover is made by the engine's kernels alone
-(`definition.py` holds tiles of all weights against the definition in torch).
+else (`codes.py`) say whether codes and scales are right; then the engine's kernels make them once more, which says how many
+bytes differ and sums up errors. A quick look ends after the first of the two where that finds nothing (what was judged as it
+was made does not come here: `judged.py`). What the first do not cover is made by the engine's kernels alone (`definition.py`
+holds tiles of all weights against the definition in torch).
 
 A slab is a range of rows (or of bytes, for what was copied) of about 4 MiB of the source. Files are read with `preadv` into
 buffers that a thread keeps, never mapped, so memory is a few slabs per worker, whatever the size of a shard or tensor.
@@ -16,8 +16,8 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,46 +25,21 @@ from numpy.typing import NDArray
 
 from assay.errors import QuantizeError
 from assay.records.plan import OutputTensor, TensorPlan
-from assay_quantize.checkpoint.source_reader import STORAGE, SourceReader, rows_bytes
+from assay_quantize.checkpoint.source_reader import STORAGE, rows_bytes
 from assay_quantize.checkpoint.torch_tensors import TORCH_DTYPES
-from assay_quantize.formats.schemes import DTYPE_BYTES, INPUT_LEAVES, module_of
+from assay_quantize.formats.schemes import DTYPE_BYTES, INPUT_LEAVES, PART_LEAVES, module_of
 from assay_quantize.kernels import RowErrors, error_rows, quantize_rows
-from assay_quantize.plan.slabs import by_rows
-from assay_quantize.plan.static_scales import constant_scale
+from assay_quantize.plan.calibrated import constant_scale
+from assay_quantize.plan.slabs import is_read_by_rows
 from assay_quantize.storage.past_cache import Loans
 from assay_quantize.verify.codes import is_what_rounding_gives
 from assay_quantize.verify.files import StoredReader, has_rows, rows_of_part
+from assay_quantize.verify.findings import ScaleCounts, SlabFindings
 from assay_quantize.verify.original import Original
 
 Array = NDArray[Any]
 Bytes = NDArray[np.uint8]
 SCALES = ("weight_scale", "weight_global_scale")
-
-
-class ScaleCounts(NamedTuple):
-    """Scales of a slab that cannot be scales."""
-
-    non_finite: int
-    zero: int
-    negative: int
-
-
-@dataclass(frozen=True)
-class SlabFindings:
-    """What one slab showed.
-
-    differing: output -> bytes that are not those the source gives; None: not compared. problem: why it could not be compared
-    at all. misread: which bytes of the source are not those that it was made of. scales: by local name. shape: what
-    `weight_shape` says, with the first slab. errors: without a source only the number of weights that are not finite means
-    anything.
-    """
-
-    differing: Counter[str] | None = None
-    problem: str | None = None
-    misread: str | None = None
-    scales: dict[str, ScaleCounts] = field(default_factory=dict)
-    shape: tuple[int, ...] | None = None
-    errors: RowErrors | None = None
 
 
 class Scratch(threading.local):
@@ -97,11 +72,10 @@ class SlabChecks:
         signed: frozenset[str] = frozenset(),
     ) -> None:
         """scales: what the calibration file makes of every static scale; None: it was not given. is_quick: of weights whose
-        bytes are right no errors are summed up, and a group's largest weight is only noted: who asks for that holds the global
+        bytes are right no errors are summed up, and a group's largest weight is only noted: the caller compares the global
         scales against it afterwards. signed: weights whose scales may be negative."""
         self._reader, self._original, self._is_quick, self._scales = stored, original, is_quick, scales
         self._signed = signed
-        self._source = None if original is None else original.reader
         self._scratch, self._loans = Scratch(), Loans()
 
     def look(self, tensor: TensorPlan, begin: int, end: int) -> SlabFindings:
@@ -121,10 +95,10 @@ class SlabChecks:
         """Have what `look` reads of this slab read ahead: of the source, and of the output that is almost all of it."""
         if tensor.action == "add" or (self._original is not None and tensor.name in self._original.calibrated):
             return
-        if self._source is not None:
-            per_row = tensor.num_bytes // tensor.shape[0] if by_rows(tensor) else 1
-            self._source.will_need(tensor, begin * per_row, end * per_row, past_cache=self._is_quick)
-        if by_rows(tensor):
+        if self._original is not None:
+            per_row = tensor.num_bytes // tensor.shape[0] if is_read_by_rows(tensor) else 1
+            self._original.reader.will_need(tensor, begin * per_row, end * per_row, past_cache=self._is_quick)
+        if is_read_by_rows(tensor):
             output = max(tensor.outputs, key=lambda output: output.num_bytes)
             if output.shape[0] == tensor.shape[0]:
                 per_row = output.num_bytes // output.shape[0]
@@ -137,32 +111,28 @@ class SlabChecks:
         """Bytes as they were, cast, or dequantized: exactly what the source says they are."""
         (output,) = tensor.outputs
         scales = {}
-        got: Bytes
+        stored: Bytes
         if tensor.action == "keep":
-            got = self._stored(output, begin, end)
-        elif by_rows(tensor):
-            got = self._stored_rows(output, begin, end).reshape(-1).view(np.uint8)
+            stored = self._stored(output, begin, end)
+        elif is_read_by_rows(tensor):
+            stored = self._stored_rows(output, begin, end).reshape(-1).view(np.uint8)
         else:
-            wide = DTYPE_BYTES[output.dtype]
-            narrow = DTYPE_BYTES[tensor.dtype]
-            got = self._stored(output, begin // narrow * wide, end // narrow * wide)
+            size, source_size = DTYPE_BYTES[output.dtype], DTYPE_BYTES[tensor.dtype]
+            stored = self._stored(output, begin // source_size * size, end // source_size * size)
         if output.name.endswith(".weight_scale") and (output.dtype in _SCALE_BITS or output.dtype == "U8"):
-            scales["weight_scale"] = count_bad_scales(got.view(STORAGE[output.dtype]), output.dtype)
-        if self._source is None:
+            scales["weight_scale"] = count_bad_scales(stored.view(STORAGE[output.dtype]), output.dtype)
+        if self._original is None or tensor.name in self._original.calibrated:  # verify/calibrated/ looks at these
             return SlabFindings(scales=scales)
-        if self._original is not None and tensor.name in self._original.calibrated:
-            return SlabFindings(scales=scales)  # verify/calibrated/ looks at it
-        expected = self._expected(self._source, tensor, output, begin, end)
-        return SlabFindings(+Counter({output.name: count_differing(got, expected)}), scales=scales)
-
-    def _expected(self, source: SourceReader, tensor: TensorPlan, output: OutputTensor, begin: int, end: int) -> Bytes:
-        if by_rows(tensor):
+        if is_read_by_rows(tensor):
             buffer = self._scratch.take("source", rows_bytes(tensor, end - begin))
-            values = source.read_rows(tensor, begin, end, buffer).reshape(-1).view(np.uint8)
-            return cast_by_torch(values, tensor.logical_dtype, output.dtype, output.name)
-        buffer = self._scratch.take("source", end - begin)
-        raw = np.frombuffer(source.read_bytes(tensor, begin, end, buffer), np.uint8)
-        return raw if tensor.action == "keep" else cast_by_torch(raw, tensor.dtype, output.dtype, output.name)
+            values = self._original.reader.read_rows(tensor, begin, end, buffer).reshape(-1).view(np.uint8)
+            expected = cast_by_torch(values, tensor.logical_dtype, output.dtype, output.name)
+        else:
+            buffer = self._scratch.take("source", end - begin)
+            expected = np.frombuffer(self._original.reader.read_bytes(tensor, begin, end, buffer), np.uint8)
+            if tensor.action != "keep":
+                expected = cast_by_torch(expected, tensor.dtype, output.dtype, output.name)
+        return SlabFindings(+Counter({output.name: count_differing(stored, expected)}), scales=scales)
 
     # ------------------------------------------------------------------------------------------------ quantized
     def _quantized(self, tensor: TensorPlan, begin: int, end: int) -> SlabFindings:
@@ -189,8 +159,35 @@ class SlabChecks:
         if is_calibrated:
             return SlabFindings(scales=scales, shape=shape)  # verify/calibrated/ compares it with the source
         if self._original is not None:
-            found = SlabFindings(scales=scales, shape=shape)
-            return self._recomputed(self._original, tensor, begin, parts, rows, found, is_right)
+            # errors: of this rounding where all bytes are equal, else of what is stored
+            result, amax = SlabFindings(scales=scales, shape=shape), self._original.amax.of(tensor)
+            if not self._original.recomputes:
+                return replace(result, errors=error_rows(parts, rows, dtype, tensor.scheme))
+            if amax is not None and not math.isfinite(amax.value):
+                return replace(result, problem="its source, or a weight fused with it, has weights that are NaN or infinite")
+            made = quantize_rows(
+                rows,
+                dtype,
+                tensor.scheme,
+                amax=None if amax is None else amax.value,
+                amax_dtype=None if amax is None else amax.dtype,
+                observer=self._original.observer,
+                importance_I=self._original.importance_of(tensor),
+                memory=self._scratch.take("codes", rows.size),
+            )
+            if not math.isfinite(made.squared_norm):
+                return replace(result, problem="its source has weights that are NaN or infinite")
+            counts = {
+                f"{module_of(tensor.name)}.{part}": count_differing(_bytes(parts[part]), _bytes(value))
+                for part, value in made.parts.items()
+                if begin == 0 or value.ndim == 2  # a scale of the whole weight is compared once
+            }
+            differing = +Counter(counts)  # without zeros
+            if differing:
+                return replace(result, differing=differing, errors=error_rows(parts, rows, dtype, tensor.scheme))
+            if is_right is False:
+                return replace(result, problem="its kernels make these bytes again, but they are not what its scheme gives")
+            return replace(result, differing=differing, errors=RowErrors(made.squared_error, made.squared_norm, 0))
         # dequantized weights are looked at for NaN and infinity; compared with zeros, which nobody reads
         num_bytes = rows_bytes(tensor, end - begin)
         zeros = self._scratch.take("zeros", num_bytes)[:num_bytes]
@@ -230,50 +227,6 @@ class SlabChecks:
                 global_scale = amax.global_scale()
         return is_what_rounding_gives(parts, rows, tensor.logical_dtype, tensor.scheme, global_scale=global_scale)
 
-    def _recomputed(
-        self,
-        original: Original,
-        tensor: TensorPlan,
-        begin: int,
-        parts: dict[str, Array],
-        rows: Array,
-        found: SlabFindings,
-        is_right: bool | None,
-    ) -> SlabFindings:
-        """`rows` rounded again, the first of them being `begin`. Errors: of this rounding where all bytes are equal, else of
-        what is stored. is_right: of the parts (`_is_right`)."""
-        assert tensor.scheme is not None
-        dtype, amax = tensor.logical_dtype, original.amax.of(tensor)
-        if not original.recomputes:
-            return replace(found, errors=error_rows(parts, rows, dtype, tensor.scheme))
-        if amax is not None and not math.isfinite(amax.value):
-            return replace(found, problem="its source, or a weight fused with it, has weights that are NaN or infinite")
-        made = quantize_rows(
-            rows,
-            dtype,
-            tensor.scheme,
-            amax=None if amax is None else amax.value,
-            amax_dtype=None if amax is None else amax.dtype,
-            observer=original.observer,
-            importance_I=original.importance_of(tensor),
-            memory=self._scratch.take("codes", rows.size),
-        )
-        if not math.isfinite(made.squared_norm):
-            return replace(found, problem="its source has weights that are NaN or infinite")
-        differing = Counter(
-            {
-                f"{module_of(tensor.name)}.{part}": count_differing(_bytes(parts[part]), _bytes(value))
-                for part, value in made.parts.items()
-                if begin == 0 or value.ndim == 2  # a scale of the whole weight is compared once
-            }
-        )
-        differing = +differing  # without zeros
-        if differing:
-            return replace(found, differing=differing, errors=error_rows(parts, rows, dtype, tensor.scheme))
-        if is_right is False:
-            return replace(found, problem="its kernels make these bytes again, but they are not what its scheme gives")
-        return replace(found, differing=differing, errors=RowErrors(made.squared_error, made.squared_norm, 0))
-
     def _part_rows(self, tensor: TensorPlan, part: str, output: OutputTensor, begin: int, end: int) -> Array:
         """The rows of a stored part that belong to rows [begin, end) of the weight; all of it where it has no rows."""
         assert tensor.scheme is not None
@@ -291,11 +244,9 @@ class SlabChecks:
 
     def _stored(self, output: OutputTensor, begin: int, end: int) -> Bytes:
         """Bytes [begin, end) of a tensor of the checkpoint that is verified; a view of this thread's buffer for it."""
-        purpose = output.name.rpartition(".")[2] if output.name.endswith(_PARTS) else "stored"
+        leaf = output.name.rpartition(".")[2]
+        purpose = leaf if leaf in PART_LEAVES else "stored"
         return self._reader.read(output.name, begin, end, self._scratch.take(purpose, end - begin), self._loans)
-
-
-_PARTS = (".weight_packed", ".weight_scale", ".weight_zero_point", ".weight_global_scale", ".weight_shape")
 
 
 def static_problem(tensor: TensorPlan, name: str, stored: float, scales: Mapping[str, float] | None) -> str | None:
@@ -310,8 +261,8 @@ def static_problem(tensor: TensorPlan, name: str, stored: float, scales: Mapping
         return None if fits else f"its {leaf} is {stored:g}; a scale is above 0, and finite"
     if (calibrated := scales.get(name)) is not None:
         return None if stored == calibrated else f"its {leaf} is {stored:g}; the calibration file makes it {calibrated:g}"
-    wanted = constant_scale(tensor, name)
-    return None if stored == wanted else f"its {leaf} is {stored:g}; scheme {tensor.scheme} stores {wanted:g}"
+    constant = constant_scale(tensor, name)
+    return None if stored == constant else f"its {leaf} is {stored:g}; scheme {tensor.scheme} stores {constant:g}"
 
 
 def cast_by_torch(values: Bytes, dtype: str, output_dtype: str, name: str) -> Bytes:
@@ -354,9 +305,7 @@ def count_bad_scales(scale: Array, dtype: str) -> ScaleCounts:
     integer, magnitude, non_finite = _SCALE_BITS[dtype]
     bits = scale.reshape(-1).view(integer)
     sizes = bits & magnitude
-    return ScaleCounts(
-        int(np.count_nonzero(sizes >= non_finite)), int(np.count_nonzero(sizes == 0)), int(np.count_nonzero(bits > magnitude))
-    )
+    return ScaleCounts(*(int(np.count_nonzero(is_bad)) for is_bad in (sizes >= non_finite, sizes == 0, bits > magnitude)))
 
 
 _SCALE_BITS: dict[str, tuple[type[np.unsignedinteger[Any]], int, int]] = {

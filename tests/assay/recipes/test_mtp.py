@@ -22,7 +22,7 @@ from assay_evaluate.serving.server import ServerSpec, serve
 from assay_evaluate.serving.vllm_command import VllmCommand, vllm_command
 from assay_pipeline.targets import resolve_target
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
-from assay_quantize.engine.publish import index_json
+from assay_quantize.engine.quantize import index_json
 from assay_quantize.formats.config_groups import config_json
 from assay_quantize.plan.planner import make_plan
 from assay_quantize.plan.show import mtp_line

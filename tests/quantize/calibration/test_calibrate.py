@@ -30,7 +30,7 @@ from assay_quantize.calibration.text import Text, first_tokens
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.checkpoint.importance import load_importance
 from assay_quantize.engine.quantize import quantize
-from assay_quantize.kernels import dequantize_weight
+from assay_quantize.kernels.reference import dequantize_weight
 from assay_quantize.plan.planner import make_plan
 from assay_vllm.fake_quant import fake_quantize
 

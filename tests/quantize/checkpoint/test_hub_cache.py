@@ -13,8 +13,7 @@ from local_hub import Hub
 from assay import hub_session
 from assay.errors import CheckpointError
 from assay_quantize.checkpoint import hub as hub_module
-from assay_quantize.checkpoint.hub import Repository
-from assay_quantize.checkpoint.hub_cache import file_in_cache
+from assay_quantize.checkpoint.hub import Repository, file_in_cache
 from assay_quantize.remote.hub_download import download_model
 
 TEXT = b'{"text": "The old dog waits near the river."}\n' * 20

@@ -14,7 +14,7 @@ from tiny_checkpoints import make_tiny_glm4_moe
 
 from assay.errors import PlanError
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
-from assay_quantize.checkpoint.identity.weights import weights_sha256
+from assay_quantize.checkpoint.identity import weights_sha256
 from assay_quantize.checkpoint.importance import check_weights, load_importance
 
 

@@ -22,7 +22,7 @@ from assay_quantize.checkpoint.shard_files import header_bytes, held_bytes, layo
 from assay_quantize.engine.ordered_writer import OrderedWriter, Result, WritingStopped
 from assay_quantize.engine.quantize import quantize
 from assay_quantize.formats.schemes import output_tensors
-from assay_quantize.plan.slabs import cut
+from assay_quantize.plan.slabs import slab_ranges
 
 
 # ------------------------------------------------------------------------------------------------ order on disk
@@ -151,10 +151,10 @@ def test_odd_tensors_go_through(tmp_path: Path) -> None:
 
 def test_slabs_cover_a_tensor_once() -> None:
     tensor = quantized("w", "w4a16_asym", 21, 128)._replace(shape=(21, 128), num_bytes=21 * 256)
-    assert list(cut(tensor, 256 * 8)) == [(0, 8), (8, 16), (16, 21)]
-    assert list(cut(tensor, 1)) == [(0, 8), (8, 16), (16, 21)]
-    assert list(cut(tensor, 256 * 17)) == [(0, 16), (16, 21)]
+    assert list(slab_ranges(tensor, 256 * 8)) == [(0, 8), (8, 16), (16, 21)]
+    assert list(slab_ranges(tensor, 1)) == [(0, 8), (8, 16), (16, 21)]
+    assert list(slab_ranges(tensor, 256 * 17)) == [(0, 16), (16, 21)]
     by_row = quantized("w", "fp8_channel", 21, 128)._replace(shape=(21, 128), num_bytes=21 * 256)
-    assert list(cut(by_row, 256)) == [(row, row + 1) for row in range(21)]
-    assert list(cut(kept("k", "BF16", 5, 3)._replace(num_bytes=30), 17)) == [(0, 16), (16, 30)]
-    assert list(cut(kept("k", "BF16", 0, 3)._replace(num_bytes=0), 17)) == [(0, 0)]
+    assert list(slab_ranges(by_row, 256)) == [(row, row + 1) for row in range(21)]
+    assert list(slab_ranges(kept("k", "BF16", 5, 3)._replace(num_bytes=30), 17)) == [(0, 16), (16, 30)]
+    assert list(slab_ranges(kept("k", "BF16", 0, 3)._replace(num_bytes=0), 17)) == [(0, 0)]

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from kernel_cases import relative_error
 from killed_runs import killed_at
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -29,7 +30,7 @@ from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.checkpoint.file_names import JOURNAL
 from assay_quantize.engine.local_runner import run_local
 from assay_quantize.engine.quantize import is_complete, quantize
-from assay_quantize.kernels import dequantize_weight, relative_error
+from assay_quantize.kernels.reference import dequantize_weight
 from assay_quantize.plan.planner import make_plan
 from assay_quantize.verify.verify import verify
 

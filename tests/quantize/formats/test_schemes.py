@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from compressed_tensors.quantization import QuantizationConfig
+from kernel_cases import relative_error
 from llmcompressor.entrypoints.model_free import model_free_ptq
 from llmcompressor.entrypoints.model_free.converter import ModelFreePtqConverter
 from safetensors.torch import load_file
@@ -18,7 +19,7 @@ from assay.recipes.precision import PrecisionRecipe
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.checkpoint.torch_tensors import TORCH_DTYPES
 from assay_quantize.formats.schemes import SCHEMES, check_shape, compressed_tensors_scheme, output_tensors
-from assay_quantize.kernels import dequantize_weight, magnitude, quantize_weight, relative_error
+from assay_quantize.kernels.reference import dequantize_weight, magnitude, quantize_weight
 from assay_quantize.plan.planner import make_plan
 
 RAGGED = {

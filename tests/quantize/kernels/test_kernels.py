@@ -70,7 +70,7 @@ def test_slabs_are_the_whole(scheme: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_amax_and_weights_that_are_not_finite(dtype: str) -> None:
     w = weight("normal", (40, 256), dtype)
-    assert amax_rows(w, dtype) == reference.amax_rows(w, dtype) == float(reference.to_torch(w, dtype).abs().max())
+    assert amax_rows(w, dtype) == float(reference.to_torch(w, dtype).abs().max())
     for value in (math.nan, math.inf, -math.inf):
         bad = w.copy()
         reference.to_torch(bad, dtype)[39, 255] = value

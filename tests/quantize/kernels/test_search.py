@@ -20,9 +20,8 @@ from assay_quantize.formats.schemes import SCHEMES
 from assay_quantize.kernels import amax_rows, needs_amax, quantize_rows, reference, row_multiple
 from assay_quantize.kernels.reference import dequantize_rows
 from assay_quantize.kernels.rows import Array, QuantizedRows
-from assay_quantize.kernels.search_fused import _sum_errors
+from assay_quantize.kernels.search_fused import Int, _sum_errors
 from assay_quantize.kernels.search_grids import INT_FACTORS
-from assay_quantize.kernels.search_kinds import Int
 from assay_quantize.kernels.search_reference import fold
 
 pytestmark = pytest.mark.slow

@@ -18,8 +18,7 @@ from assay.recipes.profile import ProfileRecipe
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.mixing.parts import Machine, StoredParts, stored_parts
 from assay_quantize.mixing.recipe_text import recipe_data
-from assay_quantize.plan.fits import WORKSPACE_BYTES, fit_on
-from assay_quantize.plan.parallel import misfits, ranks_of
+from assay_quantize.plan.fits import WORKSPACE_BYTES, fit_on, misfits, ranks_of
 from assay_quantize.plan.planner import make_plan
 from assay_quantize.plan.shipped import shipped_model
 from assay_quantize.plan.stored import stored_by

@@ -17,6 +17,7 @@ from assay.recipes.profile import ProfileRecipe
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.plan.fits import (
     WORKSPACE_BYTES,
+    Ranks,
     Window,
     check_served,
     fit_on,
@@ -25,7 +26,6 @@ from assay_quantize.plan.fits import (
     rank_bytes,
     windows,
 )
-from assay_quantize.plan.parallel import Ranks
 from assay_quantize.plan.planner import make_plan
 from assay_quantize.plan.stored import StoredModel, StoredWeight, stored_by, stored_in
 

@@ -16,8 +16,7 @@ from assay_pipeline.planning import precisions_for
 from assay_pipeline.targets import resolve_target
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.engine.quantize import quantize
-from assay_quantize.plan.fitting import choose_fitting
-from assay_quantize.plan.planner import make_plan
+from assay_quantize.plan.planner import choose_fitting, make_plan
 from assay_quantize.verify.verify import verify
 from assay_reports.limits import find_limits
 from assay_reports.run import load_run
@@ -60,7 +59,7 @@ def test_the_largest_group_that_divides_is_taken(
     found = choose_fitting(open_checkpoint(folder), ("fp8", "w4a16", "nvfp4a16"))
     assert tuple(one.precision for one in found) == taken
     left_out = [one for one in found if one.precision is None]
-    assert all(str(one.sentence).startswith(f"precision {one.wanted} is left out: model.layers.") for one in left_out)
+    assert all(str(one.sentence).startswith(f"precision {one.requested} is left out: model.layers.") for one in left_out)
     aim = resolve_target(str(folder))
     assert aim.recipe.precisions == tuple(one for one in taken if one is not None)
 

@@ -13,8 +13,7 @@ from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
-from assay_quantize.plan.fits import rank_bytes
-from assay_quantize.plan.parallel import Misfit, Ranks, check_parallel, misfits, ranks_of, uneven_heads
+from assay_quantize.plan.fits import Misfit, Ranks, check_parallel, misfits, rank_bytes, ranks_of, uneven_heads
 from assay_quantize.plan.planner import make_plan
 from assay_quantize.plan.stored import StoredModel, stored_by, stored_in
 

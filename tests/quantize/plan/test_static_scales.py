@@ -24,8 +24,8 @@ from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.checkpoint.importance import load_importance
 from assay_quantize.engine.quantize import quantize
 from assay_quantize.formats.config_groups import quantization_config
+from assay_quantize.plan.calibrated import constant_scale, static_scales
 from assay_quantize.plan.planner import make_plan
-from assay_quantize.plan.static_scales import constant_scale, static_scales
 from assay_quantize.verify.verify import verify
 from assay_vllm.fake_quant import fake_quantize
 

@@ -28,13 +28,13 @@ from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.checkpoint.file_names import JOURNAL
 from assay_quantize.checkpoint.hub import open_hub_checkpoint
 from assay_quantize.checkpoint.shard_files import planned_shards
-from assay_quantize.engine.budget import resident_bytes
 from assay_quantize.engine.local_runner import run_local
 from assay_quantize.engine.quantize import quantize
 from assay_quantize.engine.shards import ShardOptions
 from assay_quantize.plan.planner import make_plan
 from assay_quantize.remote import ray_runner, ray_worker
 from assay_quantize.remote.hub_stream import HubStream, Need, needs_of
+from assay_quantize.storage.resident import resident_bytes
 
 pytestmark = pytest.mark.slow
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from assay_quantize.formats.schemes import SCHEMES
 from assay_quantize.kernels import amax_rows, needs_amax, quantize_rows
 from assay_quantize.kernels.fused_fp4 import nvfp4_global_scale
-from assay_quantize.verify.amax import Amax, bf16_value
 from assay_quantize.verify.codes import is_what_rounding_gives
+from assay_quantize.verify.original import Amax, bf16_value
 
 COVERED = ("w4a16", "w4a16_channel", "fp8_block", "fp8_channel", "fp8_static", "nvfp4a16", "nvfp4")
 Rows = NDArray[np.uint16]

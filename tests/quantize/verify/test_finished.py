@@ -19,7 +19,8 @@ from assay.records.verification import Verification, is_as_verified
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.engine.quantize import quantize
 from assay_quantize.plan.planner import make_plan
-from assay_quantize.verify import library, slabs
+from assay_quantize.verify import headers as library
+from assay_quantize.verify import slabs
 from assay_quantize.verify.finished import FinishedShards
 from assay_quantize.verify.verify import num_bytes_of, verify
 
@@ -106,10 +107,10 @@ def test_another_plan_takes_nothing(source: Path, tmp_path: Path) -> None:
     with FinishedShards(plan, out, source, workers=2) as finished:
         quantize(plan, source, out, on_shard=finished.add, on_slab=finished.judge)
         finished.wait()
-        assert len(finished.still_holding(plan, finished.groups, *stamps_and_hashes(out))) == 2
+        assert len(finished.valid_findings(plan, finished.groups, *stamps_and_hashes(out))) == 2
         other = plan_for(source, "w4a16-g64")
-        assert finished.still_holding(other, finished.groups, *stamps_and_hashes(out)) == {}
-        assert finished.still_holding(plan, None, *stamps_and_hashes(out)) == {}
+        assert finished.valid_findings(other, finished.groups, *stamps_and_hashes(out)) == {}
+        assert finished.valid_findings(plan, None, *stamps_and_hashes(out)) == {}
 
 
 def stamps_and_hashes(out: Path) -> tuple[dict[str, str], dict[str, str]]:

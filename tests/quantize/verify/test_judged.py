@@ -21,11 +21,12 @@ from assay_quantize.engine.ordered_writer import OrderedWriter, Result
 from assay_quantize.engine.quantize import quantize
 from assay_quantize.kernels import amax_rows, needs_amax, quantize_rows
 from assay_quantize.plan.planner import make_plan
+from assay_quantize.verify import judged as read_back
 from assay_quantize.verify import slabs
+from assay_quantize.verify.findings import SlabFindings
 from assay_quantize.verify.finished import FinishedShards
-from assay_quantize.verify.library import library_headers
-from assay_quantize.verify.meanwhile import read_back
-from assay_quantize.verify.meanwhile.judged import PIECE_BYTES, JudgedSlabs, digest, pieces_of
+from assay_quantize.verify.headers import library_headers
+from assay_quantize.verify.judged import PIECE_BYTES, JudgedSlabs, digest, pieces_of
 from assay_quantize.verify.original import Original, open_original
 from assay_quantize.verify.verify import verify
 
@@ -61,11 +62,11 @@ class Seen:
         self.compared: set[str] = set()
         quantized, batch = slabs.SlabChecks._quantized, read_back.ReadBack.look
 
-        def compare(checks: slabs.SlabChecks, tensor: TensorPlan, *rest: Any) -> slabs.SlabFindings:
+        def compare(checks: slabs.SlabChecks, tensor: TensorPlan, *rest: Any) -> SlabFindings:
             self.compared.add(tensor.name)
             return quantized(checks, tensor, *rest)
 
-        def look(reader: read_back.ReadBack, weights: Any) -> list[slabs.SlabFindings]:
+        def look(reader: read_back.ReadBack, weights: Any) -> list[SlabFindings]:
             self.read_back |= {weight.tensor.name for weight in weights}
             return batch(reader, weights)
 
@@ -311,7 +312,7 @@ def test_bytes_that_are_not_those_that_were_judged_are_found(
 # ------------------------------------------------------------------------------------------------ what is collected
 def original_of(source: Path, plan: Plan) -> Original:
     checkpoint = open_checkpoint(source)
-    headers = {name: one for shard in checkpoint.shards for name, one in library_headers(source, shard).items()}
+    headers = {name: header for shard in checkpoint.shards for name, header in library_headers(source, shard).items()}
     return open_original(checkpoint, headers, plan, None)
 
 

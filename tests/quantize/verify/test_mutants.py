@@ -26,10 +26,10 @@ from assay_quantize.engine.quantize import quantize
 from assay_quantize.formats import schemes
 from assay_quantize.kernels.rows import QuantizedRows
 from assay_quantize.plan import planner
+from assay_quantize.verify import headers as verify_headers
+from assay_quantize.verify import judged
 from assay_quantize.verify import slabs as verify_slabs
-from assay_quantize.verify import verify as verify_module
 from assay_quantize.verify.finished import FinishedShards
-from assay_quantize.verify.meanwhile import judged
 from assay_quantize.verify.verify import verify
 
 Patch = pytest.MonkeyPatch
@@ -55,7 +55,7 @@ def broken_kernel(patch: Patch, change: Callable[[QuantizedRows], QuantizedRows]
 
 
 def no_kernels_of_its_own(patch: Patch) -> None:
-    """Verification left with the engine's kernels and the tiles, as for the schemes that `codes/` does not cover."""
+    """Verification left with the engine's kernels and the tiles, as for the schemes that `codes.py` does not cover."""
     for module in (verify_slabs, judged):
         patch.setattr(module, "is_what_rounding_gives", lambda *arguments, **options: None)
 
@@ -123,7 +123,7 @@ def offsets_off_by_one(patch: Patch) -> None:
             found[name] = found[name]._replace(begin=found[name].begin - 2, end=found[name].end - 2)
         return found
 
-    for module in (headers_module, checkpoint_module, verify_module):
+    for module in (headers_module, checkpoint_module, verify_headers):
         patch.setattr(module, "read_shard_header", read_shard_header)
 
 

@@ -26,7 +26,8 @@ from assay_quantize.formats.schemes import SCHEMES
 from assay_quantize.plan.planner import make_plan
 from assay_quantize.verify import contents as verify_contents
 from assay_quantize.verify.files import StoredReader
-from assay_quantize.verify.slabs import ScaleCounts, count_bad_scales
+from assay_quantize.verify.findings import ScaleCounts
+from assay_quantize.verify.slabs import count_bad_scales
 from assay_quantize.verify.verify import num_bytes_of, verify
 
 pytestmark = pytest.mark.slow
@@ -140,7 +141,7 @@ def test_every_scheme_in_ragged_slabs(tiny: Path, tmp_path: Path, scheme: str, m
 
 
 def test_the_error_is_the_frobenius_norm_that_pytorch_computes(tiny: Path, tmp_path: Path) -> None:
-    from assay_quantize.kernels import dequantize_weight
+    from assay_quantize.kernels.reference import dequantize_weight
 
     made = quantized(tiny, tmp_path / "made", "w4a16")
     result = verify(made.folder, source=made.source)

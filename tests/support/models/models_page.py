@@ -20,8 +20,7 @@ from assay.recipes.model import ModelRecipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe, context_tokens
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
-from assay_quantize.plan.fits import fit_on
-from assay_quantize.plan.parallel import Misfit, misfits, ranks_of
+from assay_quantize.plan.fits import Misfit, fit_on, misfits, ranks_of
 from assay_quantize.plan.planner import make_plan
 from assay_quantize.plan.stored import StoredModel, stored_by, stored_in
 

@@ -48,3 +48,8 @@ def assert_same_parts(got: QuantizedRows, want: QuantizedRows, what: str) -> Non
 def close(left: float, right: float) -> bool:
     """Alike but for the order of summation; NaN and infinity both mean: not finite."""
     return math.isclose(left, right, rel_tol=1e-6) if math.isfinite(right) else not math.isfinite(left)
+
+
+def relative_error(dequantized_OI: torch.Tensor, w_OI: torch.Tensor) -> float:
+    """||dequantized - w|| / ||w|| (Frobenius, FP32)."""
+    return float(torch.linalg.vector_norm(dequantized_OI.float() - w_OI.float()) / torch.linalg.vector_norm(w_OI.float()))

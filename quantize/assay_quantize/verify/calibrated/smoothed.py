@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 
 from assay.recipes.families import split_layer
 from assay.records.plan import OutputTensor, Plan, TensorPlan
-from assay_quantize.checkpoint.source_reader import STORAGE, SourceReader
+from assay_quantize.checkpoint.source_reader import SourceReader
 from assay_quantize.formats.schemes import module_of
 from assay_quantize.plan.calibrated import Smoothing, calibrated_mtp_layer, method_of, scalable, smoothings
-from assay_quantize.verify.calibrated.steps import Factor, as_f32
-from assay_quantize.verify.calibrated.weight import half_ulp
+from assay_quantize.verify.calibrated.steps import Factor, as_f32, half_ulp
 from assay_quantize.verify.files import StoredReader
 from assay_quantize.verify.findings import Findings
 
@@ -34,8 +33,8 @@ Values = NDArray[np.float64]
 def smoothings_of(plan: Plan, layer: int, tensors: list[TensorPlan]) -> list[Smoothing]:
     """What was scaled in a layer, by names of modules. tensors: its calibrated ones."""
     rounded = {module_of(t.name): t for t in tensors if t.action == "quantize"}
-    kept_too = [t for t in _of_layer(plan, layer) if t.module not in rounded or not t.name.endswith(".weight")]
-    return smoothings(str(method_of(plan)), rounded.values(), scalable(plan, kept_too))
+    others = [t for t in _of_layer(plan, layer) if t.module not in rounded or not t.name.endswith(".weight")]
+    return smoothings(str(method_of(plan)), rounded.values(), scalable(plan, others))
 
 
 def _of_layer(plan: Plan, layer: int) -> list[TensorPlan]:
@@ -44,35 +43,35 @@ def _of_layer(plan: Plan, layer: int) -> list[TensorPlan]:
 
 
 def check_norms(
-    plan: Plan, layer: int, found: list[Smoothing], stored: StoredReader, source: SourceReader, findings: Findings
+    plan: Plan, layer: int, scaled: list[Smoothing], stored: StoredReader, source: SourceReader, findings: Findings
 ) -> dict[str, Factor]:
     """Norms and routers of a layer against the source's. Gives module -> what its columns were multiplied with, of all that
     read one of these norms; without those of a norm that is damaged."""
     kept = {t.module: t for t in _of_layer(plan, layer) if t.action != "quantize" and t.name.endswith(".weight")}
     columns: dict[str, Factor] = {}
-    for one in found:
-        if one.smooth not in kept:
+    for smoothing in scaled:
+        if smoothing.smooth not in kept:
             continue
-        norm = kept[one.smooth]
-        findings.look("smoothed")
+        norm = kept[smoothing.smooth]
+        findings.count("smoothed")
         between = _of_norm(norm, stored, source)
         if between is None:
             findings.damage("smoothed", norm.name, "is not the source's, divided by positive scales")
             continue
         low_I, high_I = between
-        for router in (kept[name] for name in one.balance if name in kept):
-            findings.look("smoothed")
+        for router in (kept[name] for name in smoothing.balance if name in kept):
+            findings.count("smoothed")
             low_I, high_I = _with_router(router, norm, low_I, high_I, stored, source, findings)
         with np.errstate(invalid="ignore"):
-            # of a channel that leaves nothing a damage is said already; what is between is the nearest there is
+            # a channel for which no scale is left is a damage already; the middle is the nearest that there is
             middle = (low_I + high_I) / 2
-            columns |= dict.fromkeys(one.balance, Factor(middle, np.abs(high_I - low_I) / 2 / middle))
+            columns |= dict.fromkeys(smoothing.balance, Factor(middle, np.abs(high_I - low_I) / 2 / middle))
     return columns
 
 
 def _of_norm(norm: TensorPlan, stored: StoredReader, source: SourceReader) -> tuple[Values, Values] | None:
     """Between what the scale of each channel lies: NaN where the norm is 0; None where there can be none."""
-    n_I, y_I = _source(source, norm, 0, norm.shape[0]), _stored(stored, norm.outputs[0], 0, norm.shape[0])
+    n_I, y_I = _source(source, norm), _stored(stored, norm.outputs[0])
     is_zero = (n_I == 0) & (y_I == 0)
     if not np.where(is_zero, True, (n_I * y_I > 0) & np.isfinite(n_I) & np.isfinite(y_I)).all():
         return None
@@ -88,7 +87,7 @@ def _with_router(
     findings: Findings,
 ) -> tuple[Values, Values]:  # fmt: skip
     """What the rows of a router leave of it."""
-    w_EI, y_EI = _source(source, router, 0, router.shape[0]), _stored(stored, router.outputs[0], 0, router.shape[0])
+    w_EI, y_EI = _source(source, router), _stored(stored, router.outputs[0])
     h_EI = half_ulp(np.abs(y_EI), router.outputs[0].dtype)
     with np.errstate(divide="ignore", invalid="ignore"):
         sign = np.where(w_EI < 0, -1.0, 1.0)
@@ -114,16 +113,14 @@ def _with_router(
     return low, high
 
 
-def _some(what: str, is_one: NDArray[np.bool_]) -> str:
-    numbers = np.flatnonzero(is_one)
+def _some(what: str, is_wrong: NDArray[np.bool_]) -> str:
+    numbers = np.flatnonzero(is_wrong)
     return f"{what} {numbers[0]}" if len(numbers) == 1 else f"{what} {numbers[0]} and {len(numbers) - 1} more"
 
 
-def _source(reader: SourceReader, tensor: TensorPlan, begin: int, end: int) -> Values:
-    return as_f32(reader.read_rows(tensor, begin, end)).astype(np.float64)
+def _source(reader: SourceReader, tensor: TensorPlan) -> Values:
+    return as_f32(reader.read_rows(tensor, 0, tensor.shape[0])).astype(np.float64)
 
 
-def _stored(reader: StoredReader, output: OutputTensor, begin: int, end: int) -> Values:
-    per_row = output.num_bytes // output.shape[0]
-    raw = reader.read(output.name, begin * per_row, end * per_row, np.empty((end - begin) * per_row, np.uint8))
-    return as_f32(raw.view(STORAGE[output.dtype]).reshape(end - begin, *output.shape[1:])).astype(np.float64)
+def _stored(reader: StoredReader, output: OutputTensor) -> Values:
+    return as_f32(reader.read_rows(output.name, 0, output.shape[0])).astype(np.float64)

@@ -1,4 +1,4 @@
-"""Calibrated integer weights in steps: how far each code is from its weight, in units of the scale; kernels in numba.
+"""A calibrated weight in steps: how far each code is from its weight, in units of the scale; kernels in numba.
 
 Rows of a weight are `w_RI` (FP32, as they were before rounding) and `q_RI` (int8: stored codes less their zero point), with a
 scale for every `group` columns: `inverse_RG` is its reciprocal, `lows_RG` and `highs_RG` are the least and largest q that its
@@ -8,14 +8,20 @@ its side and the weight lies beyond it, the distance is explained by that.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from assay.records.plan import TensorPlan
+from assay_quantize.checkpoint.source_reader import SourceReader
+from assay_quantize.formats.schemes import SCHEMES, module_of
 from assay_quantize.kernels.bits import bits_of, from_bits, kernel, kernel_view, load, statistic
 from assay_quantize.kernels.rows import Array
+from assay_quantize.verify.files import StoredReader, has_rows, rows_of_part
 
 F32 = NDArray[np.float32]
 I8 = NDArray[np.int8]
@@ -69,9 +75,8 @@ def step_rows(parts: Mapping[str, Array], rows: Array, is_symmetric: bool, colum
         _unpack(np.ascontiguousarray(parts["weight_packed"]).view(np.uint8), zero_RG, q_RI)
     w_RI, low_RG, high_RG = np.empty(rows.shape, np.float32), np.empty_like(scale_RG), np.empty_like(scale_RG)
     if columns_I is None:
-        _loaded(kernel_view(rows), w_RI, low_RG, high_RG)
-    else:
-        _multiplied(kernel_view(rows), columns_I, w_RI, low_RG, high_RG)
+        columns_I = np.ones(num_columns, np.float32)
+    _load(kernel_view(rows), columns_I, w_RI, low_RG, high_RG)
     return StepRows(w_RI, q_RI, scale_RG, zero_RG, least, most, low_RG, high_RG)
 
 
@@ -84,8 +89,8 @@ def as_f32(values: Array) -> F32:
 
 def inverses(scale_RG: F32) -> F32:
     """0 for what is no scale: those are damages of their own."""
-    is_one = np.isfinite(scale_RG) & (scale_RG != 0)
-    return np.where(is_one, 1 / np.where(is_one, scale_RG, np.float32(1)), np.float32(0)).astype(np.float32)
+    is_scale = np.isfinite(scale_RG) & (scale_RG != 0)
+    return np.where(is_scale, 1 / np.where(is_scale, scale_RG, np.float32(1)), np.float32(0)).astype(np.float32)
 
 
 def inverse_of(rows: StepRows, divisor: Factor | None) -> F32:
@@ -116,27 +121,8 @@ def _unpack(packed_RB: Any, zero_RG: Any, q_RI: Any) -> None:
 
 
 @kernel
-def _loaded(w_OI: Any, made_RI: Any, low_RG: Any, high_RG: Any) -> None:
-    """As FP32, with the extent of every group; of NaN nothing is said."""
-    group = w_OI.shape[1] // low_RG.shape[1]
-    for r in range(w_OI.shape[0]):
-        for g in range(low_RG.shape[1]):
-            positive, negative = u32(0), u32(0)
-            row, made = w_OI[r, g * group : (g + 1) * group], made_RI[r, g * group : (g + 1) * group]
-            for i in range(row.size):
-                w = load(row, i)
-                made[i] = w
-                # magnitudes of one sign are in order of their bits
-                bits = bits_of(w)
-                magnitude = u32(bits & u32(0x7FFFFFFF))
-                positive = max(positive, magnitude if bits == magnitude else u32(0))
-                negative = max(negative, magnitude if bits != magnitude else u32(0))
-            low_RG[r, g], high_RG[r, g] = -from_bits(negative), from_bits(positive)
-
-
-@kernel
-def _multiplied(w_OI: Any, columns_I: Any, made_RI: Any, low_RG: Any, high_RG: Any) -> None:
-    """The same, times columns_I."""
+def _load(w_OI: Any, columns_I: Any, made_RI: Any, low_RG: Any, high_RG: Any) -> None:
+    """As FP32, times columns_I, with the range of every group; not for NaN."""
     group = w_OI.shape[1] // low_RG.shape[1]
     for r in range(w_OI.shape[0]):
         for g in range(low_RG.shape[1]):
@@ -146,6 +132,7 @@ def _multiplied(w_OI: Any, columns_I: Any, made_RI: Any, low_RG: Any, high_RG: A
             for i in range(row.size):
                 w = load(row, i) * columns[i]
                 made[i] = w
+                # magnitudes of one sign are in order of their bits
                 bits = bits_of(w)
                 magnitude = u32(bits & u32(0x7FFFFFFF))
                 positive = max(positive, magnitude if bits == magnitude else u32(0))
@@ -216,7 +203,7 @@ def compare(
     """Sums by row and by column. over_I: 1 / spread of each column; over_shared_I: of |d| times the share of its row and group.
 
     By column, added to what is there: codes that are not the nearest, and sums of x * x, x * q and q * q. far_R: by row, codes
-    that are not the nearest even if their quotient was rounded, by `quotient` at the most. inner_R: codes that are neither 0
+    that are not the nearest even if their quotient was rounded, by at most `quotient`. inner_R: codes that are neither 0
     nor the first or last. uu_R: the mean of u * u; u is |d| over the spread of its column, by the one or the other, whichever
     is less. By row and group: sums of d * d and x * x. By row and block of columns: sums of x * x, x * q and x * r over the
     square of the spread that u has, r being the nearest code; the largest u.
@@ -262,3 +249,128 @@ def compare(
                 xx_RB[r, at], xq_RB[r, at], xr_RB[r, at], most_RB[r, at] = xx, xq, xr, from_bits(most)
             error_RG[r, g], norm_RG[r, g] = group_error, group_norm
         far_R[r], inner_R[r], uu_R[r] = far, inner, uu / np.float32(w_RI.shape[1])
+
+
+Kind = Literal["nearest", "learned", "corrected"]
+SLAB_ELEMENTS = 1 << 20
+"""5 MB as FP32 and codes: more of them take longer, of fewer Python's part does."""
+
+
+@dataclass
+class Measured:
+    """What the rows of a weight showed.
+
+    problems: (check, what). num_far: codes that cannot be those of rounding to the nearest; under `learned` those more than a
+    step away. num_inner: codes that are neither 0 nor the first or last, which another rounding would change. smallest_gain: of
+    rows and blocks, with its standard deviations below 1. farthest: in spreads of its column; and where.
+    largest_error: of a row, over what is allowed. best_column: the least
+    number of codes of one column that are not the nearest. moved, towards, size: as in `count_far`, over all rows. divisor: of
+    the rows, as their scales say.
+    """
+
+    squared_error: float = 0.0
+    squared_norm: float = 0.0
+    problems: list[tuple[str, str]] = field(default_factory=list)
+    num_far: int = 0
+    num_inner: int = 0
+    smallest_gain: tuple[float, float] = (1.0, 0.0)
+    farthest: tuple[float, str] = (0.0, "")
+    largest_error: float = 0.0
+    best_column: int = 0
+    moved: int = 0
+    towards: int = 0
+    size: float = 0.0
+    divisor: Factor | None = None
+
+    @property
+    def drift(self) -> float:
+        """By how much all weights would have to be larger for as many codes to be moved away from zero as towards it: of
+        weights with these scales, that many of them pass a boundary between two codes."""
+        return -self.towards / self.size if self.size else 0.0
+
+    @property
+    def drift_error(self) -> float:
+        """Standard deviation of the drift of codes that are moved either way alike."""
+        return math.sqrt(self.moved) / self.size if self.size else 0.0
+
+    def problem(self, check: str, what: str) -> None:
+        """Only the first of each check is kept."""
+        if all(check != known for known, _ in self.problems):
+            self.problems.append((check, what))
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A quantized weight, where it lies and how it was made. reach: steps that a code may be from its weight, where that is
+    bounded. observer: of the recipe. columns: what its columns were multiplied
+    with before they were rounded; None: nothing. is_divided: its rows were divided, by what only they show."""
+
+    tensor: TensorPlan
+    stored: StoredReader
+    source: SourceReader
+    kind: Kind
+    observer: str
+    reach: float = 0.5
+    columns: Factor | None = None
+    is_divided: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, columns = self.tensor.shape
+        return rows, columns
+
+    @property
+    def scheme(self) -> str:
+        return str(self.tensor.scheme)
+
+    @property
+    def is_plain(self) -> bool:
+        """It was rounded as it is in the source."""
+        return self.columns is None and not self.is_divided
+
+    def rows(self, begin: int, end: int) -> tuple[StepRows, dict[str, Array], Array]:
+        """Rows [begin, end), the parts of them, and what the source has, in storage form."""
+        parts = {}
+        for output in self.tensor.outputs:
+            part = output.name.removeprefix(f"{module_of(self.tensor.name)}.")
+            if part.startswith("weight") and has_rows(output):
+                parts[part] = self.stored.read_rows(output.name, *rows_of_part(self.scheme, part, begin, end))
+        source = self.source.read_rows(self.tensor, begin, end)
+        known = None
+        if self.columns is not None:
+            known = np.nan_to_num(self.columns.middle, nan=0.0).astype(np.float32)
+        made = step_rows(parts, source, SCHEMES[self.scheme].symmetric, known)
+        if self.columns is not None and (unknown := np.isnan(self.columns.middle)).any():
+            made.q_RI[:, unknown] = 0  # compared with a weight of 0
+        return made, parts, source
+
+    def slabs(self) -> Iterator[tuple[int, int]]:
+        step = max(8, SLAB_ELEMENTS // self.shape[1] // 8 * 8)  # eight rows share a word of zero points
+        for begin in range(0, self.shape[0], step):
+            yield begin, min(begin + step, self.shape[0])
+
+
+def rounding(dtype: str) -> float:
+    """As far as rounding to a dtype moves a number, relative: at most half a unit in the last place."""
+    return {"BF16": 2.0**-8, "F16": 2.0**-11, "F32": 2.0**-24}[dtype]
+
+
+def half_ulp(values: NDArray[np.float64], dtype: str) -> NDArray[np.float64]:
+    """As far as rounding to a dtype moved what is now `values`."""
+    _, exponents = np.frexp(values)
+    return np.where(values == 0, 0.0, np.ldexp(rounding(dtype), exponents - 1))
+
+
+def slack_of(weight: Weight) -> NDArray[np.float64]:
+    """By column, relative: as far as a weight in steps may be off. Products and quotients were rounded to its dtype; AutoRound
+    computes in BF16, its scales were rounded to it, and so are its sums."""
+    if weight.kind == "learned":
+        return np.full(weight.shape[1], 4 * rounding("BF16"))
+    if weight.kind == "corrected" and weight.columns is None:
+        return np.zeros(weight.shape[1])
+    lost = 2 * rounding(weight.tensor.logical_dtype)
+    return np.zeros(weight.shape[1]) + lost + (0 if weight.columns is None else np.nan_to_num(weight.columns.half))
+
+
+def named_rows(numbers: NDArray[np.int64]) -> str:
+    return f"row {numbers[0]}" if len(numbers) == 1 else f"row {numbers[0]} and {len(numbers) - 1} more"
