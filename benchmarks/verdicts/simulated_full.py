@@ -24,7 +24,6 @@ from assay.recipes.suite import RulerTask, SuiteRecipe, TaskBase
 from assay.records.verdict import Status
 from assay_evaluate.preflight.known_tasks import num_items
 from assay_evaluate.preflight.power_designs import discordance_of, rules_of
-from assay_evaluate.preflight.suite_items import num_items
 from assay_evaluate.statistics.decisions import holm
 from assay_evaluate.statistics.graded import POWERS, MeanDifference
 from assay_evaluate.statistics.joint.chances import Path, judge_runs, runs_asked_further

@@ -19,10 +19,10 @@ from assay.records.measurement import Divergence, ItemResult, Measurement, TaskR
 from assay.records.plan import Plan, TensorPlan
 from assay.records.verdict import Verdict
 from assay.records.verification import Verification
-from assay_evaluate.statistics import clustered_proportion
 from assay_evaluate.statistics import swe_difference as swe
+from assay_evaluate.statistics.clustered import clustered_proportion
 from assay_evaluate.statistics.drafts import acceptance_difference
-from assay_evaluate.statistics.item_pairs import accuracy_of, find_task, compare_output_tokens, pair_items, truncation_share
+from assay_evaluate.statistics.item_pairs import accuracy_of, compare_output_tokens, find_task, pair_items, truncation_share
 from assay_reports.limits import find_limits
 from assay_reports.run import Run
 from assay_reports.schema import (

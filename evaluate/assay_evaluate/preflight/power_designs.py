@@ -28,16 +28,12 @@ from assay_evaluate.preflight.known_tasks import (
     mean_of_known,
     num_items,
 )
-from assay_evaluate.statistics import (
-    ClusteredMean,
-    clustered_values_needed,
-    items_needed,
-    normal_quantile,
-    satterthwaite_degrees,
-)
+from assay_evaluate.statistics.clustered import ClusteredMean, clustered_values_needed, satterthwaite_degrees
 from assay_evaluate.statistics.item_pairs import find_task, pair_items
 from assay_evaluate.statistics.joint.chances import Rules
 from assay_evaluate.statistics.joint.drawn import Assumption, LookDesign, ScoreDesign
+from assay_evaluate.statistics.power import items_needed
+from assay_evaluate.statistics.proportions import normal_quantile
 from assay_evaluate.tasks.looks import planned_looks, planned_shares, task_at_look
 from assay_evaluate.verdicts.scores import spendings_of
 
@@ -232,7 +228,7 @@ def _replies(design: ScoreDesign, rules: Rules, power: float, loss: float) -> in
     return count if count <= MOST_REPLIES else None
 
 
-def _variance(assumed: Assumed, share: float) -> float:
+def _variance(assumed: Assumption, share: float) -> float:
     """Of an item's difference. share: of the noise that is left, 1 for one reply of either side."""
     discordance, noise = assumed
     return discordance * (1 - noise) + discordance * noise * share

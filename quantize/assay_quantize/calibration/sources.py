@@ -107,8 +107,7 @@ class HubText:
 
     def open(self) -> Opened:
         from assay.hub_errors import hub_address
-        from assay_quantize.checkpoint.hub import Repository
-        from assay_quantize.checkpoint.hub import file_in_cache
+        from assay_quantize.checkpoint.hub import Repository, file_in_cache
 
         with _as_quantize_error():
             listed = Repository(self.dataset, self.revision, "dataset")

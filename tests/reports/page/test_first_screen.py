@@ -20,7 +20,7 @@ from pages import Page
 from synthetic_run import make_run
 from typer.main import get_command
 
-from assay import cli
+import assay_cli as cli
 from assay.errors import AssayError
 from assay.records.choice.record import Cell, Choice, Pick, Quality, Setup
 from assay.records.measurement import Measurement

@@ -11,7 +11,8 @@ from typing import Any
 from assay.records.base import Interval, canonical_json
 from assay.records.measurement import ItemResult, ToolCalls, ToolCell, ToolFigures, ToolItem, TriggerFidelity
 from assay_evaluate.client.journal import Reply
-from assay_evaluate.statistics import mcnemar_midp, wilson
+from assay_evaluate.statistics.paired import mcnemar_midp
+from assay_evaluate.statistics.proportions import wilson
 from assay_evaluate.tasks.tools.parameters import Schema
 from assay_evaluate.tasks.tools.questions import ToolQuestion
 from assay_evaluate.transport.foreign_json import plain, read_json
