@@ -22,7 +22,7 @@ from assay_evaluate.alike.sides import Pair, Side
 from assay_evaluate.asking.evidence import ServedTally, marks_of
 from assay_evaluate.client.journal import Reply, Request
 from assay_evaluate.client.truncation import loops, truncated_by
-from assay_evaluate.run.answering.served import FIRST_QUESTIONS, MOST_QUESTIONS
+from assay_evaluate.run.reply_evidence import FIRST_QUESTIONS, MOST_QUESTIONS
 
 Form = Literal["letter", "code", "uuid", "sum", "prose", "thinking", "program", "calls"]
 Ids = Literal["uuid", "counter", "of 999", "one", "none"]

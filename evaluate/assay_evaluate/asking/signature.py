@@ -54,15 +54,15 @@ def take_signature(endpoint: Endpoint) -> Signature:
     for url, other in zip(endpoint.base_urls[1:], others, strict=True):
         if not first.agrees_with(other):
             raise MeasureError(
-                f"{endpoint.base_urls[0]} and {url} do not have the same weights ({apart(first, other)}); servers that share a "
-                "label must: start them on one checkpoint"
+                f"{endpoint.base_urls[0]} and {url} do not have the same weights ({describe_distance(first, other)}); servers "
+                "that share a label must: start them on one checkpoint"
             )
     return first
 
 
-def apart(ours: Signature, theirs: Signature) -> str:
+def describe_distance(first: Signature, second: Signature) -> str:
     """How far two signatures are apart, and how far noise alone brings them."""
-    distance, noise = ours.distance(theirs), ours.tolerance(theirs)
+    distance, noise = first.distance(second), first.tolerance(second)
     return f"log-probabilities over fixed prompts differ by {distance:.2g} nats; up to {noise:.2g} is noise"
 
 

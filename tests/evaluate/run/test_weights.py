@@ -25,9 +25,9 @@ from assay_evaluate.asking import signature
 from assay_evaluate.asking.signature import PROMPTS, take_signature
 from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.client.journal import Journal, _unpack
-from assay_evaluate.run.answering.weights import sign_given
 from assay_evaluate.run.candidate import Candidate
 from assay_evaluate.run.evaluate import evaluate
+from assay_evaluate.run.weights import sign_given
 from assay_evaluate.serving.external import why_another
 from assay_evaluate.serving.server import Server
 

@@ -83,10 +83,10 @@ def really(designs: list[Design], replies: Replies) -> Outcome:
 
     while True:
         reference, candidate = sides()
-        if now := rounds.wanted_now(candidate, reference):
+        if now := rounds.due_now(candidate, reference):
             at[1] |= {name: look for name, (look, _) in now.items()}
-        elif wanted := rounds.wanted_of_reference(reference, [candidate]):
-            at[0] |= {name: look for name, (look, _) in wanted.items()}
+        elif due := rounds.due_of_reference(reference, [candidate]):
+            at[0] |= {name: look for name, (look, _) in due.items()}
             starts += 1
         else:
             break
