@@ -17,12 +17,12 @@ from typing import Any, Literal
 
 from assay.records.measurement import ItemResult, TaskResult
 from assay.records.served.evidence import AskedTwice
-from assay_evaluate.alike.measurements import repeated_of
-from assay_evaluate.alike.sides import Pair, Side
 from assay_evaluate.asking.evidence import ServedTally, marks_of
 from assay_evaluate.client.journal import Reply, Request
 from assay_evaluate.client.truncation import loops, truncated_by
 from assay_evaluate.run.reply_evidence import FIRST_QUESTIONS, MOST_QUESTIONS
+from assay_evaluate.serving_faults.rules import compare_passes
+from assay_evaluate.serving_faults.sides import Pair, Side
 
 Form = Literal["letter", "code", "uuid", "sum", "prose", "thinking", "program", "calls"]
 Ids = Literal["uuid", "counter", "of 999", "one", "none"]
@@ -354,5 +354,5 @@ class _Ids:
 def pair_of(reference: Server, candidate: Server) -> Pair:
     """Both sides, with what the reference's second pass says of its noise."""
     ours, again = reference.side(), reference.side(is_repeat=True)
-    noise = repeated_of([(ours.task, again.task)])
+    noise = compare_passes([(ours.task, again.task)])
     return Pair(dataclasses.replace(ours, repeated=noise), candidate.side())

@@ -30,8 +30,8 @@ END_OF_REASONING_CHARS = 300
 """Where an answer stands that was taken for thinking."""
 KEY_BYTES = 6
 ORDINARY_REASONS = frozenset({
-    "stop", "length", "eos", "eos_token", "end", "end_turn", "max_tokens", "tool_calls", "tool_use", "function_call", "completed",
-    "repetition_detected",
+    "stop", "length", "eos", "eos_token", "end", "end_turn", "max_tokens", "tool_calls", "tool_use", "function_call",
+    "completed", "repetition_detected",
 })  # fmt: skip
 """What some servers write into `stop_reason` where vLLM has the stop string that was met; the last is vLLM's own."""
 END_MARK = re.compile(r"<[|｜][^<>\s]{1,60}[|｜]>|</s>|<eos>|<end_of_turn>")

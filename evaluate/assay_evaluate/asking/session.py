@@ -222,9 +222,9 @@ def task_result(
 ) -> TaskResult:
     """All replies to a task as one record. Accuracy is over those that came; truncated ones count as scored.
 
-    With several samples of an item it is the mean over the items' own means (avg@k), with an interval over items. So is the mean
-    score of tasks with partial credit: with Wilson's interval where all are alike, else BCa; None for fewer than two items.
-    thinking_budget_tokens: those of `max_tokens` after which the server ended the thinking, if it was told to.
+    With several samples of an item it is the mean over the items' own means (avg@k), with an interval over items. So is the
+    mean score of tasks with partial credit: with Wilson's interval where all are alike, else BCa; None for fewer than two
+    items. thinking_budget_tokens: those of `max_tokens` after which the server ended the thinking, if it was told to.
     """
     scored = [item.correct for item in items if item.correct is not None]
     accuracy, pass_at_k, num_samples = accuracy_of(items)

@@ -15,8 +15,8 @@ from assay.recipes.gate import GateRecipe, ScoreGate, Stopping
 from assay.recipes.suite import GeneratedTask, SuiteRecipe, TaskBase
 from assay.records.measurement import Measurement, Round, TaskResult
 from assay.records.verdict import Verdict
-from assay_evaluate.alike.measurements import look_at_serving
 from assay_evaluate.run.suite import task_notes
+from assay_evaluate.serving_faults.rules import check_serving
 from assay_evaluate.statistics.item_pairs import find_task
 from assay_evaluate.tasks.looks import Look, asked_for, has_second_replies, planned_looks
 from assay_evaluate.verdicts.scores import judge_scores
@@ -105,7 +105,7 @@ class Rounds:
         if self.gates is None:
             return None
         score_gates = [gate for gate in self.gates.gates if isinstance(gate, ScoreGate)]
-        faults = look_at_serving(reference, candidate, None).by_task
+        faults = check_serving(reference, candidate, None).by_task
         return judge_scores(score_gates, reference, candidate, self.gates, faults=faults)
 
     def holds(self, reference: Measurement, name: str, look: Look) -> bool:

@@ -58,7 +58,7 @@ from assay.records.verdict import (
     Verdict,
     WholeClaim,
 )
-from assay_evaluate.alike.measurements import look_at_serving, without_tasks
+from assay_evaluate.serving_faults.rules import check_serving, without_tasks
 from assay_evaluate.statistics.item_pairs import Pairs, find_task, pair_items, truncation_share
 from assay_evaluate.verdicts.acceptance import judge_acceptance
 from assay_evaluate.verdicts.divergence import judge_divergences
@@ -109,7 +109,7 @@ def judge(
     floor = next((one.divergence for one in candidates if one.is_noise_floor), None)
     beside = compare_published(published, reference, gate_recipe.level)
     second_pass = next((one for one in candidates if one.is_noise_floor), None)
-    looked = {one.label: look_at_serving(reference, one, second_pass) for one in candidates}
+    looked = {one.label: check_serving(reference, one, second_pass) for one in candidates}
     faults = {label: one.by_task for label, one in looked.items()}
     sound = [(without_tasks(reference, faults[one.label]), without_tasks(one, faults[one.label])) for one in candidates]
     verdicts: list[Verdict] = []
@@ -150,7 +150,7 @@ def judge(
         effective_lengths=tuple(one for pair in sound for one in effective_lengths(gate_recipe, pair[0], pair[1])),
         subgroups=tuple(subgroups),
         serving=tuple(finding for one in looked.values() for finding in one.findings),
-        not_looked_at={label: one.not_looked_at for label, one in looked.items() if one.not_looked_at},
+        not_looked_at={label: one.unchecked_rules for label, one in looked.items() if one.unchecked_rules},
         attempts={label: tuple(attempts) for label, attempts in earlier.items() if attempts},
     )
 

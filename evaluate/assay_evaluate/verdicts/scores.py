@@ -14,7 +14,7 @@ from assay.quantities import capital, interval_name, percent_short, points_short
 from assay.recipes.gate import GateRecipe, ScoreGate
 from assay.records.measurement import Measurement, TaskResult
 from assay.records.verdict import ServingFinding, Status, Verdict
-from assay_evaluate.alike.measurements import serving_fault
+from assay_evaluate.serving_faults.rules import serving_fault
 from assay_evaluate.statistics import PairedEvidence, decide, holm
 from assay_evaluate.statistics import swe_difference as swe
 from assay_evaluate.statistics.item_pairs import (
