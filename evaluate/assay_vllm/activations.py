@@ -141,13 +141,13 @@ def weights_of(model: nn.Module) -> list[dict[str, Any]]:
     from vllm.model_executor.layers.fused_moe import RoutedExperts
     from vllm.model_executor.layers.linear import ColumnParallelLinear, LinearBase, RowParallelLinear
 
-    found: list[Point] = []
+    weights: list[Point] = []
 
     def weigh(name: str, values: Tensor, partial: bool) -> None:
         if not values.numel():
             return  # vLLM's CPU linear layers keep a packed copy that nobody can read, and empty the weight
-        found.append(Point(name, "weight", partial))
-        found[-1].add(values.detach().reshape(1, -1), 0)
+        weights.append(Point(name, "weight", partial))
+        weights[-1].add(values.detach().reshape(1, -1), 0)
 
     for name, module in model.named_modules():
         if isinstance(module, LinearBase):
@@ -164,7 +164,7 @@ def weights_of(model: nn.Module) -> list[dict[str, Any]]:
                     for expert, share in zip(numbers, values, strict=True):
                         partial = module.moe_config.tp_size > 1
                         weigh(f"{name.removesuffix('.routed_experts')}.{expert}.{own}", share, partial)
-    return [point.told() for point in found]
+    return [point.told() for point in weights]
 
 
 class Watch:

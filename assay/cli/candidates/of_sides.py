@@ -188,7 +188,7 @@ def _provisional(side: Side, number: int) -> str:
 
 
 def _join(one: Candidate) -> Server | None:
-    from assay_evaluate.serving.given import join
+    from assay_evaluate.serving.server import join
 
     if one.endpoint is None:
         return None

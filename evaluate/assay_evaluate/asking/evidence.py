@@ -22,7 +22,7 @@ from assay.records.base import canonical_json
 from assay.records.measurement import Truncation
 from assay.records.served.evidence import PromptCount, ServedEvidence, TextCounts
 from assay_evaluate.client.journal import Identity, Journal, Reply, Request
-from assay_evaluate.client.message import thinking_apart
+from assay_evaluate.client.message import separate_thinking
 from assay_evaluate.client.truncation import repeats_to_the_end
 
 ENDS_A_SENTENCE = frozenset(".!?。！？…\"'”’»)）]】}`*|>$~")
@@ -214,7 +214,7 @@ class ReferenceComparison:
             if key not in replies or replies[key].status != "answered":
                 continue
             self._counts["num_beside"] += 1
-            reference = thinking_apart(replies[key])
+            reference = separate_thinking(replies[key])
             if (reference.output_tokens, reference.reasoning) == (reply.output_tokens, reply.reasoning):
                 self._counts["num_cut_short"] += _is_beginning(reply.text, reference.text)
                 self._counts["num_reference_cut_short"] += _is_beginning(reference.text, reply.text)

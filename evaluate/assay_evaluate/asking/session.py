@@ -23,7 +23,7 @@ from assay_evaluate.asking.evidence import ServedTally, marks_of
 from assay_evaluate.asking.language import is_wrong_script
 from assay_evaluate.client.client import Client
 from assay_evaluate.client.journal import Reply, Request
-from assay_evaluate.client.message import thinking_apart
+from assay_evaluate.client.message import separate_thinking
 from assay_evaluate.client.truncation import count_loops, count_thinking_cut, count_truncations, loops, truncated_by
 from assay_evaluate.statistics import mean_of_shares
 from assay_evaluate.statistics.item_pairs import accuracy_of
@@ -110,7 +110,7 @@ class Session:
             raise InLine
         replies = self.client.ask(requests, self.ahead.begin_next)
         self.tally.add(replies)
-        whole = [thinking_apart(reply) for reply in replies]
+        whole = [separate_thinking(reply) for reply in replies]
         for request, reply in zip(requests, whole, strict=True):
             self.served[request.task].note(request, reply)
         return whole
@@ -120,18 +120,18 @@ class Session:
         if self.ahead.is_looking:
             self.client.submit(list(itertools.islice(requests, FIRST_IN_LINE)))
             raise InLine
-        asked, noted = itertools.tee(requests)
-        for reply in self.client.ask_each(asked, self.ahead.begin_next):
+        sent, noted = itertools.tee(requests)
+        for reply in self.client.ask_each(sent, self.ahead.begin_next):
             request = next(noted)
             self.tally.add([reply])
-            reply = thinking_apart(reply)
+            reply = separate_thinking(reply)
             self.served[request.task].note(request, reply)
             yield reply
 
-    def ask_pairs(self, asked: Iterable[T], make: Callable[[T], Request]) -> Iterator[tuple[T, Reply]]:
+    def ask_pairs(self, questions: Iterable[T], make: Callable[[T], Request]) -> Iterator[tuple[T, Reply]]:
         """What is asked, each with its reply: taken while earlier ones are under way, forgotten when answered."""
-        asked, made = itertools.tee(asked)
-        for reply, question in zip(self.ask_each(map(make, made)), asked, strict=True):
+        questions, made = itertools.tee(questions)
+        for reply, question in zip(self.ask_each(map(make, made)), questions, strict=True):
             yield question, reply
 
     def ask_items(

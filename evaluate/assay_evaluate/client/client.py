@@ -30,7 +30,17 @@ from typing import Any, Protocol, Self
 from assay.errors import MeasureError, ServeError, UnreachableError
 from assay.foreign_text import shown
 from assay_evaluate.client.dispatch import Answered, Dispatcher, Flight, PendingRequest
-from assay_evaluate.client.exchanges import Ask, Exchange, Ledger, exchange_of
+from assay_evaluate.client.exchanges import (
+    Ask,
+    Exchange,
+    Ledger,
+    Slim,
+    Tally,
+    ask_in_waves,
+    ask_together,
+    exchange_of,
+    no_reply_error,
+)
 from assay_evaluate.client.journal import Identity, Journal, Reply, Request
 from assay_evaluate.client.sending import (
     COME_LATER,
@@ -44,11 +54,9 @@ from assay_evaluate.client.sending import (
     Unanswered,
     wait_s,
 )
-from assay_evaluate.client.waves import Slim, Tally, ask_in_waves, ask_together, gone
 from assay_evaluate.transport.connection import Connection, HttpReply, root_url
 from assay_evaluate.transport.errors import TransportError, UnusableReply
-from assay_evaluate.transport.foreign_json import MOST_MESSAGE, NotJson, count_in, object_in
-from assay_evaluate.transport.told_errors import error_in
+from assay_evaluate.transport.foreign_json import MOST_MESSAGE, NotJson, count_in, error_in, object_in
 
 MOST_MISCONFIGURED = 8
 """Replies in a row with such a status after which the address or the key counts as wrong."""
@@ -103,7 +111,7 @@ class Address:
 
 
 @dataclass(frozen=True)
-class Told:
+class ServerAnswer:
     """What a server answered to a question about itself.
 
     `data`: the reply's JSON object; {} if the status is not 200, or no object came: such an endpoint is not offered.
@@ -126,8 +134,8 @@ class Told:
     @property
     def tokens(self) -> tuple[int, ...]:
         """As /tokenize gives them; () if it gives none."""
-        told = self.data.get("tokens")
-        return tuple(told) if isinstance(told, list) and set(map(type, told)) == {int} else ()
+        listed = self.data.get("tokens")
+        return tuple(listed) if isinstance(listed, list) and set(map(type, listed)) == {int} else ()
 
 
 class Client:
@@ -175,7 +183,7 @@ class Client:
         self._num_changed = 0 if journal is None else journal.num_changed
         self._dispatcher = Dispatcher(len(self._urls), concurrency, self._write_requests, self._work, self._keep)
         self._about = self._sender.connect(self._urls[0])
-        self._one_asks_about = threading.Lock()
+        self._about_lock = threading.Lock()
         self._over = threading.Event()
         self._ledger = None if ledger is None else Ledger(ledger)
 
@@ -184,7 +192,7 @@ class Client:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._dispatcher.stop()
-        self._tell_changed()
+        self._report_changed()
         self._about.close()
         if self._ledger is not None:
             self._ledger.close()
@@ -254,7 +262,7 @@ class Client:
                         last_line = time.monotonic()
                         of = f"/{num_done + 1 + len(under_way)}" if is_whole else ""
                         # of newest_first the first reply that is waited for is the last that comes
-                        come = num_done + sum(one.reply is not None for one in under_way)
+                        come = num_done + sum(pending.reply is not None for pending in under_way)
                         self._on_progress(f"{job.request.task}: {come}{of}, {last_line - started:.0f} s")
                 num_done, task = num_done + 1, job.request.task
                 yield reply
@@ -264,13 +272,13 @@ class Client:
     def submit(self, requests: Sequence[Request]) -> list[PendingRequest]:
         """Put what is neither answered nor under way in line; a job for each request, in their order."""
         keys = [request.key(self.who) for request in requests]
-        known = {key: PendingRequest(key, request, reply) for key, request, reply in self._known(keys, requests)}
+        answered = {key: PendingRequest(key, request, reply) for key, request, reply in self._known(keys, requests)}
         lanes: list[list[PendingRequest]] = [[] for _ in self._urls]
         for key, request in zip(keys, requests, strict=True):
-            if key not in known and key not in self._open:
+            if key not in answered and key not in self._open:
                 self._open[key] = PendingRequest(key, request)
                 lanes[self._lane_of(request)].append(self._open[key])
-        jobs = [known[key] if key in known else self._open[key] for key in keys]
+        jobs = [answered[key] if key in answered else self._open[key] for key in keys]
         if any(lanes):
             self._check_alive(is_patient=True)
         for number, missing in enumerate(lanes):
@@ -278,7 +286,7 @@ class Client:
                 self._dispatcher.submit(number, missing[::-1] if self._newest_first else missing)
         return jobs
 
-    def post(self, path: str, body: dict[str, Any]) -> Told:
+    def post(self, path: str, body: dict[str, Any]) -> ServerAnswer:
         """A question about the server itself: not journaled. MeasureError: no reply that can be used comes.
 
         The caller looks at what comes with status 200: gateways answer paths that they do not know with {} or a page.
@@ -289,9 +297,9 @@ class Client:
             waits_s = None
             try:
                 reply = self._post(path, body)
-                told, may_help = _told(reply)
+                answer, may_help = _read_answer(reply)
                 if is_last or not may_help or (reply.status == 200 and attempt == PAGE_ATTEMPTS):
-                    return told
+                    return answer
                 waits_s = reply.retry_after_s
             except UnusableReply as error:
                 raise MeasureError(f"{url}: {error}") from None
@@ -339,7 +347,7 @@ class Client:
 
     def _post(self, path: str, body: dict[str, Any]) -> HttpReply:
         sent = self._sender.body_of(json.dumps(body))
-        with self._one_asks_about:
+        with self._about_lock:
             return self._about.post(path, sent, total_s=self._sender.total_s(body))
 
     def _note(self, exchange: Exchange) -> Exchange:
@@ -348,7 +356,7 @@ class Client:
             self._ledger.write(exchange)
         if not is_there:
             self._over.set()  # requests that wait to be sent again need not
-            raise gone(self._urls[0], exchange)
+            raise no_reply_error(self._urls[0], exchange)
         return exchange
 
     # ------------------------------------------------------------------------------------------------ in the caller's thread
@@ -361,11 +369,11 @@ class Client:
             stack.pop_all()
 
     def _known(self, keys: Sequence[str], requests: Sequence[Request]) -> Iterator[tuple[str, Request, Reply]]:
-        found = self.journal.find_all([key for key in keys if key not in self._open])
-        self._tell_changed()
-        return ((key, request, found[key]) for key, request in zip(keys, requests, strict=True) if key in found)
+        replies = self.journal.find_all([key for key in keys if key not in self._open])
+        self._report_changed()
+        return ((key, request, replies[key]) for key, request in zip(keys, requests, strict=True) if key in replies)
 
-    def _tell_changed(self) -> None:
+    def _report_changed(self) -> None:
         num_changed = 0 if self._journal is None else self._journal.num_changed
         if num_changed > self._num_changed:
             what = f"{self.journal.path}: {num_changed - self._num_changed} replies are not as they were written"
@@ -392,7 +400,7 @@ class Client:
         self.journal.write_requests([(job.key, job.request) for job in jobs], self.who)
 
     def _keep(self, answered: Sequence[Answered]) -> None:
-        self.journal.write_replies([(one.job.key, one.reply, one.num_attempts) for one in answered])
+        self.journal.write_replies([(answer.job.key, answer.reply, answer.num_attempts) for answer in answered])
 
     def _work(self, lane: int, jobs: Iterator[PendingRequest]) -> Iterator[Answered]:
         with closing(self._sender.connect(self._urls[lane])) as connection:
@@ -402,11 +410,11 @@ class Client:
     def _put(self, connection: Connection, job: PendingRequest) -> Answered:
         """Send one request until it is answered, refused, or out of attempts."""
         task = job.request.task
-        if (why := self._unanswered.why_over(task)) is not None:
-            return Answered(job, Reply("failed", error=why), 0)
+        if (reason := self._unanswered.reason_over(task)) is not None:
+            return Answered(job, Reply("failed", error=reason), 0)
         attempts = Attempts(self._max_attempts, self._num_answered)
         while True:
-            with self.flight.one():
+            with self.flight.sending():
                 received = self._send(connection, job.request)
             attempts.count(received, self._num_answered)
             self._num_answered += received.reply.status == "answered"
@@ -419,7 +427,7 @@ class Client:
                 break
             if self._dispatcher.stopped.wait(wait_s(job.key, attempts.step, self._backoff_s, received.retry_after_s)):
                 break
-            if self._unanswered.why_over(task) is not None:
+            if self._unanswered.reason_over(task) is not None:
                 break
         return Answered(job, received.reply, attempts.num_sent)
 
@@ -432,15 +440,15 @@ class Client:
         self._check_same(received.system_fingerprint)
         return received
 
-    def _check_same(self, told: str | None) -> None:
+    def _check_same(self, fingerprint: str | None) -> None:
         """MeasureError if the server was started anew in another way while we asked: its replies are of somebody else."""
-        if told is None:
+        if fingerprint is None:
             return
-        before = self._called = self._called or told  # whoever comes first: all servers must agree
-        if told != before:
+        before = self._called = self._called or fingerprint  # whoever comes first: all servers must agree
+        if fingerprint != before:
             raise MeasureError(
-                f"the server calls itself {told}, and before that {before}: its vLLM, flags or checkpoint changed, or several "
-                "servers answer at this address; give the address of one"
+                f"the server calls itself {fingerprint}, and before that {before}: its vLLM, flags or checkpoint changed, or "
+                "several servers answer at this address; give the address of one"
             )
 
     def _check_alive(self, *, is_patient: bool = False) -> None:
@@ -458,16 +466,16 @@ def _gone(error: ServeError) -> str:
     return f"the server is gone, what was answered is kept, run again to go on: {error}"
 
 
-def _told(reply: HttpReply) -> tuple[Told, bool]:
+def _read_answer(reply: HttpReply) -> tuple[ServerAnswer, bool]:
     """What was answered, and whether another may come if it is asked again."""
     if reply.status != 200:
-        return Told(reply.status, {}, reply.message), reply.status in TRY_AGAIN
+        return ServerAnswer(reply.status, {}, reply.message), reply.status in TRY_AGAIN
     try:
         data = reply.json()
     except NotJson as error:
-        return Told(200, {}, str(error)), True
+        return ServerAnswer(200, {}, str(error)), True
     if not isinstance(data, dict):
-        return Told(200, {}, f"no JSON object: {shown(data, 100)}"), False
+        return ServerAnswer(200, {}, f"no JSON object: {shown(data, 100)}"), False
     if (refusal := error_in(data)) is not None:
-        return Told(refusal.status or 500, {}, shown(refusal.message, MOST_MESSAGE)), refusal.status in TRY_AGAIN
-    return Told(200, data, ""), False
+        return ServerAnswer(refusal.status or 500, {}, shown(refusal.message, MOST_MESSAGE)), refusal.status in TRY_AGAIN
+    return ServerAnswer(200, data, ""), False

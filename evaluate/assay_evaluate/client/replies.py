@@ -7,8 +7,8 @@ from typing import Any
 
 from assay.foreign_text import shown
 from assay_evaluate.client.journal import Reply, Request
+from assay_evaluate.client.logprobs import read_prompt_logprobs
 from assay_evaluate.client.message import contents
-from assay_evaluate.client.prompt_logprobs import read_prompt_logprobs
 from assay_evaluate.transport.foreign_json import MOST_COUNT, count_in, fingerprint_in, object_in, plain, text_of
 
 ENDED = {
@@ -95,19 +95,19 @@ def read_reply(data: dict[str, Any], request: Request, latency_s: float) -> Repl
     return reply if problem is None else replace(reply, output_tokens=None, usage_problem=problem)
 
 
-def _finish_reason(told: Any) -> str | None:
+def _finish_reason(value: Any) -> str | None:
     """NotFinished: it is no end of a whole reply.
 
     None where the server names none: gateways of old write none, SGLang an empty one. No server leaves it out of a reply that
     it took back, and a cut is still found by its tokens.
     """
-    word = text_of(told)
+    word = text_of(value)
     if not word:
         return None
-    known = ENDED.get(word) or ENDED.get(word.lower())
-    if known is None:
+    reason = ENDED.get(word) or ENDED.get(word.lower())
+    if reason is None:
         raise NotFinished(word)
-    return known
+    return reason
 
 
 def _read_speculation(data: dict[str, Any]) -> dict[str, int] | None:
@@ -189,39 +189,39 @@ def _against_text(reply: Reply, output: int, max_tokens: int | None) -> str | No
 
 
 # ---------------------------------------------------------------------------------------------------- values, checked
-def _count(told: Any) -> int | None:
-    if told is None:
+def _count(value: Any) -> int | None:
+    if value is None:
         return None
-    if type(told) in {int, float} and 0 <= told < MOST_COUNT and told == int(told):
-        return int(told)
-    raise TypeError(f"{type(told).__name__} in place of a count")
+    if type(value) in {int, float} and 0 <= value < MOST_COUNT and value == int(value):
+        return int(value)
+    raise TypeError(f"{type(value).__name__} in place of a count")
 
 
-def _name(told: Any) -> str | None:
+def _name(value: Any) -> str | None:
     """A name that the reply gives itself, for people and records. None: it gives none."""
-    return shown(told) if isinstance(told, str) and told else None
+    return shown(value) if isinstance(value, str) and value else None
 
 
-def _stop_reason(told: Any) -> str | int | None:
+def _stop_reason(value: Any) -> str | int | None:
     """vLLM's `stop_reason`: the stop string or the id of the stop token that ended the reply. None: neither did."""
-    return told if type(told) is int and 0 <= told < MOST_COUNT else _name(told)
+    return value if type(value) is int and 0 <= value < MOST_COUNT else _name(value)
 
 
-def _known(told: Any) -> int:
-    count = _count(told)
+def _known(value: Any) -> int:
+    count = _count(value)
     if count is None:
         raise TypeError("null in place of a count")
     return count
 
 
-def _ids(told: Any) -> tuple[int, ...]:
-    if type(told) is list and set(map(type, told)) <= {int} and (not told or (min(told) >= 0 and max(told) < MOST_COUNT)):
-        return tuple(told)
+def _ids(value: Any) -> tuple[int, ...]:
+    if type(value) is list and set(map(type, value)) <= {int} and (not value or (min(value) >= 0 and max(value) < MOST_COUNT)):
+        return tuple(value)
     raise TypeError("token ids that are no list of counts")
 
 
-def _objects(told: Any) -> list[dict[str, Any]]:
-    found = plain(told)
-    if type(found) is list and set(map(type, found)) <= {dict}:
-        return found
+def _objects(value: Any) -> list[dict[str, Any]]:
+    objects = plain(value)
+    if type(objects) is list and set(map(type, objects)) <= {dict}:
+        return objects
     raise TypeError("tool calls that are no list of objects")

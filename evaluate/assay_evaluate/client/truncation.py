@@ -61,16 +61,16 @@ def truncated_by(reply: Reply, *, max_tokens: int, max_model_len: int | None, ha
 
 def count_truncations(items: Iterable[ItemResult]) -> dict[Truncation, int]:
     """Truncated items by reason, in the order in which reasons are listed; reasons that do not occur are left out."""
-    seen = Counter(item.truncated_by for item in items if item.truncated and item.truncated_by is not None)
-    return {reason: seen[reason] for reason in get_args(Truncation) if seen[reason]}
+    counts = Counter(item.truncated_by for item in items if item.truncated and item.truncated_by is not None)
+    return {reason: counts[reason] for reason in get_args(Truncation) if counts[reason]}
 
 
 def count_thinking_cut(items: Iterable[ItemResult], thinking_budget_tokens: int | None) -> int | None:
     """Replies whose thinking used up its budget. None: there is none, or no reply says how long it thought."""
     if thinking_budget_tokens is None:
         return None
-    known = [item.thinking_tokens for item in items if item.thinking_tokens is not None]
-    return sum(tokens >= thinking_budget_tokens for tokens in known) if known else None
+    counts = [item.thinking_tokens for item in items if item.thinking_tokens is not None]
+    return sum(tokens >= thinking_budget_tokens for tokens in counts) if counts else None
 
 
 # ------------------------------------------------------------------------------------------------ loops
@@ -103,5 +103,5 @@ def loops(reply: Reply, cut_by: Truncation | None, thinking_budget_tokens: int |
 
 def count_loops(items: Iterable[ItemResult]) -> int | None:
     """Replies that loop. None: there is none of which this was looked at."""
-    known = [item.loops for item in items if item.loops is not None]
-    return sum(known) if known else None
+    flags = [item.loops for item in items if item.loops is not None]
+    return sum(flags) if flags else None

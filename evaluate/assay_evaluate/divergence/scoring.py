@@ -17,9 +17,9 @@ from typing import Any, Literal
 
 from assay.records.serving import Fingerprint
 from assay_evaluate.asking.dialect import COMPLETIONS, sampling
-from assay_evaluate.client.checks.logprob_checks import why_not_believed
 from assay_evaluate.client.client import Client, NotMeasured
 from assay_evaluate.client.journal import Identity, Journal, Reply, Request, TokenLogprobs
+from assay_evaluate.client.logprob_checks import find_scoring_problem
 from assay_evaluate.divergence.documents import Document
 from assay_evaluate.divergence.positions import ScoredDocument
 from assay_evaluate.divergence.same_scale import check_same_scale
@@ -161,12 +161,12 @@ def pair_scores(documents: Sequence[Document], reference: Sequence[Reply], candi
 
 
 def _check_believed(scored: Sequence[ScoredDocument], *, is_one_side: bool) -> None:
-    why = why_not_believed([doc.reference for doc in scored])
+    why = find_scoring_problem([doc.reference for doc in scored])
     if why is not None:
         raise NotMeasured(why if is_one_side else f"the reference's server: {why}")
     if is_one_side:
         return
-    if (why := why_not_believed([doc.candidate for doc in scored if doc.candidate is not None])) is not None:
+    if (why := find_scoring_problem([doc.candidate for doc in scored if doc.candidate is not None])) is not None:
         raise NotMeasured(why)
     check_same_scale(scored)
 

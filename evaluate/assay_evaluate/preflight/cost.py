@@ -18,7 +18,7 @@ from assay_evaluate.preflight.known_tasks import LENGTH_RANGE
 from assay_evaluate.preflight.rates import Rates, rates_on
 from assay_evaluate.preflight.suite_items import UNKNOWN_COUNT
 from assay_evaluate.preflight.workload import Load, Workload, workload_of
-from assay_evaluate.roofline.shares import Range
+from assay_evaluate.roofline.rows import Range
 from assay_evaluate.roofline.weights import ServedWeights
 
 

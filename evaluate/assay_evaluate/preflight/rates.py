@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe
 from assay_evaluate.roofline.devices import Device, device_named
-from assay_evaluate.roofline.shares import ACCEPTED_SHARE, WRITING_SHARE, Range
+from assay_evaluate.roofline.rows import ACCEPTED_SHARE, WRITING_SHARE, Range
 from assay_evaluate.roofline.weights import ServedWeights
 
 CPU_CORE = Device(8e9, 50e9)

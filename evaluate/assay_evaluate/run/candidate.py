@@ -12,8 +12,7 @@ from assay.errors import MeasureError
 from assay.recipes.model import Serving
 from assay.recipes.profile import GivenServer, ProfileRecipe, context_tokens
 from assay.recipes.suite import SuiteRecipe
-from assay_evaluate.serving.given import join
-from assay_evaluate.serving.server import Server, ServerSpec
+from assay_evaluate.serving.server import Server, ServerSpec, join
 from assay_evaluate.serving.vllm_command import read_config
 from assay_evaluate.tasks.room import fills_context
 

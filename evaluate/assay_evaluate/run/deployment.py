@@ -88,7 +88,7 @@ def deploy(
     no_drafts = missing.get("acceptance", "the server drafted nothing")
     accepted_before = None if own_texts is None else own_texts.acceptance
     judged_on = measured.fingerprint
-    seen = Seen(
+    subject = Seen(
         measured,
         profile.name,
         divergence,
@@ -101,7 +101,7 @@ def deploy(
         probes,
         missing,
     )
-    checks = judge_deployment(gates, seen)
+    checks = judge_deployment(gates, subject)
     record = Deployment(
         model=measured.model,
         label=measured.label,
@@ -115,7 +115,7 @@ def deploy(
         deployed_on=fingerprint,
         served_differently=tuple(fingerprints_differ(measured.fingerprint, fingerprint, other=profile.name)),
         divergence=divergence,
-        noise_floor=seen.noise_floor,
+        noise_floor=subject.noise_floor,
         acceptance_judged=accepted_before,
         acceptance=accepted,
         alarms_judged=None if probed is None else tuple(alarm.name for alarm in probed.alarms),

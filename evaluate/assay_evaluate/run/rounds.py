@@ -121,7 +121,7 @@ class Rounds:
     def with_round(
         self,
         results: Sequence[TaskResult],
-        asked: Sequence[TaskBase],
+        asked_tasks: Sequence[TaskBase],
         earlier: Mapping[str, TaskResult],
         reasons: Mapping[str, str],
     ) -> list[TaskResult]:
@@ -129,7 +129,7 @@ class Rounds:
         started = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         limited = {task.name: self.looks(task)[0].limit is not None for task in self.suite.tasks if task.is_adaptive}
         noted = []
-        for result, task in zip(results, asked, strict=True):
+        for result, task in zip(results, asked_tasks, strict=True):
             if task.name in limited:
                 rounds = earlier[task.name].rounds if task.name in earlier else ()
                 limit = task.most_items if limited[task.name] else None

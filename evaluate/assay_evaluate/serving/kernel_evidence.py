@@ -40,12 +40,12 @@ def strip_prefix(line: str) -> str:
 
 def kernels_in(lines: Iterable[str]) -> tuple[str, ...]:
     """The lines that name a chosen kernel, each once, in order, without prefix and without the list of losers."""
-    found: dict[str, None] = {}
+    kernels: dict[str, None] = {}
     for line in lines:
         text = strip_prefix(line)
         if _KERNEL.match(text) and not _NOT_A_KERNEL.search(text):
-            found[text.split(" out of potential backends")[0].rstrip(".")] = None
-    return tuple(found)
+            kernels[text.split(" out of potential backends")[0].rstrip(".")] = None
+    return tuple(kernels)
 
 
 def cause_of_death(lines: Iterable[str]) -> str | None:

@@ -97,5 +97,5 @@ def as_activated(environment: Mapping[str, str], interpreter: Path) -> dict[str,
     (vllm/utils/flashinfer.py: has_flashinfer).
     """
     folder = str(interpreter.absolute().parent)
-    folders = [one for one in environment.get("PATH", "").split(os.pathsep) if one]
+    folders = [entry for entry in environment.get("PATH", "").split(os.pathsep) if entry]
     return {**environment, "PATH": os.pathsep.join(folders if folder in folders else [folder, *folders])}

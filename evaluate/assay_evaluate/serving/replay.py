@@ -109,8 +109,8 @@ def replay(
         try:
             records = {
                 number: record
-                for numbers, found in zip(groups, answers, strict=True)
-                for number, record in zip(numbers, found, strict=True)
+                for numbers, group_records in zip(groups, answers, strict=True)
+                for number, record in zip(numbers, group_records, strict=True)
             }
         finally:
             given_up.set()  # after Ctrl-C, or when another group failed: the pool waits for its threads
@@ -231,7 +231,7 @@ def _record(candidate: Candidate, command: VllmCommand, cell: dict[str, Any], so
             cuda_wheel=sources["wheel"],
             different_sources=tuple(sorted({*sources["different"]} & {*sources["used"]})),
             flags=flags,
-            undrafted=command.why_undrafted,
+            undrafted=command.reason_undrafted,
             num_tensors=cell["num_tensors"],
             num_shards=cell["num_shards"],
             parts=tuple(

@@ -58,7 +58,7 @@ class VllmCommand:
     speculation: dict[str, Any] | None
     recorded_environment: dict[str, str]
     emulated: bool | None
-    why_undrafted: str | None = None
+    reason_undrafted: str | None = None
     """In a sentence, if speculation was asked for and the checkpoint has nothing to draft with; else None."""
 
 
@@ -79,7 +79,7 @@ def vllm_command(
     hidden_states: a server that gives the hidden states of every token (POST /pooling) and generates nothing.
     """
     config = read_config(checkpoint)
-    flags = _common_flags() | asked_flags(profile, serving)
+    flags = _common_flags() | requested_flags(profile, serving)
     # vLLM's check alone refuses whole checkpoints; our load formats know what they may lack (assay_vllm/exemptions.py)
     if plugin and "load-format" not in flags:
         own = flags.get("model-loader-extra-config") or {}
@@ -88,7 +88,7 @@ def vllm_command(
     if hidden_states:
         flags = {name: value for name, value in flags.items() if name not in _OF_GENERATION} | _HIDDEN_STATES
     drafting = flags.pop("speculative-config", None)
-    speculation, why_undrafted = _speculation(checkpoint, config, drafting if speculate else None)
+    speculation, reason_undrafted = _speculation(checkpoint, config, drafting if speculate else None)
     if speculation is None:
         flags.pop("per-request-spec-decode-metrics", None)
     if _needs_plain_mla(config, profile, flags):
@@ -100,8 +100,8 @@ def vllm_command(
     if plugin and "load-format" not in flags | checkpoint_flags:
         checkpoint_flags["load-format"] = STRICT
     flags = {name: value for name, value in sorted(flags.items()) if value is not None}
-    ours = {"model": str(checkpoint.resolve()), "host": "127.0.0.1", "port": port, "served-model-name": served_model_name}
-    every = {**ours, **flags, **checkpoint_flags} | ({"speculative-config": speculation} if speculation else {})
+    fixed = {"model": str(checkpoint.resolve()), "host": "127.0.0.1", "port": port, "served-model-name": served_model_name}
+    every = {**fixed, **flags, **checkpoint_flags} | ({"speculative-config": speculation} if speculation else {})
     environment, recorded = _environment(profile, os.environ)
     return VllmCommand(
         arguments=("-m", "vllm.entrypoints.openai.api_server", *as_arguments(every)),
@@ -111,7 +111,7 @@ def vllm_command(
         speculation=speculation,
         recorded_environment=recorded,
         emulated=emulated,
-        why_undrafted=why_undrafted,
+        reason_undrafted=reason_undrafted,
     )
 
 
@@ -145,18 +145,18 @@ def read_config(checkpoint: Path) -> dict[str, Any]:
 
 
 def _speculation(
-    checkpoint: Path, config: Mapping[str, Any], asked: dict[str, Any] | None
+    checkpoint: Path, config: Mapping[str, Any], requested: dict[str, Any] | None
 ) -> tuple[dict[str, Any] | None, str | None]:
     """(the speculation of this checkpoint, why there is none though it was asked for).
 
     Only `method: mtp` drafts with the checkpoint's own MTP block; other methods bring what they need.
     """
-    if not asked or not str(asked.get("method")).endswith("mtp") or "model" in asked:
-        return asked or None, None
+    if not requested or not str(requested.get("method")).endswith("mtp") or "model" in requested:
+        return requested or None, None
     block = mtp_block(config, tensor_names(checkpoint))
     if block.num_layers:
-        return asked, None
-    tokens = asked.get("num_speculative_tokens")
+        return requested, None
+    tokens = requested.get("num_speculative_tokens")
     return None, f"{checkpoint}: served without the {tokens} draft tokens that were asked for: {block.absence}"
 
 
@@ -169,7 +169,7 @@ def _common_flags() -> dict[str, Any]:
     }
 
 
-def asked_flags(profile: ProfileRecipe, serving: Serving) -> dict[str, Any]:
+def requested_flags(profile: ProfileRecipe, serving: Serving) -> dict[str, Any]:
     """Flags that the model's recipe and the profile ask for; the profile's win. ServeError: it sets one that is not its own."""
     return _serving_flags(serving) | _profile_flags(profile)
 
@@ -207,8 +207,8 @@ def _normal_names(flags: Mapping[str, Any]) -> dict[str, Any]:
 def _limit_length(flags: dict[str, Any], config: Mapping[str, Any]) -> None:
     """vLLM refuses a max-model-len above the model's own; a profile serves many models."""
     own = (config.get("text_config") or config).get("max_position_embeddings")
-    asked = flags.get("max-model-len")
-    if isinstance(own, int) and isinstance(asked, int) and asked > own:
+    length = flags.get("max-model-len")
+    if isinstance(own, int) and isinstance(length, int) and length > own:
         flags["max-model-len"] = own
 
 

@@ -72,8 +72,8 @@ def _from_one(url: str, path: Path, num_bytes: int, sha256: str) -> str | None:
                     raise _Another(f"SHA-256 {digest.hexdigest()[:12]} instead of {sha256[:12]}: another file")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return _shown(error)
-    except _Another as why:
-        return str(why)
+    except _Another as problem:
+        return str(problem)
     return None
 
 

@@ -120,9 +120,9 @@ def configured(cell: Cell, findings: list[Finding]) -> VllmConfig | None:
         message = "vLLM's server does not take these arguments (see the lines above in the log)"
         findings.append(Finding("arguments", message, where=None, remedy="correct `vllm:` of the profile or the model"))
     except Exception as error:  # noqa: BLE001 (whatever vLLM says against a checkpoint is an answer)
-        found = finding_of(error, None)
-        kind = "arguments" if found.kind in ("refused", "shape") else found.kind
-        findings.append(Finding(kind, found.message, where=None, remedy=found.remedy))
+        finding = finding_of(error, None)
+        kind = "arguments" if finding.kind in ("refused", "shape") else finding.kind
+        findings.append(Finding(kind, finding.message, where=None, remedy=finding.remedy))
     return None
 
 
@@ -133,8 +133,8 @@ def _check_parsers(parsed: argparse.Namespace) -> None:
         ("tool call parser", parsed.tool_call_parser, parsed.tool_parser_plugin, ToolParserManager),
         ("reasoning parser", parsed.reasoning_parser, parsed.reasoning_parser_plugin, ReasoningParserManager),
     ):
-        if name and not plugin and name not in (known := manager.list_registered()):
-            raise ValueError(f"invalid {what}: {name}; vLLM has {', '.join(sorted(known))}")
+        if name and not plugin and name not in (names := manager.list_registered()):
+            raise ValueError(f"invalid {what}: {name}; vLLM has {', '.join(sorted(names))}")
 
 
 def _replay_parts(
@@ -217,11 +217,11 @@ def load_part(
                 loader.load_weights(model, model_config)
     except Exception as error:  # noqa: BLE001 (whatever vLLM says against a checkpoint is an answer)
         tensor = None if loader is None else loader.at
-        found = finding_of(error, tensor)
-        if found.kind == "unknown tensor" and model is not None and tensor is not None:
+        finding = finding_of(error, tensor)
+        if finding.kind == "unknown tensor" and model is not None and tensor is not None:
             fused = getattr(config.quant_config, "packed_modules_mapping", {})
-            found = disagreement_of(model, tensor, str(error.args[0]), schemes, fused) or found
-        part.findings.append((rank.number, found))
+            finding = disagreement_of(model, tensor, str(error.args[0]), schemes, fused) or finding
+        part.findings.append((rank.number, finding))
         return None
     finally:
         torch.set_default_dtype(torch.float32)
@@ -233,11 +233,11 @@ def layers_of_each_kind(shards: Shards, loaded: Loaded | None) -> tuple[str, ...
     signature: dict[str, list[tuple[Any, ...]]] = {}
     for tensors in shards.values():
         for name, header in tensors.items():
-            if (found := layer_of(name)) is not None and (loaded is None or name in loaded.taken):
-                signature.setdefault(found[0], []).append((found[1], *header))
+            if (place := layer_of(name)) is not None and (loaded is None or name in loaded.taken):
+                signature.setdefault(place[0], []).append((place[1], *header))
     for name, parameter in loaded.model.named_parameters() if loaded is not None else ():
-        if (found := layer_of(name)) is not None and found[0] in signature:
-            signature[found[0]].append((found[1], str(parameter.dtype), tuple(parameter.shape)))
+        if (place := layer_of(name)) is not None and place[0] in signature:
+            signature[place[0]].append((place[1], str(parameter.dtype), tuple(parameter.shape)))
     first: dict[int, str] = {}
     for layer, parts in signature.items():
         first.setdefault(hash(tuple(sorted(parts))), layer)

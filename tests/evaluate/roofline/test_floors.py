@@ -7,11 +7,9 @@ import pytest
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.speed import SpeedRepeat, SpeedRow
-from assay_evaluate.roofline.beside import beside
 from assay_evaluate.roofline.devices import DEVICES
-from assay_evaluate.roofline.predicted import SHARE, predicted_rows
-from assay_evaluate.roofline.steps import floor_s, step_of, tpot_floor_s
-from assay_evaluate.roofline.weights import ServedWeights, StepWeights, step_weights
+from assay_evaluate.roofline.rows import SHARE, compare_with_roofline, predicted_rows
+from assay_evaluate.roofline.weights import ServedWeights, StepWeights, floor_s, step_of, step_weights, tpot_floor_s
 from assay_quantize.plan.planner import make_plan
 from assay_quantize.plan.shipped import ShippedModel, shipped_model
 from assay_quantize.plan.stored import is_draft, stored_by
@@ -107,17 +105,17 @@ def test_rows_beside_their_floor() -> None:
     """One token alone reads 1e9 + 2e9 bytes: 1,117 tokens/s at most on an H100."""
     most = 3.35e12 / 3e9
     for share, flag in ((1.01, "faster than memory allows"), (0.9, None), (0.04, "far from the roofline")):
-        seen = beside(row(share * most), WEIGHTS)
+        seen = compare_with_roofline(row(share * most), WEIGHTS)
         assert seen is not None
         assert (seen.flag, seen.share) == (flag, pytest.approx(share))
         assert seen.floor_tpot_s == pytest.approx(1 / most)
         assert (seen.words is None) == (flag is None)
-    drafting = beside(row(100.0, speculation=1, acceptance=1.5), WEIGHTS)
+    drafting = compare_with_roofline(row(100.0, speculation=1, acceptance=1.5), WEIGHTS)
     assert drafting is not None and drafting.acceptance == 1.5
-    untold = beside(row(100.0, speculation=1), WEIGHTS)
+    untold = compare_with_roofline(row(100.0, speculation=1), WEIGHTS)
     assert untold is not None and untold.acceptance == 2.0  # the most there can be: nothing is flagged that may be true
-    assert beside(row(100.0, speculation=None), WEIGHTS) is None
-    assert beside(row(100.0, hardware="a CPU"), WEIGHTS) is None
+    assert compare_with_roofline(row(100.0, speculation=None), WEIGHTS) is None
+    assert compare_with_roofline(row(100.0, hardware="a CPU"), WEIGHTS) is None
 
 
 def test_predicted_rows_say_what_they_assume() -> None:

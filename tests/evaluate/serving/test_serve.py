@@ -28,11 +28,10 @@ from assay.records.serving import as_arguments
 from assay_evaluate.serving import hardware
 from assay_evaluate.serving import server as starting
 from assay_evaluate.serving.external import sum_metrics
-from assay_evaluate.serving.given import join
 from assay_evaluate.serving.hardware import Gpu, choose_profile, fits, parse_gpus
 from assay_evaluate.serving.kernel_evidence import cause_of_death, kernels_in
 from assay_evaluate.serving.process import SupervisedProcess, as_activated, group_members
-from assay_evaluate.serving.server import Server, ServerSpec, find_interpreter, serve
+from assay_evaluate.serving.server import Server, ServerSpec, find_interpreter, join, serve
 from assay_evaluate.serving.vllm_command import vllm_command
 
 MESSAGES = [{"role": "user", "content": "12 + 7 = ?"}]

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from assay.records.preflight.gpu_check import CheckOutcome, Drafts, FormatCheck, Greedy, Kernels, Logprobs
-from assay_evaluate.client.generated_logprobs import TokenRow
 from assay_evaluate.client.journal import TokenLogprobs
+from assay_evaluate.client.logprobs import TokenRow
 from assay_evaluate.diagnosis.gpu_check.asked import Greedily
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from assay.records.probe import Value, Witness
 from assay_evaluate.client.exchanges import Exchange
-from assay_evaluate.client.generated_logprobs import Token, TokenRow
+from assay_evaluate.client.logprobs import Token, TokenRow
 from assay_evaluate.diagnosis.probes.consensus import DECIDED_NATS, NOISE_FACTOR
 from assay_evaluate.diagnosis.probes.probe_session import witness
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from assay.records.probe import Detail, ProbeResult, ProbeSettings, ProbeStatus, Witness
 from assay_evaluate.asking.dialect import CHAT, COMPLETIONS, sampling
-from assay_evaluate.client.checks.decoded_text import Compared
 from assay_evaluate.client.client import Client
+from assay_evaluate.client.decoded_text import Compared
 from assay_evaluate.client.exchanges import Ask, Exchange
 from assay_evaluate.client.journal import TokenLogprobs
 from assay_evaluate.diagnosis.endpoint import ProbedEndpoint

@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from assay.records.probe import ProbeResult
 from assay_evaluate.client.exchanges import Exchange
-from assay_evaluate.client.generated_logprobs import TokenRow
 from assay_evaluate.client.journal import TokenLogprobs
+from assay_evaluate.client.logprobs import TokenRow
 from assay_evaluate.diagnosis.probes.divergences import tokens_of
 from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, not_run, witness
 from assay_evaluate.diagnosis.probes.recompute import why_not

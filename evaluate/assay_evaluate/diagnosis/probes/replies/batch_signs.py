@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from assay_evaluate.asking.language import count_scripts
-from assay_evaluate.client.checks.reply_checks import repeated_texts
 from assay_evaluate.client.exchanges import Exchange
+from assay_evaluate.client.reply_checks import find_repeated_texts
 from assay_evaluate.diagnosis.probes.replies.detectors import Sign
 
 THIN = 0.8
@@ -65,7 +65,7 @@ def usual_of(replies: Sequence[Exchange]) -> Usual:
 def signs_among(replies: Sequence[Exchange], usual: Usual) -> dict[str, list[Sign]]:
     """By id, of greedy replies."""
     found: dict[str, list[Sign]] = defaultdict(list)
-    others = repeated_texts((one.id, one.ask.prompt, one.text) for one in replies)
+    others = find_repeated_texts((one.id, one.ask.prompt, one.text) for one in replies)
     for one in replies:
         if one.id in others:
             found[one.id].append(Sign("repeated", f"the same text as {others[one.id]}, another question's reply, has"))

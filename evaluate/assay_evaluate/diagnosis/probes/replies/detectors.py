@@ -11,7 +11,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from assay_evaluate.asking.language import MAX_FOREIGN_SHARE_IN_FORMULAS, count_scripts
-from assay_evaluate.client.generated_logprobs import TokenRow
+from assay_evaluate.client.logprobs import TokenRow
 
 MIN_REPEATS = 4
 MIN_LOOP_TOKENS = 24

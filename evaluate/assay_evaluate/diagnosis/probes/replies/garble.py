@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from assay.records.probe import ProbeResult, Witness
-from assay_evaluate.client.exchanges import Ask, Exchange
-from assay_evaluate.client.waves import Slim
+from assay_evaluate.client.exchanges import Ask, Exchange, Slim
 from assay_evaluate.diagnosis.probes.probe_session import TOP_OF_TWO, ProbeSession, not_run, witness
 from assay_evaluate.diagnosis.probes.recompute import why_not
 from assay_evaluate.diagnosis.probes.replies.batch_signs import Usual, signs_among, usual_of

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from assay_evaluate.client.checks.decoded_text import Compared
+from assay_evaluate.client.decoded_text import Compared
 from assay_evaluate.client.exchanges import Exchange
 from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, RescoredReply
 from assay_evaluate.diagnosis.probes.recompute import why_not

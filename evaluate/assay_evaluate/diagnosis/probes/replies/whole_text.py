@@ -1,7 +1,7 @@
 """Replies against themselves: every reply of the run, its text, ids, counts, log-probabilities and the reason for its end.
 
 Scores hardly show it when a gateway, a detokenizer or a filter cuts, empties or changes some texts, renames `length` to `stop`
-or caps a few requests; the evidence stands in each reply (`client/checks/reply_checks.py`). No model makes what is looked for
+or caps a few requests; the evidence stands in each reply (`client/reply_checks.py`). No model makes what is looked for
 here, so one reply is an alarm.
 """
 
@@ -11,17 +11,17 @@ from collections import Counter
 from collections.abc import Sequence
 
 from assay.records.probe import ProbeResult, Witness
-from assay_evaluate.client.checks.decoded_text import MARK, Compared, compare_text, is_known_mark
-from assay_evaluate.client.checks.reply_checks import (
+from assay_evaluate.client.decoded_text import MARK, Compared, compare_text, is_known_mark
+from assay_evaluate.client.exchanges import Exchange
+from assay_evaluate.client.reply_checks import (
     Contradiction,
     EndTokens,
     check_count,
     check_rows,
     find_contradictions,
+    find_unlike_counts,
     text_of_rows,
-    unlike_counts,
 )
-from assay_evaluate.client.exchanges import Exchange
 from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, not_run, witness
 from assay_evaluate.transport.foreign_json import text_of
 
@@ -211,6 +211,6 @@ def _billed_otherwise(replies: Sequence[Exchange]) -> list[tuple[str, Contradict
     ]  # fmt: skip
     return [
         (str(name), Contradiction("count", f"{count} tokens are billed, and {usual} for the same reply to the same question"))
-        for name, (count, usual) in unlike_counts(kept).items()
+        for name, (count, usual) in find_unlike_counts(kept).items()
         if abs(count - usual) > 1
     ]
