@@ -21,7 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -181,7 +181,13 @@ class Client:
         """Grows with every answer; of two at once one may not be counted, which does not matter."""
         self._unanswered = Unanswered()
         self._num_changed = 0 if journal is None else journal.num_changed
-        self._dispatcher = Dispatcher(len(self._urls), concurrency, self._write_requests, self._work, self._keep)
+        self._dispatcher = Dispatcher(
+            len(self._urls),
+            concurrency,
+            lambda jobs: self.journal.write_requests([(job.key, job.request) for job in jobs], self.who),
+            self._work,
+            lambda answers: self.journal.write_replies([(a.job.key, a.reply, a.num_attempts) for a in answers]),
+        )
         self._about = self._sender.connect(self._urls[0])
         self._about_lock = threading.Lock()
         self._over = threading.Event()
@@ -244,7 +250,9 @@ class Client:
         under_way: deque[PendingRequest] = deque()
         most, is_whole, had_all, num_done, task = WINDOW * self._concurrency * len(self._urls), False, True, 0, ""
         started = last_line = time.monotonic()
-        with self._stopped_by_errors():
+        with ExitStack() as stack:
+            # After an error or Ctrl-C the threads end with the request they have in flight.
+            stack.callback(self._dispatcher.stop)
             while True:
                 if not is_whole and len(under_way) <= most // 2:
                     room = most - len(under_way)
@@ -266,19 +274,24 @@ class Client:
                         self._on_progress(f"{job.request.task}: {come}{of}, {last_line - started:.0f} s")
                 num_done, task = num_done + 1, job.request.task
                 yield reply
+            stack.pop_all()
         if not had_all:
             self._on_progress(f"{task}: all {num_done}, {time.monotonic() - started:.0f} s")
 
     def submit(self, requests: Sequence[Request]) -> list[PendingRequest]:
         """Put what is neither answered nor under way in line; a job for each request, in their order."""
         keys = [request.key(self.who) for request in requests]
-        answered = {key: PendingRequest(key, request, reply) for key, request, reply in self._known(keys, requests)}
+        replies = self.journal.find_all([key for key in keys if key not in self._open])
+        self._report_changed()
         lanes: list[list[PendingRequest]] = [[] for _ in self._urls]
         for key, request in zip(keys, requests, strict=True):
-            if key not in answered and key not in self._open:
+            if key not in replies and key not in self._open:
                 self._open[key] = PendingRequest(key, request)
                 lanes[self._lane_of(request)].append(self._open[key])
-        jobs = [answered[key] if key in answered else self._open[key] for key in keys]
+        jobs = [
+            PendingRequest(key, request, replies[key]) if key in replies else self._open[key]
+            for key, request in zip(keys, requests, strict=True)
+        ]
         if any(lanes):
             self._check_alive(is_patient=True)
         for number, missing in enumerate(lanes):
@@ -292,11 +305,13 @@ class Client:
         The caller looks at what comes with status 200: gateways answer paths that they do not know with {} or a page.
         """
         url = f"{self._urls[0]}{path}"
+        sent, total_s = self._sender.body_of(json.dumps(body)), self._sender.total_s(body)
         for attempt in itertools.count(1):
             is_last = attempt == self._max_attempts
             waits_s = None
             try:
-                reply = self._post(path, body)
+                with self._about_lock:
+                    reply = self._about.post(path, sent, total_s=total_s)
                 answer, may_help = _read_answer(reply)
                 if is_last or not may_help or (reply.status == 200 and attempt == PAGE_ATTEMPTS):
                     return answer
@@ -345,11 +360,6 @@ class Client:
 
         return (ask_in_waves if in_waves else ask_together)(asks, concurrency, send, self._over.set, self._on_progress)
 
-    def _post(self, path: str, body: dict[str, Any]) -> HttpReply:
-        sent = self._sender.body_of(json.dumps(body))
-        with self._about_lock:
-            return self._about.post(path, sent, total_s=self._sender.total_s(body))
-
     def _note(self, exchange: Exchange) -> Exchange:
         is_there = self.tally.count(exchange)
         if self._ledger is not None:
@@ -360,19 +370,6 @@ class Client:
         return exchange
 
     # ------------------------------------------------------------------------------------------------ in the caller's thread
-    @contextmanager
-    def _stopped_by_errors(self) -> Iterator[None]:
-        """After an error or Ctrl-C the threads end with the request they have in flight."""
-        with ExitStack() as stack:
-            stack.callback(self._dispatcher.stop)
-            yield
-            stack.pop_all()
-
-    def _known(self, keys: Sequence[str], requests: Sequence[Request]) -> Iterator[tuple[str, Request, Reply]]:
-        replies = self.journal.find_all([key for key in keys if key not in self._open])
-        self._report_changed()
-        return ((key, request, replies[key]) for key, request in zip(keys, requests, strict=True) if key in replies)
-
     def _report_changed(self) -> None:
         num_changed = 0 if self._journal is None else self._journal.num_changed
         if num_changed > self._num_changed:
@@ -396,12 +393,6 @@ class Client:
         return int.from_bytes(hashlib.sha256(item.encode()).digest()[:8], "big") % len(self._urls)
 
     # ------------------------------------------------------------------------------------------------ in the threads
-    def _write_requests(self, jobs: Sequence[PendingRequest]) -> None:
-        self.journal.write_requests([(job.key, job.request) for job in jobs], self.who)
-
-    def _keep(self, answered: Sequence[Answered]) -> None:
-        self.journal.write_replies([(answer.job.key, answer.reply, answer.num_attempts) for answer in answered])
-
     def _work(self, lane: int, jobs: Iterator[PendingRequest]) -> Iterator[Answered]:
         with closing(self._sender.connect(self._urls[lane])) as connection:
             for job in jobs:
@@ -432,38 +423,29 @@ class Client:
         return Answered(job, received.reply, attempts.num_sent)
 
     def _send(self, connection: Connection, request: Request) -> Received:
+        """MeasureError: the address or key is wrong, or another server answers than before."""
         received = self._sender.send(connection, request)
         if (status := received.reply.http_status) is not None:
             self._misconfigured_in_a_row = self._misconfigured_in_a_row + 1 if status in MISCONFIGURED else 0
         if self._misconfigured_in_a_row >= MOST_MISCONFIGURED:
             raise MeasureError(f"{self._urls[0]}{request.path}: {received.reply.error}")
-        self._check_same(received.system_fingerprint)
+        fingerprint = received.system_fingerprint
+        if fingerprint is not None:
+            before = self._called = self._called or fingerprint  # whoever comes first: all servers must agree
+            if fingerprint != before:  # started anew in another way while we asked: its replies are of somebody else
+                raise MeasureError(
+                    f"the server calls itself {fingerprint}, and before that {before}: its vLLM, flags or checkpoint changed, "
+                    "or several servers answer at this address; give the address of one"
+                )
         return received
-
-    def _check_same(self, fingerprint: str | None) -> None:
-        """MeasureError if the server was started anew in another way while we asked: its replies are of somebody else."""
-        if fingerprint is None:
-            return
-        before = self._called = self._called or fingerprint  # whoever comes first: all servers must agree
-        if fingerprint != before:
-            raise MeasureError(
-                f"the server calls itself {fingerprint}, and before that {before}: its vLLM, flags or checkpoint changed, or "
-                "several servers answer at this address; give the address of one"
-            )
 
     def _check_alive(self, *, is_patient: bool = False) -> None:
         """MeasureError if the server is gone. is_patient: not if it is one that may come back."""
         try:
             self.endpoint.check_alive()
-        except UnreachableError as error:
-            if not is_patient:
-                raise MeasureError(_gone(error)) from None
         except ServeError as error:
-            raise MeasureError(_gone(error)) from None
-
-
-def _gone(error: ServeError) -> str:
-    return f"the server is gone, what was answered is kept, run again to go on: {error}"
+            if not is_patient or not isinstance(error, UnreachableError):
+                raise MeasureError(f"the server is gone, what was answered is kept, run again to go on: {error}") from None
 
 
 def _read_answer(reply: HttpReply) -> tuple[ServerAnswer, bool]:

@@ -114,12 +114,12 @@ class RooflineComparison:
         return f"{self.share:.3g} of the roofline, {self.flag}: {what}"
 
 
-def compare_with_roofline(row: SpeedRow, weights: StepWeights, kv_bytes_each: float = 0.0) -> RooflineComparison | None:
+def compare_with_roofline(row: SpeedRow, weights: StepWeights) -> RooflineComparison | None:
     """None: a CPU, a GPU that is not in the table, or nobody says how many tokens were drafted."""
     device = device_named(row.hardware)
     if device is None or not row.num_gpus or row.speculation is None:
         return None
-    step = step_of(weights, users=row.concurrency, drafted=row.speculation, kv_bytes_each=kv_bytes_each)
+    step = step_of(weights, users=row.concurrency, drafted=row.speculation)
     lengths = [repeat.acceptance_length for repeat in row.repeats if repeat.acceptance_length is not None]
     acceptance = fmean(lengths) if lengths else 1.0 + row.speculation
     step_s = floor_s(step.num_bytes, device, row.num_gpus)

@@ -7,7 +7,6 @@ No server is faster than this; launches, all-reduces and arithmetic make every r
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,20 +15,6 @@ from typing import Any
 from assay.errors import PlanError
 from assay.recipes.families import form_of, num_experts, size_of, text_of
 from assay_evaluate.roofline.devices import Device
-
-Coverage = Mapping[int, float]
-"""Tokens in a step -> share of a layer's experts that they use, measured. Real routing is correlated and uses fewer."""
-
-
-def _between(coverage: Coverage, tokens: int) -> float:
-    measured = sorted(coverage)
-    if tokens <= measured[0]:
-        return coverage[measured[0]]
-    for low, high in itertools.pairwise(measured):
-        if tokens <= high:
-            at = math.log(tokens / low) / math.log(high / low)
-            return coverage[low] + at * (coverage[high] - coverage[low])
-    return coverage[measured[-1]]
 
 
 @dataclass(frozen=True)
@@ -50,16 +35,12 @@ class ServedWeights:
     def num_bytes(self) -> int:
         return self.shared_bytes + self.expert_bytes
 
-    def touched_bytes(self, tokens: int, coverage: Coverage | None = None) -> float:
-        """Read in a step of so many tokens: as measured, or each routed on its own and to every expert alike."""
-        if not self.num_experts:
-            return self.num_bytes
-        return self.shared_bytes + self.expert_bytes * self.touched_share(tokens, coverage)
+    def touched_bytes(self, tokens: int) -> float:
+        """Read in a step of so many tokens, each routed on its own and to every expert alike."""
+        return self.shared_bytes + self.expert_bytes * self.touched_share(tokens)
 
-    def touched_share(self, tokens: int, coverage: Coverage | None = None) -> float:
-        """Share of a layer's experts that a step reads. Between measured numbers of tokens: linear in their logarithm."""
-        if coverage:
-            return _between(coverage, tokens)
+    def touched_share(self, tokens: int) -> float:
+        """Share of a layer's experts that a step reads. Real routing is correlated and uses fewer."""
         return 1 - (1 - self.experts_per_token / self.num_experts) ** tokens if self.num_experts else 1.0
 
 
@@ -131,9 +112,7 @@ class Step:
         return self.target_bytes + self.draft_bytes + self.kv_bytes
 
 
-def step_of(
-    weights: StepWeights, *, users: int, drafted: int = 0, kv_bytes_each: float = 0.0, coverage: Coverage | None = None
-) -> Step:
+def step_of(weights: StepWeights, *, users: int, drafted: int = 0, kv_bytes_each: float = 0.0) -> Step:
     """users: sequences in flight. drafted: tokens for each; 0: no speculation. kv_bytes_each: read of one sequence's cache.
 
     The draft's own KV cache is one layer's and left out where `kv_bytes_each` leaves it out.
@@ -141,11 +120,11 @@ def step_of(
     tokens = users * (1 + drafted)
     draft = 0.0 if weights.draft is None else drafted * weights.draft.touched_bytes(users)
     return Step(
-        target_bytes=weights.target.touched_bytes(tokens, coverage),
+        target_bytes=weights.target.touched_bytes(tokens),
         draft_bytes=draft,
         kv_bytes=users * kv_bytes_each,
         tokens=tokens,
-        experts_share=weights.target.touched_share(tokens, coverage),
+        experts_share=weights.target.touched_share(tokens),
     )
 
 

@@ -44,15 +44,14 @@ def check_budgets(
     profile: ProfileRecipe,
     serving: Serving,
     run_dir: Path,
-    num_items: int = NUM_ITEMS,
     on_progress: Say = lambda line: None,
     start_server: StartServer = serve,
 ) -> BudgetCheck:
-    """Serve the reference, ask at least `num_items` items of every task, say for each task whether its budget suffices.
+    """Serve the reference, ask at least `NUM_ITEMS` items of every task, say for each task whether its budget suffices.
 
     Raises what `run.evaluate` raises; MeasureError: no task of the suite has such a budget.
     """
-    few = first_items(suite, num_items)
+    few = first_items(suite, NUM_ITEMS)
     if not few.tasks:
         raise MeasureError(
             f"suite {suite.name}: nothing to check: its tasks are trajectories, whose steps have a budget each;"

@@ -23,7 +23,7 @@ from assay.recipes.families import EXPERT_COUNT_KEYS, count_of, split_layer, tex
 from assay.recipes.family import Form
 from assay.recipes.mtp import declared_layers
 from assay_evaluate.serving.gpus import GPUS
-from assay_evaluate.serving.replay import CUDA, PACKAGES
+from assay_evaluate.serving.replay import machine
 from assay_evaluate.serving.server import find_interpreter
 
 Weights = Mapping[str, tuple[str, Sequence[int]]]
@@ -181,7 +181,7 @@ def _run(questions: Sequence[_Question]) -> list[dict[str, Any]]:
             )
         ]
         request, answer = folder / "request.json", folder / "answer.json"
-        request.write_text(json.dumps({"machine": _machine(), "cells": cells}), encoding="utf-8")
+        request.write_text(json.dumps({"machine": machine(GPUS["H200"], _NUM_GPUS), "cells": cells}), encoding="utf-8")
         words = [str(interpreter), "-m", "assay_vllm.replay.describe", str(request), str(answer)]
         timeout_s = _TIMEOUT_S * len(questions)
         try:
@@ -205,15 +205,6 @@ def _cell(folder: Path, config: Mapping[str, Any], question: _Question) -> dict[
         return cell
     (headers := folder / "headers.json").write_text(json.dumps({"model.safetensors": question.weights}), encoding="utf-8")
     return {**cell, "headers": str(headers)}
-
-
-def _machine() -> dict[str, Any]:
-    facts = GPUS["H200"]
-    return {
-        "name": facts.driver_name, "capability": facts.capability, "num_gpus": _NUM_GPUS, "memory_bytes": facts.memory_bytes,
-        "num_multiprocessors": facts.num_multiprocessors, "shared_memory_bytes": facts.shared_memory_bytes, "cuda": CUDA,
-        "packages": dict(PACKAGES),
-    }  # fmt: skip
 
 
 def _arguments(folder: Path, question: _Question) -> list[str]:

@@ -63,7 +63,7 @@ def cause_of_death(lines: Iterable[str]) -> str | None:
     return cause
 
 
-def tail(lines: Iterable[str], num_lines: int = 12) -> str:
+def tail(lines: Iterable[str]) -> str:
     """The end of the log for a person: without tracebacks' code, routes and empty lines; long lines cut."""
     kept = []
     for line in lines:
@@ -71,4 +71,4 @@ def tail(lines: Iterable[str], num_lines: int = 12) -> str:
         if not text.strip() or _NOISE.match(text):
             continue
         kept.append(line.rstrip()[:300])
-    return "\n".join(f"    {line}" for line in kept[-num_lines:])
+    return "\n".join(f"    {line}" for line in kept[-12:])

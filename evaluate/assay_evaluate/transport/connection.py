@@ -198,6 +198,7 @@ class Connection:
         self._post_headers = {"Content-Type": "application/json", **headers}
         self._secrets = _spellings(headers)
         self._incoming: _Incoming | None = None
+        self._poll = select.poll()
         self._http: http.client.HTTPConnection
         if secure:
             self._http = http.client.HTTPSConnection(host, port, timeout=CONNECT_S, context=_certificates())
@@ -208,9 +209,9 @@ class Connection:
     def __repr__(self) -> str:
         return f"Connection({self._http.host}:{self._http.port})"
 
-    def get(self, path: str, *, total_s: float | None = None, most_bytes: int = MOST_REPLY_BYTES) -> HttpReply:
+    def get(self, path: str) -> HttpReply:
         """What is at `path`. TransportError if nothing whole comes."""
-        return self._reply("GET", path, None, total_s, most_bytes)
+        return self._reply("GET", path, None, None, MOST_REPLY_BYTES)
 
     def post(
         self,
@@ -258,22 +259,14 @@ class Connection:
     ) -> HttpReply:
         read = functools.partial(_content, most_bytes=most_bytes)
         response, content = self._ask(method, path, body, total_s, most_bytes, read, request_id)
-        wait = response.headers.get("Retry-After")
+        wait, location = response.headers.get("Retry-After"), response.headers.get("Location")
+        retry_after_s = None if wait is None else _seconds(wait)
         if response.status == 200:  # it may hold an error that names another
-            header = _told_by_cache(response)
-            return HttpReply(
-                200,
-                self._hide(content, SECRET_IN_REPLIES),
-                retry_after_s=None if wait is None else _seconds(wait),
-                cache_header=None if header is None else shown(self._hide_text(header)),
-            )
-        location = response.headers.get("Location")
-        return HttpReply(
-            response.status,
-            self._hide(content),
-            None if location is None else self._hide_text(location),
-            None if wait is None else _seconds(wait),
-        )
+            header = _cache_header(response)
+            shown_header = None if header is None else shown(self._hide_text(header))
+            return HttpReply(200, self._hide(content, SECRET_IN_REPLIES), None, retry_after_s, shown_header)
+        location = None if location is None else self._hide_text(location)
+        return HttpReply(response.status, self._hide(content), location, retry_after_s)
 
     def _ask(
         self,
@@ -311,8 +304,8 @@ class Connection:
             raise
 
     def _open(self) -> _Incoming:
-        if self._was_closed():
-            self.close()
+        if self._incoming is not None and self._poll.poll(0):
+            self.close()  # the server hung up since the last reply, as they do with idle connections: sending would fail once
         if self._incoming is None:
             self._connect()
             self._incoming = _Incoming(self._http.sock)
@@ -333,10 +326,6 @@ class Connection:
 
     def _response(self, sock: socket.socket, **how: Any) -> http.client.HTTPResponse:
         return http.client.HTTPResponse(self._incoming, **how)  # type: ignore[arg-type]
-
-    def _was_closed(self) -> bool:
-        """Whether the server hung up since the last reply, as they do with idle connections: sending would fail once."""
-        return self._incoming is not None and bool(self._poll.poll(0))
 
     # ------------------------------------------------------------------------------------------------ secrets
     def _hide(self, body: bytes, least: int = 1) -> bytes:
@@ -392,7 +381,7 @@ def _certificates() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-def _told_by_cache(response: http.client.HTTPResponse) -> str | None:
+def _cache_header(response: http.client.HTTPResponse) -> str | None:
     """`cf-aig-cache-status: HIT`, `x-vsr-cache-hit: true`, `Cache-Status: name; hit` (RFC 9211) and their like."""
     for name, value in response.headers.items():
         if "cache" not in name.lower() or NO_REPLY_CACHE.search(name):

@@ -86,13 +86,6 @@ def test_a_step_by_hand() -> None:
     assert tpot_floor_s(step, DEVICES["H100"], 2, 1.5) == pytest.approx(step.num_bytes / (2 * 3.35e12) / 1.5)
 
 
-def test_measured_coverage_stands_in_for_uniform_routing() -> None:
-    """Linear in the logarithm of tokens, level beyond the ends."""
-    coverage = {1: 0.125, 16: 0.5}
-    for tokens, share in ((1, 0.125), (4, 0.3125), (16, 0.5), (64, 0.5)):
-        assert step_of(WEIGHTS, users=tokens, coverage=coverage).experts_share == pytest.approx(share)
-
-
 def row(tokens_s: float, *, speculation: int | None = 0, acceptance: float | None = None, hardware: str = "1xH100") -> SpeedRow:
     return SpeedRow(
         checkpoint="w4a16", origin="imported", source="s", hardware=hardware, num_gpus=0 if hardware == "a CPU" else 1,
