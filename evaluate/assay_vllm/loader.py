@@ -124,11 +124,11 @@ class EmulatedLoader(StrictLoader):
             dequantizer.num_modules,
             str(model_config.dtype).removeprefix("torch."),
             ", ".join(f"{count} modules {kind}" for kind, count in sorted(activations.items())) or "not quantized",
-            _told_of_cache(num_rounding, num_scaled),
+            _describe_cache(num_rounding, num_scaled),
         )
 
 
-def _told_of_cache(num_rounding: int, num_scaled: int) -> str:
+def _describe_cache(num_rounding: int, num_scaled: int) -> str:
     if not num_rounding:
         return ""
     scaled = f", {num_scaled} by scales of theirs" if num_scaled else ""

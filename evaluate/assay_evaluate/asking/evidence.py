@@ -167,7 +167,7 @@ class ServedTally:
             cache_header=self.cache_header,
             num_usage_problems=self.num_usage_problems,
             usage_problem=self.usage_problem,
-            common_texts=self.common.found,
+            common_texts=self.common.texts,
             **({} if self.comparison is None else self.comparison.counted()),
             prompt_counts=() if count_prompt is None else tuple(self.prompts.counted(count_prompt)),
             texts=None if count_text is None else self.texts.counted(count_text),
@@ -235,7 +235,7 @@ class _CommonTexts:
     def __init__(self) -> None:
         self._times: Counter[int] = Counter()
         self._last: dict[int, str] = {}
-        self.found: dict[int, str] = {}
+        self.texts: dict[int, str] = {}
 
     def note(self, request: Request, reply: Reply) -> None:
         if len(reply.text) < SHORTEST_COMMON_CHARS:
@@ -245,8 +245,8 @@ class _CommonTexts:
             return  # samples of one question may be alike
         self._last[key] = item
         self._times[key] += 1
-        if self._times[key] >= FEWEST_COMMON and len(self.found) < MOST_NAMES:
-            self.found.setdefault(key, shown(" ".join(reply.text.split()), COMMON_SHOWN_CHARS))
+        if self._times[key] >= FEWEST_COMMON and len(self.texts) < MOST_NAMES:
+            self.texts.setdefault(key, shown(" ".join(reply.text.split()), COMMON_SHOWN_CHARS))
 
 
 class _Prompts:

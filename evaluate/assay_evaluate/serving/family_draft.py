@@ -115,7 +115,7 @@ def draft_families(checkpoints: Sequence[tuple[Mapping[str, Any], Weights | None
     """
     questions = [_question(config, headers) for config, headers in checkpoints]
     answers = _run(questions)
-    guesses = {number: other for number, one in enumerate(questions) if (other := one.without_block) is not None}
+    guesses = {number: other for number, question in enumerate(questions) if (other := question.without_block) is not None}
     again = [number for number in guesses if "target" not in answers[number]["parts"]]
     if again:
         for number, answer in zip(again, _run([guesses[number] for number in again]), strict=True):

@@ -20,7 +20,7 @@ def main(request_path: str, answer_path: str) -> None:
 
     from assay_vllm import STRICT
     from assay_vllm.loader import StrictLoader
-    from assay_vllm.replay.processes import replay_cells
+    from assay_vllm.replay.cells import replay_cells
 
     register_model_loader(STRICT)(StrictLoader)
     cells, used = replay_cells(request.cells, request.num_processes)

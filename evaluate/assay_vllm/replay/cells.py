@@ -10,10 +10,13 @@ their own, every rank loads all it has.
 from __future__ import annotations
 
 import argparse
+import gc
 import resource
 import time
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
+from multiprocessing import get_context
 from typing import Any
 
 import torch
@@ -44,6 +47,7 @@ from assay_vllm.replay.modules import (
 from assay_vllm.replay.rank_memory import RankMemory, kv_cache_bytes, parameter_bytes, taken_over
 from assay_vllm.replay.ranks import Rank, become, ranks_of, unknown_parallelism
 from assay_vllm.replay.request import Cell
+from assay_vllm.replay.sources import modules_used
 
 
 @dataclass
@@ -242,3 +246,22 @@ def layers_of_each_kind(shards: Shards, loaded: Loaded | None) -> tuple[str, ...
     for layer, parts in signature.items():
         first.setdefault(hash(tuple(sorted(parts))), layer)
     return tuple(first.values())
+
+
+# ------------------------------------------------------------------------------------------------ side by side
+def replay_cells(cells: Sequence[Cell], num_processes: int) -> tuple[list[dict[str, Any]], list[str]]:
+    """(the answer about each cell, sources of vLLM that took part). BrokenProcessPool: a process was killed.
+
+    Processes are copies of this one, which has imported vLLM: importing it takes 10 s of a core.
+    """
+    gc.collect()
+    gc.freeze()  # what is there stays; a collection need not look at it, nor copy it into a process of its own
+    if num_processes == 1:
+        return [replay_cell(cell) for cell in cells], modules_used()
+    with ProcessPoolExecutor(num_processes, mp_context=get_context("fork")) as pool:
+        answers = list(pool.map(_replay_with_sources, cells))
+    return [answer for answer, _ in answers], sorted({*modules_used()}.union(*(used for _, used in answers)))
+
+
+def _replay_with_sources(cell: Cell) -> tuple[dict[str, Any], list[str]]:
+    return replay_cell(cell), modules_used()

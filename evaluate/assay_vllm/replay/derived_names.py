@@ -30,7 +30,7 @@ def names_taken(model: Any, *, first_mtp_layer: int | None) -> tuple[dict[str, l
     """
     members, renamed = _members(model), _renamed(model)
     came = _follow(model)
-    found: dict[str, list[str]] = {}
+    parameters_of: dict[str, list[str]] = {}
     unknown: list[str] = []
     kinds: set[str] = set()
     for parameter, _ in model.named_parameters():
@@ -47,9 +47,9 @@ def names_taken(model: Any, *, first_mtp_layer: int | None) -> tuple[dict[str, l
         for proposed in (_unfused(model, parameter, members), [parameter]):
             names = [name for own in proposed for name in _stored(own, renamed, first_mtp_layer, taken)]
             taking = taking or list(dict.fromkeys(names))
-        found.update({name: [parameter] for name in taking})
+        parameters_of.update({name: [parameter] for name in taking})
         unknown += [] if taking else [parameter]
-    return found, unknown
+    return parameters_of, unknown
 
 
 def stored_ndim(model: Any, parameter: str) -> int:

@@ -143,10 +143,10 @@ def unused_tensors(shards: Shards, by_target: Collection[str], by_draft: Collect
     unused: dict[str, None] = {}
     for tensors in shards.values():
         for name in tensors:
-            module, found = name.rpartition(".")[0], layer_of(name)
-            no_part = found is not None and found[0] not in layers
+            module, place = name.rpartition(".")[0], layer_of(name)
+            no_part = place is not None and place[0] not in layers
             of_a_draft = name.startswith("mtp.") or no_part
-            if found is not None and no_part and _root(found[0]) in of_the_block:
+            if place is not None and no_part and _root(place[0]) in of_the_block:
                 continue
             if module not in used and (drafts or not of_a_draft) and not name.endswith(_COMPUTED):
                 unused[module] = None
