@@ -23,7 +23,7 @@ from assay.records.measurement import Truncation
 from assay.records.served.evidence import PromptCount, ServedEvidence, TextCounts
 from assay_evaluate.client.journal import Identity, Journal, Reply, Request
 from assay_evaluate.client.message import separate_thinking
-from assay_evaluate.client.truncation import repeats_to_the_end
+from assay_evaluate.client.truncation import ends_in_loop
 
 ENDS_A_SENTENCE = frozenset(".!?。！？…\"'”’»)）]】}`*|>$~")
 END_OF_REASONING_CHARS = 300
@@ -348,4 +348,4 @@ def _suspects(ratios: Sequence[float], heap: Sequence[_Text]) -> list[_Text]:
     if len(ratios) < FEWEST_RATIOS:
         return []
     limit = SUSPECT_SHARE * statistics.quantiles(ratios, n=4)[-1]
-    return [text for text in sorted(heap, reverse=True) if -text.rank < limit and not repeats_to_the_end(text.text)]
+    return [text for text in sorted(heap, reverse=True) if -text.rank < limit and not ends_in_loop(text.text)]

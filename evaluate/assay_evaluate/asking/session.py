@@ -24,7 +24,7 @@ from assay_evaluate.asking.language import is_wrong_script
 from assay_evaluate.client.client import Client
 from assay_evaluate.client.journal import Reply, Request
 from assay_evaluate.client.message import separate_thinking
-from assay_evaluate.client.truncation import count_loops, count_thinking_cut, count_truncations, loops, truncated_by
+from assay_evaluate.client.truncation import count_loops, count_thinking_cut, count_truncations, is_looping, truncation_of
 from assay_evaluate.statistics import mean_of_shares
 from assay_evaluate.statistics.item_pairs import accuracy_of
 
@@ -184,7 +184,7 @@ class Session:
         sample: which of `num_samples` replies to the item this is.
         """
         answered = reply.status == "answered"
-        cut_by = truncated_by(
+        cut_by = truncation_of(
             reply,
             max_tokens=max_tokens,
             max_model_len=self.max_model_len,
@@ -197,7 +197,7 @@ class Session:
             correct=correct if answered else None,
             truncated=cut_by is not None,
             truncated_by=cut_by,
-            loops=loops(reply, cut_by, thinking_budget_tokens),
+            loops=is_looping(reply, cut_by, thinking_budget_tokens),
             thinking_tokens=reply.thinking_tokens,
             score=score if answered else None,
             wrong_script=answered and is_wrong_script((reply.reasoning or "") + reply.text, prompt, expected),

@@ -29,7 +29,7 @@ from typing import Any, Protocol, Self
 
 from assay.errors import MeasureError, ServeError, UnreachableError
 from assay.foreign_text import shown
-from assay_evaluate.client.dispatch import Answered, Dispatcher, Flight, PendingRequest
+from assay_evaluate.client.dispatch import AnsweredJob, Dispatcher, Flight, PendingRequest
 from assay_evaluate.client.exchanges import (
     Ask,
     Exchange,
@@ -51,7 +51,7 @@ from assay_evaluate.client.sending import (
     Attempts,
     Received,
     Sender,
-    Unanswered,
+    UnansweredTasks,
     wait_s,
 )
 from assay_evaluate.transport.connection import Connection, HttpReply, root_url
@@ -179,7 +179,7 @@ class Client:
         self._misconfigured_in_a_row = 0
         self._num_answered = 0
         """Grows with every answer; of two at once one may not be counted, which does not matter."""
-        self._unanswered = Unanswered()
+        self._unanswered = UnansweredTasks()
         self._num_changed = 0 if journal is None else journal.num_changed
         self._dispatcher = Dispatcher(
             len(self._urls),
@@ -393,16 +393,16 @@ class Client:
         return int.from_bytes(hashlib.sha256(item.encode()).digest()[:8], "big") % len(self._urls)
 
     # ------------------------------------------------------------------------------------------------ in the threads
-    def _work(self, lane: int, jobs: Iterator[PendingRequest]) -> Iterator[Answered]:
+    def _work(self, lane: int, jobs: Iterator[PendingRequest]) -> Iterator[AnsweredJob]:
         with closing(self._sender.connect(self._urls[lane])) as connection:
             for job in jobs:
                 yield self._put(connection, job)
 
-    def _put(self, connection: Connection, job: PendingRequest) -> Answered:
+    def _put(self, connection: Connection, job: PendingRequest) -> AnsweredJob:
         """Send one request until it is answered, refused, or out of attempts."""
         task = job.request.task
         if (reason := self._unanswered.reason_over(task)) is not None:
-            return Answered(job, Reply("failed", error=reason), 0)
+            return AnsweredJob(job, Reply("failed", error=reason), 0)
         attempts = Attempts(self._max_attempts, self._num_answered)
         while True:
             with self.flight.sending():
@@ -420,7 +420,7 @@ class Client:
                 break
             if self._unanswered.reason_over(task) is not None:
                 break
-        return Answered(job, received.reply, attempts.num_sent)
+        return AnsweredJob(job, received.reply, attempts.num_sent)
 
     def _send(self, connection: Connection, request: Request) -> Received:
         """MeasureError: the address or key is wrong, or another server answers than before."""

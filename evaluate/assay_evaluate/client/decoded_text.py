@@ -55,7 +55,7 @@ def is_known_mark(mark: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Compared:
+class TextComparison:
     """How a reply's text stands to what its ids decode to."""
 
     is_equal: bool
@@ -65,7 +65,7 @@ class Compared:
     """The ids end in a token that is no text, as they do where a model ended its reply itself."""
 
 
-def compare_text(decoded: str, text: str, reasoning: str | None = None, *, left_out: LeftOut = is_known_mark) -> Compared:
+def compare_text(decoded: str, text: str, reasoning: str | None = None, *, left_out: LeftOut = is_known_mark) -> TextComparison:
     """Compare a reply's text, and the thinking that a parser split from it, with what all of its ids decode to.
 
     left_out: which of the marks in `decoded` may be missing; at the very end any may be.
@@ -73,7 +73,7 @@ def compare_text(decoded: str, text: str, reasoning: str | None = None, *, left_
     body, ending = _without_last_mark(decoded)
     has_mark = bool(ending)
     if not reasoning and text in (decoded, body):
-        return Compared(True, None, has_mark)
+        return TextComparison(True, None, has_mark)
     parts = [part for part in (reasoning, text) if part]
     is_equal = _stands_in(decoded, body, parts, is_split=bool(reasoning), left_out=left_out)
     if not is_equal and (opened := OPENING.search(body)) is not None:
@@ -85,7 +85,7 @@ def compare_text(decoded: str, text: str, reasoning: str | None = None, *, left_
         is_equal = _stands_in(decoded, body, [rest] if rest else [], is_split=False, left_out=left_out)
     if not is_equal and (call := CALL.search(body)) is not None:
         is_equal = _letters("".join(parts), left_out).startswith(_letters(body[: call.start()], left_out))
-    return Compared(is_equal, None if is_equal else _difference(body, "".join(parts), left_out), has_mark)
+    return TextComparison(is_equal, None if is_equal else _difference(body, "".join(parts), left_out), has_mark)
 
 
 def _without_last_mark(decoded: str) -> tuple[str, str]:

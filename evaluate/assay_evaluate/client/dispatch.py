@@ -35,7 +35,7 @@ class PendingRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class AnsweredJob:
     """A job, what came back for it, and how often it was sent for that."""
 
     job: PendingRequest
@@ -95,8 +95,8 @@ class Dispatcher:
         num_lanes: int,
         concurrency: int,
         write: Callable[[Sequence[PendingRequest]], None],
-        work: Callable[[int, Iterator[PendingRequest]], Iterator[Answered]],
-        keep: Callable[[Sequence[Answered]], None],
+        work: Callable[[int, Iterator[PendingRequest]], Iterator[AnsweredJob]],
+        keep: Callable[[Sequence[AnsweredJob]], None],
     ) -> None:
         """write: note requests before they are sent. work(lane, jobs): take jobs as they come, give each with its reply.
 
@@ -108,7 +108,7 @@ class Dispatcher:
         self._lanes = [_Lane() for _ in range(num_lanes)]
         self._pool = ThreadPoolExecutor(num_lanes * concurrency, "assay-client")
         self._answered = threading.Condition()
-        self._unwritten: list[Answered] = []
+        self._unwritten: list[AnsweredJob] = []
         self._keep_lock = threading.Lock()
         self._error: BaseException | None = None
 
@@ -152,7 +152,7 @@ class Dispatcher:
         for answered in self._work(number, self._take(self._lanes[number])):
             self._finish(answered)
 
-    def _finish(self, answered: Answered) -> None:
+    def _finish(self, answered: AnsweredJob) -> None:
         """Have the reply noted, then handed out. What arrives while one thread notes replies, it notes next, all at once.
 
         A transaction costs more than a row: with many requests in flight most threads only leave their reply and go on.
@@ -171,12 +171,12 @@ class Dispatcher:
             if not self._unwritten:  # else one came after the last look, and its thread found the lock taken
                 return
 
-    def _take_unwritten(self) -> list[Answered]:
+    def _take_unwritten(self) -> list[AnsweredJob]:
         with self._answered:
             answers, self._unwritten = self._unwritten, []
         return answers
 
-    def _hand_out(self, answers: Sequence[Answered]) -> None:
+    def _hand_out(self, answers: Sequence[AnsweredJob]) -> None:
         with self._answered:
             is_awaited = False
             for answer in answers:

@@ -20,7 +20,7 @@ UNSAID = frozenset({"redacted_thinking", "reasoning.encrypted", "reference"})
 """Kinds that hold no words: encrypted thinking, Mistral's references to documents."""
 
 
-def contents(message: dict[str, Any]) -> tuple[str, str | None]:
+def read_message(message: dict[str, Any]) -> tuple[str, str | None]:
     """(text, thinking) of a message. A refusal is the answer where there is no other. TypeError: a part is of no known kind."""
     content = message.get("content")
     thinking = message.get("reasoning") or message.get("reasoning_content")

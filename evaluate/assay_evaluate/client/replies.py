@@ -8,8 +8,8 @@ from typing import Any
 from assay.foreign_text import shown
 from assay_evaluate.client.journal import Reply, Request
 from assay_evaluate.client.logprobs import read_prompt_logprobs
-from assay_evaluate.client.message import contents
-from assay_evaluate.transport.foreign_json import MOST_COUNT, count_in, fingerprint_in, object_in, plain, text_of
+from assay_evaluate.client.message import read_message
+from assay_evaluate.transport.foreign_json import MOST_COUNT, clean_json, count_in, fingerprint_in, object_in, text_of
 
 ENDED = {
     "stop": "stop", "eos": "stop", "eos_token": "stop", "stop_sequence": "stop", "end_turn": "stop", "complete": "stop",
@@ -54,7 +54,7 @@ def read_reply(data: dict[str, Any], request: Request, latency_s: float) -> Repl
     choice = data["choices"][0]
     message = choice["message"] if "message" in choice else {"content": text_of(choice.get("text"))}
     finish_reason = _finish_reason(choice.get("finish_reason"))
-    text, reasoning = contents(message)
+    text, reasoning = read_message(message)
     usage = data.get("usage") or {}
     prompt_ids = data.get("prompt_token_ids") or choice.get("prompt_token_ids")
     token_ids = choice.get("token_ids")
@@ -81,7 +81,7 @@ def read_reply(data: dict[str, Any], request: Request, latency_s: float) -> Repl
         # A scoring request carries its own ids; keeping them twice would only swell the journal.
         prompt_token_ids=None if prompt_ids is None or logprobs is not None else _ids(prompt_ids),
         token_ids=None if token_ids is None else _ids(token_ids),
-        usage=plain(data.get("usage")),
+        usage=clean_json(data.get("usage")),
         speculation=_read_speculation(data),
         http_status=200,
         latency_s=latency_s,
@@ -213,7 +213,7 @@ def _ids(value: Any) -> tuple[int, ...]:
 
 
 def _objects(value: Any) -> list[dict[str, Any]]:
-    objects = plain(value)
+    objects = clean_json(value)
     if type(objects) is list and set(map(type, objects)) <= {dict}:
         return objects
     raise TypeError("tool calls that are no list of objects")

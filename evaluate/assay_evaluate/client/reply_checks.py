@@ -22,7 +22,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from assay_evaluate.client.decoded_text import BROKEN, Compared
+from assay_evaluate.client.decoded_text import BROKEN, TextComparison
 from assay_evaluate.client.journal import Reply
 from assay_evaluate.client.logprobs import TokenRow
 from assay_evaluate.transport.foreign_json import count_in
@@ -56,7 +56,7 @@ def find_contradictions(
     max_tokens: int,
     room_tokens: int | None = None,
     rows: Sequence[TokenRow] = (),
-    compared: Compared | None = None,
+    compared: TextComparison | None = None,
     ends: EndTokens | None = None,
 ) -> list[Contradiction]:
     """All that contradict each other in one answered reply.
@@ -96,7 +96,7 @@ def check_end(
     *,
     max_tokens: int,
     room_tokens: int | None = None,
-    compared: Compared | None = None,
+    compared: TextComparison | None = None,
     ends: EndTokens | None = None,
 ) -> Contradiction | None:
     """The reason that the reply gives for its end against its number of tokens and its last one. None: nothing is wrong."""
@@ -157,7 +157,7 @@ class EndTokens:
         self._marked = [0, 0]
         """Replies that ended, by whether what they decode to ends with a mark."""
 
-    def learn(self, reply: Reply, compared: Compared | None = None) -> None:
+    def learn(self, reply: Reply, compared: TextComparison | None = None) -> None:
         """Look at one answered reply."""
         ids = reply.token_ids
         if not ids:
@@ -170,7 +170,7 @@ class EndTokens:
         elif reply.finish_reason == "length":
             self._inside.add(ids[-1])
 
-    def ends_a_reply(self, token: int, compared: Compared | None = None) -> bool | None:
+    def ends_a_reply(self, token: int, compared: TextComparison | None = None) -> bool | None:
         """Whether a reply that ends with `token` has ended. None: not known."""
         ended = sum(self._last.values())
         if ended < LEAST_ENDS:

@@ -121,7 +121,7 @@ class Attempts:
         return min(self.num_sent, self._most)
 
 
-class Unanswered:
+class UnansweredTasks:
     """Which tasks get nothing but replies that are no answers: trying all requests often helps none. For several threads."""
 
     def __init__(self) -> None:

@@ -36,7 +36,7 @@ def room_tokens(prompt_tokens: int | None, max_tokens: int, max_model_len: int |
     return min(max_tokens, max_model_len - prompt_tokens)
 
 
-def truncated_by(reply: Reply, *, max_tokens: int, max_model_len: int | None, has_reasoning_parser: bool) -> Truncation | None:
+def truncation_of(reply: Reply, *, max_tokens: int, max_model_len: int | None, has_reasoning_parser: bool) -> Truncation | None:
     """Why the reply counts as cut off, None if it does not.
 
     Cut off: its tokens reach min(max_tokens, max_model_len - prompt), or the server says `length`, or there is no answer and
@@ -74,7 +74,7 @@ def count_thinking_cut(items: Iterable[ItemResult], thinking_budget_tokens: int 
 
 
 # ------------------------------------------------------------------------------------------------ loops
-def repeats_to_the_end(text: str) -> bool:
+def ends_in_loop(text: str) -> bool:
     """Whether the text ends in a passage that it repeats, at least `MIN_REPEATS` times, exactly or nearly."""
     size = SHORTEST_TAIL
     while size <= min(len(text), LONGEST_TAIL):
@@ -86,7 +86,7 @@ def repeats_to_the_end(text: str) -> bool:
     return False
 
 
-def loops(reply: Reply, cut_by: Truncation | None, thinking_budget_tokens: int | None) -> bool | None:
+def is_looping(reply: Reply, cut_by: Truncation | None, thinking_budget_tokens: int | None) -> bool | None:
     """Whether the reply repeats itself until it is cut off, or its thinking until the thinking's budget ended it.
 
     A reply that ends of its own accord does not loop, whatever it repeats. None: no reply came.
@@ -97,8 +97,8 @@ def loops(reply: Reply, cut_by: Truncation | None, thinking_budget_tokens: int |
         return True
     thought = reply.thinking_tokens
     if thinking_budget_tokens is not None and thought is not None and thought >= thinking_budget_tokens:
-        return repeats_to_the_end((reply.reasoning or "").rstrip()) or (cut_by is not None and repeats_to_the_end(reply.text))
-    return cut_by is not None and repeats_to_the_end(reply.text if reply.text.strip() else reply.reasoning or "")
+        return ends_in_loop((reply.reasoning or "").rstrip()) or (cut_by is not None and ends_in_loop(reply.text))
+    return cut_by is not None and ends_in_loop(reply.text if reply.text.strip() else reply.reasoning or "")
 
 
 def count_loops(items: Iterable[ItemResult]) -> int | None:

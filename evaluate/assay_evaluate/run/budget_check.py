@@ -20,7 +20,7 @@ from assay_evaluate.client.journal import Journal
 from assay_evaluate.run.candidate import Candidate, StartServer, check_context, open_server
 from assay_evaluate.run.identity import identity
 from assay_evaluate.run.suite import ServedCheckpoint, measure_suite
-from assay_evaluate.run.weights import check_weights, keep_weights, named_sha256, times_again
+from assay_evaluate.run.weights import check_weights, keep_weights, named_sha256, times_remeasured
 from assay_evaluate.serving.server import serve
 from assay_evaluate.statistics import clopper_pearson
 from assay_evaluate.tasks.cells import num_cells
@@ -62,7 +62,7 @@ def check_budgets(
         settle_sources(few, journal, on_progress)
         checkpoint = named_sha256(reference, journal)
         with open_server(reference, profile, serving, run_dir, start_server, on_progress) as server:
-            attempt = times_again(reference.label, journal)
+            attempt = times_remeasured(reference.label, journal)
             if reference.endpoint is not None:
                 known = keep_weights(reference, server, journal, check_weights(reference, server, journal)[1])
                 checkpoint, attempt = known.checkpoint_sha256, attempt + known.attempt

@@ -52,7 +52,7 @@ from assay_evaluate.run.weight_bits import weight_bits, weight_shares
 from assay_evaluate.run.weights import (
     KnownWeights,
     check_weights,
-    count_again,
+    count_remeasurement,
     distrust_replies,
     keep_weights,
     key_of_label,
@@ -61,7 +61,7 @@ from assay_evaluate.run.weights import (
     require_separate_servers,
     same_weights_pairs,
     sign_given,
-    times_again,
+    times_remeasured,
 )
 from assay_evaluate.serving.server import Server, ServerSpec, planned_fingerprint, serve
 from assay_evaluate.tasks.published.choice import settle_sources
@@ -157,7 +157,7 @@ class _Evaluation:
     """Label -> what the report must say of its weights."""
     keys: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Of labels whose checkpoint another label has as well: part of the key of their replies."""
-    times_again: dict[str, int] = field(default_factory=dict)
+    num_remeasured: dict[str, int] = field(default_factory=dict)
     """Label -> how often it was measured anew."""
 
     def report(self, *lines: str | None) -> None:
@@ -182,9 +182,9 @@ class _Evaluation:
         return join_server(candidate, self.profile).fingerprint
 
     def who(self, label: str, checkpoint: str, fingerprint: Fingerprint) -> Identity:
-        if label not in self.times_again:
-            self.times_again[label] = times_again(label, self.journal)
-        attempt = self.times_again[label] + (self.known[label].attempt if label in self.known else 0)
+        if label not in self.num_remeasured:
+            self.num_remeasured[label] = times_remeasured(label, self.journal)
+        attempt = self.num_remeasured[label] + (self.known[label].attempt if label in self.known else 0)
         return identity(checkpoint, fingerprint, self.suite.name, attempt, self.keys.get(label))
 
     def who_measured(self, label: str, measurement: Measurement) -> Identity:
@@ -243,7 +243,7 @@ class _Evaluation:
             raise MeasureError(f"--again {unknown[0]}: no such label; this evaluation has {', '.join(labels)}")
         for label in labels:
             if label in again or labels[0] in again:
-                count_again(label, self.journal)
+                count_remeasurement(label, self.journal)
                 self.report(*set_aside_label(label, self.run_dir))
 
     # ------------------------------------------------------------------------------------------------ round one

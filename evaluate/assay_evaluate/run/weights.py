@@ -147,12 +147,12 @@ def key_of_label(
     return None if is_first else key
 
 
-def times_again(label: str, journal: Journal) -> int:
+def times_remeasured(label: str, journal: Journal) -> int:
     """How often a user had the label measured anew (`--again`): part of the key of its replies."""
     return int(journal.counters(f"again:{label}").get("times", 0))
 
 
-def count_again(label: str, journal: Journal) -> None:
+def count_remeasurement(label: str, journal: Journal) -> None:
     """From now on nothing that was answered for the label before is used."""
     journal.add_counters(f"again:{label}", {"times": 1})
 

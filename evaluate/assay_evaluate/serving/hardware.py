@@ -117,12 +117,12 @@ def choose_profile(
     if only_deployed is not None:
         hint = f"{only_deployed} is here, but only the candidates fit it, not the reference: measure on one of the others"
     raise AssayError(
-        f"model recipe {recipe.name}: none of its profiles ({', '.join(map(needs, profiles))}) fits this machine "
+        f"model recipe {recipe.name}: none of its profiles ({', '.join(map(describe_needs, profiles))}) fits this machine "
         f"({here.get('gpus', 'no GPU')}, {here['memory']}); {hint}"
     )
 
 
-def needs(profile: ProfileRecipe) -> str:
+def describe_needs(profile: ProfileRecipe) -> str:
     """`4xh200: 4x H200 of 150 GB`."""
     needed = profile.hardware
     if needed.device == "cpu":

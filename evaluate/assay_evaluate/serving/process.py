@@ -84,7 +84,7 @@ def group_members(group: int) -> list[int]:
     return members
 
 
-def as_activated(environment: Mapping[str, str], interpreter: Path) -> dict[str, str]:
+def activated_environment(environment: Mapping[str, str], interpreter: Path) -> dict[str, str]:
     """`environment` with the interpreter's folder first in PATH, as in an activated environment; where PATH has it, as it is.
 
     FlashInfer builds kernels with the `ninja` that is installed beside it, and vLLM does without FlashInfer if PATH has none

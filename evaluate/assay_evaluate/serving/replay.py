@@ -32,7 +32,7 @@ from assay.safetensors_index import INDEX_NAME, tensor_names
 from assay_evaluate.serving.gpus import GpuFacts, facts_of
 from assay_evaluate.serving.hardware import num_cores
 from assay_evaluate.serving.kernel_evidence import tail
-from assay_evaluate.serving.process import SupervisedProcess, as_activated
+from assay_evaluate.serving.process import SupervisedProcess, activated_environment
 from assay_evaluate.serving.server import find_interpreter
 from assay_evaluate.serving.vllm_command import VllmCommand, vllm_command
 
@@ -49,7 +49,7 @@ _POLL_S = 0.1
 
 
 @dataclass(frozen=True)
-class Unwritten:
+class PlannedCheckpoint:
     """A checkpoint that is not on this disk. schemes: module -> scheme of its weight, None: 16 or 32 bits; None: not known."""
 
     config: Mapping[str, Any]
@@ -63,13 +63,13 @@ class Candidate:
     """A checkpoint, on disk or not, and how it would be served. speculate: as in `ServerSpec`."""
 
     name: str
-    checkpoint: Path | Unwritten
+    checkpoint: Path | PlannedCheckpoint
     profile: ProfileRecipe
     serving: Serving
     speculate: bool = True
 
 
-def planned(plan: Plan, config: Mapping[str, Any]) -> Unwritten:
+def planned(plan: Plan, config: Mapping[str, Any]) -> PlannedCheckpoint:
     """The checkpoint that a plan will make. config: its config.json."""
     shards: dict[str, dict[str, tuple[str, Sequence[int]]]] = {}
     schemes: dict[str, str | None] = {}
@@ -79,7 +79,7 @@ def planned(plan: Plan, config: Mapping[str, Any]) -> Unwritten:
             shards.setdefault(tensor.shard_out, {})[output.name] = (output.dtype, output.shape)
         if tensor.outputs and tensor.name.endswith(".weight") and len(tensor.shape) > 1:
             schemes[tensor.module] = tensor.scheme
-    return Unwritten(config, shards, schemes)
+    return PlannedCheckpoint(config, shards, schemes)
 
 
 def replay(candidates: Sequence[Candidate], *, on_progress: Callable[[str], None] | None = None) -> tuple[Replay, ...]:
@@ -114,7 +114,7 @@ def _num_processes(group: Sequence[Candidate]) -> int:
     """How many candidates are replayed side by side; more than there are cores, so that these end their work together."""
     num_tensors = 0
     for candidate in group:
-        if isinstance(candidate.checkpoint, Unwritten):
+        if isinstance(candidate.checkpoint, PlannedCheckpoint):
             num_tensors += sum(map(len, candidate.checkpoint.shards.values()))
         else:
             num_tensors += len(tensor_names(candidate.checkpoint) or ())
@@ -164,7 +164,7 @@ def _cell(candidate: Candidate, folder: Path) -> tuple[VllmCommand, dict[str, An
     """(the command of its server, the cell as the program reads it). What is not on disk gets config and index in `folder`."""
     checkpoint = candidate.checkpoint
     cell: dict[str, Any] = {"name": candidate.name, "headers": None, "schemes": None}
-    if isinstance(checkpoint, Unwritten):
+    if isinstance(checkpoint, PlannedCheckpoint):
         folder.mkdir()
         weight_map = {name: shard for shard, tensors in checkpoint.shards.items() for name in tensors}
         (folder / "config.json").write_text(json.dumps(checkpoint.config), encoding="utf-8")
@@ -191,7 +191,9 @@ def _run(group: Sequence[Candidate], environment: Mapping[str, str], folder: Pat
     log = folder / "log"
     timeout_s = _START_TIMEOUT_S + _LOADING_TIMEOUT_S * len(group)
     deadline = time.monotonic() + timeout_s
-    process = SupervisedProcess(words, as_activated({**environment, "VLLM_LOGGING_LEVEL": "WARNING"}, interpreter), log, folder)
+    process = SupervisedProcess(
+        words, activated_environment({**environment, "VLLM_LOGGING_LEVEL": "WARNING"}, interpreter), log, folder
+    )
     try:
         while (status := process.exit_status()) is None and time.monotonic() < deadline:
             if given_up.wait(_POLL_S):

@@ -31,7 +31,7 @@ from assay_evaluate.serving.api_key import bearer
 from assay_evaluate.serving.external import get, identify_server, list_models, require_same, sum_metrics
 from assay_evaluate.serving.hardware import describe_hardware
 from assay_evaluate.serving.kernel_evidence import cause_of_death, kernels_in, tail
-from assay_evaluate.serving.process import SupervisedProcess, as_activated
+from assay_evaluate.serving.process import SupervisedProcess, activated_environment
 from assay_evaluate.serving.vllm_command import EMULATE, VllmCommand, vllm_command
 from assay_evaluate.transport.connection import NO_HEADERS, get_once, post_once
 from assay_evaluate.transport.errors import TransportError
@@ -130,7 +130,7 @@ def serve(spec: ServerSpec, on_progress: Callable[[str], None] | None = None) ->
         )
     key = None if spec.is_open else secrets.token_urlsafe(32)
     try:
-        environment = as_activated(command.environment | ({} if key is None else {KEY_VARIABLE: key}), interpreter)
+        environment = activated_environment(command.environment | ({} if key is None else {KEY_VARIABLE: key}), interpreter)
         process = SupervisedProcess((str(interpreter), *command.arguments), environment, spec.log_path)
     except OSError as error:
         raise ServeError(

@@ -232,7 +232,7 @@ def server_environment(profile: ProfileRecipe) -> dict[str, str]:
     return _environment(profile, os.environ)[0]
 
 
-def with_cores(profile: ProfileRecipe, ranks: int) -> ProfileRecipe:
+def bind_cores(profile: ProfileRecipe, ranks: int) -> ProfileRecipe:
     """vLLM's CPU workers must be told whose core is whose on a machine of one NUMA node, or they stop at an assertion."""
     if ranks < 2 or profile.hardware.device != "cpu" or "VLLM_CPU_OMP_THREADS_BIND" in profile.environment:
         return profile

@@ -66,7 +66,7 @@ def text_of(value: Any) -> str | None:
     return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def plain(data: Any, levels: int = MOST_NESTED) -> Any:
+def clean_json(data: Any, levels: int = MOST_NESTED) -> Any:
     """A value of JSON that can be written as JSON again: with clean text, finite numbers, and not nested without end.
 
     ValueError: it has a number without bound, or is deeper than `levels`.
@@ -76,9 +76,9 @@ def plain(data: Any, levels: int = MOST_NESTED) -> Any:
     if type(data) is dict:
         if set(map(type, data.values())) <= {int} and all(map(str.isascii, data)):
             return data
-        return {str(text_of(name)): plain(value, levels - 1) for name, value in data.items()}
+        return {str(text_of(name)): clean_json(value, levels - 1) for name, value in data.items()}
     if type(data) is list:
-        return [plain(value, levels - 1) for value in data]
+        return [clean_json(value, levels - 1) for value in data]
     if type(data) is float and not math.isfinite(data):
         raise ValueError("a number that is none, or without bound")
     return text_of(data) if type(data) is str else data

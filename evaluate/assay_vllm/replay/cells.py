@@ -32,8 +32,8 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.worker.workspace import init_workspace_manager
 
 from assay_vllm.replay import stand_ins
-from assay_vllm.replay.findings import Finding, finding_of, merged
-from assay_vllm.replay.headers import Shards, layer_of, planned_shards, restricted, stored_shards
+from assay_vllm.replay.findings import Finding, finding_of, merge_findings
+from assay_vllm.replay.headers import Shards, layer_of, planned_shards, restrict_to_layers, stored_shards
 from assay_vllm.replay.loading import ReplayLoader
 from assay_vllm.replay.modules import (
     Row,
@@ -45,7 +45,7 @@ from assay_vllm.replay.modules import (
     unused_tensors,
 )  # fmt: skip
 from assay_vllm.replay.rank_memory import RankMemory, kv_cache_bytes, parameter_bytes, taken_over
-from assay_vllm.replay.ranks import Rank, become, ranks_of, unknown_parallelism
+from assay_vllm.replay.ranks import Rank, become_rank, ranks_of, unknown_parallelism
 from assay_vllm.replay.request import Cell
 from assay_vllm.replay.sources import modules_used
 
@@ -104,7 +104,7 @@ def _part_json(part: Part) -> dict[str, Any]:
         "num_ranks": part.num_ranks,
         "layers": part.layers,
         "modules": [asdict(row) for row in part.rows],
-        "findings": [{**asdict(finding), "ranks": list(ranks)} for ranks, finding in merged(part.findings)],
+        "findings": [{**asdict(finding), "ranks": list(ranks)} for ranks, finding in merge_findings(part.findings)],
     }
 
 
@@ -156,7 +156,7 @@ def _replay_parts(
     memory: list[RankMemory] = []
     is_one_stage = config.parallel_config.pipeline_parallel_size == 1
     for rank in ranks_of(config.parallel_config):
-        become(rank, config.parallel_config)
+        become_rank(rank, config.parallel_config)
         config.compilation_config.static_forward_context.clear()
         config.compilation_config.static_all_moe_layers.clear()
         weight_bytes = 0
@@ -178,7 +178,7 @@ def _replay_parts(
                 part.findings += [(0, finding) for finding in wrong]
             if is_one_stage:
                 part.layers = layers_of_each_kind(shards, loaded)
-                read[part.part] = restricted(shards, part.layers)
+                read[part.part] = restrict_to_layers(shards, part.layers)
         if len(whole) == len(parts) and (rank.number == 0 or not is_one_stage):
             kv_bytes = kv_cache_bytes(config, findings) if is_one_stage else None
             memory.append(RankMemory(weight_bytes, kv_bytes, config.model_config.max_model_len))
@@ -186,7 +186,7 @@ def _replay_parts(
         every_rank_read = {layer for part in parts for layer in part.layers or ()}
         apart = config.parallel_config.enable_expert_parallel and every_rank_read  # then no rank takes all experts of a layer
         findings += unused_tensors(
-            restricted(shards, every_rank_read) if apart else shards, taken["target"], taken.get("draft")
+            restrict_to_layers(shards, every_rank_read) if apart else shards, taken["target"], taken.get("draft")
         )
     return parts, max(memory, key=lambda rank: rank.weight_bytes, default=None)
 

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay_vllm.replay.foreseen_gpu import pretend
+from assay_vllm.replay.foreseen_gpu import pretend_gpu
 from assay_vllm.replay.request import Cell, read_request
 from assay_vllm.replay.sources import check_sources
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def main(request_path: str, answer_path: str) -> None:
     request = read_request(Path(request_path))
     sources = check_sources()
-    pretend(request.machine)
+    pretend_gpu(request.machine)
 
     from vllm.model_executor.model_loader import register_model_loader
 
@@ -46,7 +46,7 @@ def _described(plain: Cell, quantized: Cell) -> dict[str, Any]:
     `findings`: why a part could not be built or loaded."""
     from assay_vllm.replay.cells import Part, configured, drafts_itself, load_part
     from assay_vllm.replay.headers import planned_shards
-    from assay_vllm.replay.ranks import become, ranks_of
+    from assay_vllm.replay.ranks import become_rank, ranks_of
 
     answer: dict[str, Any] = {}
     findings: list[Finding] = []
@@ -55,7 +55,7 @@ def _described(plain: Cell, quantized: Cell) -> dict[str, Any]:
     if config is None or other is None:
         return {"parts": answer, "findings": [asdict(finding) for finding in findings]}
     for name in ("target", "draft") if drafts_itself(config) else ("target",):
-        become(next(ranks_of(config.parallel_config)), config.parallel_config)
+        become_rank(next(ranks_of(config.parallel_config)), config.parallel_config)
         for vllm_config in (config, other):
             vllm_config.compilation_config.static_forward_context.clear()
             vllm_config.compilation_config.static_all_moe_layers.clear()

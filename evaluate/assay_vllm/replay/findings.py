@@ -111,7 +111,7 @@ def module_in(traceback: TracebackType | None) -> str | None:
     return module
 
 
-def merged(findings: Iterable[tuple[int, Finding]]) -> list[tuple[tuple[int, ...], Finding]]:
+def merge_findings(findings: Iterable[tuple[int, Finding]]) -> list[tuple[tuple[int, ...], Finding]]:
     """(rank, finding) -> equal findings once, with the ranks that have them."""
     ranks: dict[Finding, list[int]] = {}
     for rank, finding in findings:

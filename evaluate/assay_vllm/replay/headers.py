@@ -45,7 +45,7 @@ def in_layers(name: str, layers: Collection[str]) -> bool:
     return (place := layer_of(name)) is None or place[0] in layers
 
 
-def restricted(shards: Shards, layers: Collection[str]) -> Shards:
+def restrict_to_layers(shards: Shards, layers: Collection[str]) -> Shards:
     """Only `layers` and what is in no layer."""
     kept = {file: {n: header for n, header in tensors.items() if in_layers(n, layers)} for file, tensors in shards.items()}
     return {file: tensors for file, tensors in kept.items() if tensors}

@@ -17,7 +17,7 @@ from assay_evaluate.diagnosis.endpoint import ProbedEndpoint, find_endpoint
 from assay_evaluate.serving.external import get
 from assay_evaluate.serving.hardware import find_gpus
 from assay_evaluate.serving.server import ServerSpec, serve
-from assay_evaluate.serving.vllm_command import with_cores
+from assay_evaluate.serving.vllm_command import bind_cores
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def with_setting(profile: ProfileRecipe, setting: Setting) -> ProfileRecipe:
         flags["tensor-parallel-size"] = setting.tensor_parallel_size
     if setting.eager is not None:
         flags["enforce-eager"] = setting.eager
-    return with_cores(with_flags(profile, flags), setting.tensor_parallel_size or 1)
+    return bind_cores(with_flags(profile, flags), setting.tensor_parallel_size or 1)
 
 
 def with_flags(profile: ProfileRecipe, flags: dict[str, Any]) -> ProfileRecipe:

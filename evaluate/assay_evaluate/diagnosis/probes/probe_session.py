@@ -15,7 +15,7 @@ from typing import Any
 from assay.records.probe import Detail, ProbeResult, ProbeSettings, ProbeStatus, Witness
 from assay_evaluate.asking.dialect import CHAT, COMPLETIONS, sampling
 from assay_evaluate.client.client import Client
-from assay_evaluate.client.decoded_text import Compared
+from assay_evaluate.client.decoded_text import TextComparison
 from assay_evaluate.client.exchanges import Ask, Exchange
 from assay_evaluate.client.journal import TokenLogprobs
 from assay_evaluate.diagnosis.endpoint import ProbedEndpoint
@@ -64,7 +64,7 @@ class ProbeSession:
     on_progress: Callable[[str], None] = lambda line: None
     nonce: str = field(default_factory=lambda: secrets.token_hex(4))
     """Of this run: makes a prompt new to a prefix cache that knows those of the run before."""
-    compared: dict[str, Compared] = field(default_factory=dict)
+    compared: dict[str, TextComparison] = field(default_factory=dict)
     """By id of a reply: its text against what its ids decode to, as far as that was asked."""
     read_alike: dict[str, bool] = field(default_factory=dict)
     """By id of a reply without ids: whether the tokens of its log-probabilities read as its text."""

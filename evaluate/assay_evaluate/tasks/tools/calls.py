@@ -12,7 +12,7 @@ from assay.records.measurement import ToolItem
 from assay_evaluate.client.journal import Reply
 from assay_evaluate.tasks.tools.parameters import Schema
 from assay_evaluate.tasks.tools.questions import ToolQuestion
-from assay_evaluate.transport.foreign_json import plain, read_json
+from assay_evaluate.transport.foreign_json import clean_json, read_json
 
 CALL_MARKS = re.compile(
     r"</?[|｜]?[\w:]{0,20}tool[_▁]calls?|</?[|｜]?(?:start_|end_)?function(?:_?calls?)?[=>]|<function\s?=|<arg_key>|<invoke\b"
@@ -43,7 +43,7 @@ def _object(arguments: Any) -> dict[str, Any] | None:
     """Arguments as the API sends them: JSON text. Some servers send the object itself."""
     if isinstance(arguments, str):
         try:
-            arguments = plain(read_json(arguments.encode()))
+            arguments = clean_json(read_json(arguments.encode()))
         except ValueError:  # not JSON, NaN, a number of thousands of digits, or nested without end
             return None
     return arguments if isinstance(arguments, dict) else None

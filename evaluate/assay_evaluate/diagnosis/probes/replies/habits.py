@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from assay_evaluate.client.decoded_text import Compared
+from assay_evaluate.client.decoded_text import TextComparison
 from assay_evaluate.client.exchanges import Exchange
 from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, RescoredReply
 from assay_evaluate.diagnosis.probes.recompute import why_not
@@ -80,7 +80,7 @@ def signs_of(exchange: Exchange, *, is_end_expected: bool) -> list[Sign]:
     )
 
 
-def sort_out(session: ProbeSession, suspects: Sequence[Suspect], compared: dict[str, Compared], usual: Usual) -> Sorted:
+def sort_out(session: ProbeSession, suspects: Sequence[Suspect], compared: dict[str, TextComparison], usual: Usual) -> Sorted:
     """Score them all, and ask the most urgent ones again."""
     told = Sorted([], [], [])
     in_order = sorted(suspects, key=lambda one: (one.urgency, one.number))
@@ -122,7 +122,7 @@ def _shows_again(suspect: Suspect, alone: Exchange, usual: Usual) -> bool:
     return again >= set(suspect.kinds)
 
 
-def _is_cleared_by_its_ids(suspect: Suspect, compared: dict[str, Compared]) -> bool:
+def _is_cleared_by_its_ids(suspect: Suspect, compared: dict[str, TextComparison]) -> bool:
     """Whether the model's having chosen the ids says all about the reply's signs."""
     if "wrong_script" in suspect.kinds:
         return False

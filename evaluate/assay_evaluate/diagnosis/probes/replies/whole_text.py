@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from assay.records.probe import ProbeResult, Witness
-from assay_evaluate.client.decoded_text import MARK, Compared, compare_text, is_known_mark
+from assay_evaluate.client.decoded_text import MARK, TextComparison, compare_text, is_known_mark
 from assay_evaluate.client.exchanges import Exchange
 from assay_evaluate.client.reply_checks import (
     Contradiction,
@@ -75,7 +75,7 @@ def _witness(exchange: Exchange, told: Contradiction) -> Witness:
 
 
 # ------------------------------------------------------------------------------------------------ texts and ids
-def compared_texts(session: ProbeSession, replies: Sequence[Exchange]) -> dict[str, Compared]:
+def compared_texts(session: ProbeSession, replies: Sequence[Exchange]) -> dict[str, TextComparison]:
     """By id: text against what the server's /detokenize makes of the ids, of replies that have ids. Each is asked once."""
     if not session.endpoint.offer.detokenize:
         return {}
@@ -87,12 +87,12 @@ def compared_texts(session: ProbeSession, replies: Sequence[Exchange]) -> dict[s
         if not told.is_equal and one.reply.finish_reason == "stop" and len(one.reply.token_ids) > 1:
             # the token that ended it may be text of its own, which a reply leaves out
             before = _compare(session, one, one.reply.token_ids[:-1])
-            told = Compared(True, None, True) if before is not None and before.is_equal else told
+            told = TextComparison(True, None, True) if before is not None and before.is_equal else told
         session.compared[one.id] = told
     return {one.id: session.compared[one.id] for one in replies if one.id in session.compared}
 
 
-def _compare(session: ProbeSession, exchange: Exchange, ids: Sequence[int]) -> Compared | None:
+def _compare(session: ProbeSession, exchange: Exchange, ids: Sequence[int]) -> TextComparison | None:
     decoded = _detokenized(session, ids)
     if decoded is None:
         return None
@@ -115,7 +115,7 @@ def _tokenized(session: ProbeSession, text: str) -> tuple[int, ...]:
     return session.client.post("/tokenize", {"prompt": text, "add_special_tokens": False}).tokens
 
 
-def believed_texts(session: ProbeSession, replies: Sequence[Exchange]) -> tuple[dict[str, Compared], str | None]:
+def believed_texts(session: ProbeSession, replies: Sequence[Exchange]) -> tuple[dict[str, TextComparison], str | None]:
     """`compared_texts`; and why they are not believed: many differ, and /detokenize writes those texts otherwise, too.
 
     A text that /tokenize and /detokenize give back as it is can be written with this tokenizer. If its reply's ids decode to
@@ -141,7 +141,7 @@ def _comes_back(session: ProbeSession, exchange: Exchange) -> bool:
 
 # ------------------------------------------------------------------------------------------------ each reply
 def _contradictions(
-    session: ProbeSession, replies: Sequence[Exchange], compared: dict[str, Compared]
+    session: ProbeSession, replies: Sequence[Exchange], compared: dict[str, TextComparison]
 ) -> dict[str, list[Contradiction]]:
     ends = EndTokens()
     for one in replies:
