@@ -115,14 +115,17 @@ def _read_speculation(data: dict[str, Any]) -> dict[str, int] | None:
     stats = (data.get("metrics") or {}).get("speculative_decoding")
     if not stats:
         return None
-    counts = {
-        "num_drafts": _count(stats["num_spec_steps"]),
-        "num_draft_tokens": _count(stats["num_draft_tokens"]),
-        "num_accepted_tokens": _count(stats["num_accepted_draft_tokens"]),
+    names = {
+        "num_drafts": "num_spec_steps",
+        "num_draft_tokens": "num_draft_tokens",
+        "num_accepted_tokens": "num_accepted_draft_tokens",
     }
-    if None in counts.values():
-        raise TypeError("null in place of a count")
-    return {name: count for name, count in counts.items() if count is not None}
+    counts: dict[str, int] = {}
+    for name, stored_as in names.items():
+        if (count := _count(stats[stored_as])) is None:
+            raise TypeError("null in place of a count")
+        counts[name] = count
+    return counts
 
 
 # ---------------------------------------------------------------------------------------------------- counts that cannot be
