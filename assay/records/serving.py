@@ -69,7 +69,7 @@ class SignedPrompt(Part):
 
 
 MOST_LOGPROB = 0.01
-"""Above it nothing is a log-probability, however it was rounded (client/checks/logprob_checks.py has the reasons)."""
+"""Above it nothing is a log-probability, however it was rounded (client/logprob_checks.py has the reasons)."""
 ABOVE_ZERO = "log-probabilities above 0: start vLLM without --logprobs-mode raw_logits"
 
 

@@ -102,7 +102,7 @@ class ServingFinding(Part):
     candidate: str
     task: str
     rule: str
-    """By name, of `assay_evaluate.alike.rules`."""
+    """By name, of `assay_evaluate.serving_faults.rules`."""
     at_fault: tuple[str, ...]
     """Labels of the checkpoints whose serving is at fault; both where that cannot be told."""
     clause: str

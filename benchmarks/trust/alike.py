@@ -3,7 +3,7 @@
     python benchmarks/trust/alike.py [--tasks 10000] [--each 25] [--seed 1] [--write benchmarks/trust/alike.md]
     python benchmarks/trust/alike.py --real 20 [--work DIR]        # real evaluations: vLLM, tiny-glm, MTP, 64 in flight
 
-The worlds, weights and servers are drawn by alike_worlds.py; the rules are `evaluate/assay_evaluate/alike/rules.py`.
+The worlds, weights and servers are drawn by alike_worlds.py; the rules are `evaluate/assay_evaluate/serving_faults/rules.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from alike_worlds import (
     pair_of,
 )
 
-from assay_evaluate.alike.rules import RULES, look
+from assay_evaluate.serving_faults.rules import RULES, check_pair
 from assay_evaluate.statistics.proportions import clopper_pearson
 
 REAL = "## Real servers"
@@ -50,7 +50,7 @@ def healthy(tasks: int, seed: int) -> Iterator[tuple[World, list[str]]]:
         loss, likeness = rng.choice(((0.0, 1.0), (0.0, 0.9), (0.03, 0.8), (0.1, 0.6), (0.3, 0.3), (0.9, 0.0)))
         reference = Server(Weights(world, 0), "reference", 2 * number)
         candidate = Server(Weights(world, number + 1, likeness, loss), "candidate", 2 * number + 1)
-        yield world, [rule.name for rule, _ in look(pair_of(reference, candidate))]
+        yield world, [rule.name for rule, _ in check_pair(pair_of(reference, candidate))]
 
 
 # ------------------------------------------------------------------------------------------------ damaged weights
@@ -147,7 +147,7 @@ def damaged(each: int, seed: int) -> dict[str, tuple[int, int, Counter[str]]]:
             world = draw_world(rng)
             reference = Server(Weights(world, 0), "reference", 2 * number)
             candidate = Server(Weights(world, number + 1, 0.9, 0.02, damage), "candidate", 2 * number + 1)
-            raised = {rule.name for rule, _ in look(pair_of(reference, candidate))}
+            raised = {rule.name for rule, _ in check_pair(pair_of(reference, candidate))}
             rules.update(raised)
             excused += bool(raised)
         found[name] = excused, each, rules
@@ -295,7 +295,7 @@ def power(each: int, seed: int) -> dict[str, dict[tuple[int, float], float]]:
                     ]
                     for server in servers[0 if fault.both else 1 :]:
                         server.change, server.share = fault.change, share
-                    num += bool(look(pair_of(*servers)))
+                    num += bool(check_pair(pair_of(*servers)))
                 found[name][size, share] = num / each
     return found
 
@@ -358,9 +358,9 @@ def page(tasks: int, each: int, seed: int) -> str:
 INTRODUCTION = """\
 # Asked and answered alike
 
-Before a task is judged, the evidence that replies carry is held against rules (`evaluate/assay_evaluate/alike/rules.py`): that
-the weights that were asked answered, that both sides got the same prompts, that replies are whole. This page has their false
-alarms and their power, simulated by `benchmarks/trust/alike.py`.
+Before a task is judged, the evidence that replies carry is held against rules
+(`evaluate/assay_evaluate/serving_faults/rules.py`): that the weights that were asked answered, that both sides got the same
+prompts, that replies are whole. This page has their false alarms and their power, simulated by `benchmarks/trust/alike.py`.
 """
 HEALTHY = """\
 {tasks} tasks, each asked of two healthy servers and of the reference once more: 20 to 80 items, letters, codes, UUIDs, sums,

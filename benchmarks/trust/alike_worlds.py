@@ -1,7 +1,7 @@
 """Healthy servers, damaged weights and changed replies, drawn: what `alike.py` holds the rules against.
 
 A world is a task with its form of replies, asked of two servers. Replies are drawn as `Reply` objects and go through the same
-code as real ones (`marks_of`, `ServedTally`, `truncated_by`), so that nothing is assumed about the rules.
+code as real ones (`marks_of`, `ServedTally`, `truncation_of`), so that nothing is assumed about the rules.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any, Literal
 
 from assay.records.measurement import ItemResult, TaskResult
 from assay.records.served.evidence import AskedTwice
-from assay_evaluate.alike.measurements import repeated_of
-from assay_evaluate.alike.sides import Pair, Side
 from assay_evaluate.asking.evidence import ServedTally, marks_of
 from assay_evaluate.client.journal import Reply, Request
-from assay_evaluate.client.truncation import loops, truncated_by
-from assay_evaluate.run.answering.served import FIRST_QUESTIONS, MOST_QUESTIONS
+from assay_evaluate.client.truncation import is_looping, truncation_of
+from assay_evaluate.run.reply_evidence import FIRST_QUESTIONS, MOST_QUESTIONS
+from assay_evaluate.serving_faults.rules import compare_passes
+from assay_evaluate.serving_faults.sides import Pair, Side
 
 Form = Literal["letter", "code", "uuid", "sum", "prose", "thinking", "program", "calls"]
 Ids = Literal["uuid", "counter", "of 999", "one", "none"]
@@ -270,12 +270,12 @@ class Server:
 
     def _item(self, item: int, sample: int, drawn: Drawn) -> ItemResult:
         world, reply = self.weights.world, drawn.reply
-        cut = truncated_by(
+        cut = truncation_of(
             reply, max_tokens=world.max_tokens, max_model_len=None, has_reasoning_parser=world.form == "thinking"
         )
         return ItemResult(
             item=f"i{item}", sample=sample, language="en", correct=drawn.is_right, truncated=cut is not None, truncated_by=cut,
-            loops=loops(reply, cut, None), wrong_script=False, finish_reason=reply.finish_reason,
+            loops=is_looping(reply, cut, None), wrong_script=False, finish_reason=reply.finish_reason,
             prompt_tokens=reply.prompt_tokens, output_tokens=reply.output_tokens, answer=None,
             **marks_of(reply, cut, str(1000 + item)),
         )  # fmt: skip
@@ -354,5 +354,5 @@ class _Ids:
 def pair_of(reference: Server, candidate: Server) -> Pair:
     """Both sides, with what the reference's second pass says of its noise."""
     ours, again = reference.side(), reference.side(is_repeat=True)
-    noise = repeated_of([(ours.task, again.task)])
+    noise = compare_passes([(ours.task, again.task)])
     return Pair(dataclasses.replace(ours, repeated=noise), candidate.side())

@@ -29,8 +29,8 @@ from assay.recipes.load import load_recipe  # noqa: E402
 from assay.recipes.model import ModelRecipe  # noqa: E402
 from assay.recipes.profile import ProfileRecipe  # noqa: E402
 from assay.records.probe import ProbeReport, ProbeSettings  # noqa: E402
-from assay_evaluate.client.checks.decoded_text import MARK  # noqa: E402
 from assay_evaluate.client.client import Client  # noqa: E402
+from assay_evaluate.client.decoded_text import MARK  # noqa: E402
 from assay_evaluate.diagnosis.endpoint import find_endpoint  # noqa: E402
 from assay_evaluate.diagnosis.probes.run_probes import run_probes  # noqa: E402
 from assay_evaluate.serving.server import Server, ServerSpec, serve  # noqa: E402

@@ -152,7 +152,7 @@ def ask(label: str, run_dir: Path, suite: SuiteRecipe, profile: ProfileRecipe) -
     """What the checkpoint answers to every item; from `run_dir/measurements/LABEL.json` if it is there."""
     from assay_evaluate.client.journal import Journal
     from assay_evaluate.run.identity import checkpoint_bytes, checkpoint_sha256, identity
-    from assay_evaluate.run.suite import measure_suite
+    from assay_evaluate.run.suite import ServedCheckpoint, measure_suite
     from assay_evaluate.serving.server import ServerSpec, serve
 
     place = run_dir / "measurements" / f"{label}.json"
@@ -164,15 +164,14 @@ def ask(label: str, run_dir: Path, suite: SuiteRecipe, profile: ProfileRecipe) -
     spec = ServerSpec(checkpoint, profile, serving, speculate=True, log_path=run_dir / "logs" / f"vllm-{label}.log")
     with Journal(run_dir / "journal.db") as journal, serve(spec, print) as server:
         sha256 = checkpoint_sha256(checkpoint, journal.file_sha256)
-        found = measure_suite(
-            suite, server, journal, identity(sha256, server.fingerprint, suite.name), None, checkpoint=checkpoint,
-            serving=serving, is_noise_floor=False, concurrency=profile.concurrency, on_progress=print,
-        )  # fmt: skip
+        who = identity(sha256, server.fingerprint, suite.name)
+        served = ServedCheckpoint(suite, server, journal, who, checkpoint, serving, profile.concurrency, print)
+        results = measure_suite(served, None, is_noise_floor=False)
     measurement = Measurement(
         model="tiny-glm", label=label, is_reference=label == REFERENCE, is_noise_floor=False, checkpoint=str(checkpoint),
         checkpoint_sha256=sha256, checkpoint_bytes=checkpoint_bytes(checkpoint), suite=suite.name, suite_sha256=suite.sha256,
         suite_recipe=suite.model_dump(mode="json", by_alias=True), fingerprint=server.fingerprint,
-        started=started.isoformat(timespec="seconds"), seconds=round(time.monotonic() - clock, 3), **found,
+        started=started.isoformat(timespec="seconds"), seconds=round(time.monotonic() - clock, 3), **results,
     )  # fmt: skip
     measurement.save(place)
     return measurement

@@ -112,7 +112,7 @@ class Point:
         flat_TW = torch.nan_to_num(values.detach().float().cpu().reshape(-1, values.shape[-1]), 0.0, 0.0, 0.0)
         self.inputs.append(flat_TW @ projection(flat_TW.shape[1], sketch_width))
 
-    def told(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """JSON. base64: FP32 sketches [tokens, sketch_width] of outputs and inputs; INT32 experts chosen [tokens, k], ascending
         per token; INT32 rows [tokens], which tokens an expert saw."""
         count = max(self.num_values, 1)
@@ -141,13 +141,13 @@ def weights_of(model: nn.Module) -> list[dict[str, Any]]:
     from vllm.model_executor.layers.fused_moe import RoutedExperts
     from vllm.model_executor.layers.linear import ColumnParallelLinear, LinearBase, RowParallelLinear
 
-    found: list[Point] = []
+    weights: list[Point] = []
 
     def weigh(name: str, values: Tensor, partial: bool) -> None:
         if not values.numel():
             return  # vLLM's CPU linear layers keep a packed copy that nobody can read, and empty the weight
-        found.append(Point(name, "weight", partial))
-        found[-1].add(values.detach().reshape(1, -1), 0)
+        weights.append(Point(name, "weight", partial))
+        weights[-1].add(values.detach().reshape(1, -1), 0)
 
     for name, module in model.named_modules():
         if isinstance(module, LinearBase):
@@ -164,7 +164,7 @@ def weights_of(model: nn.Module) -> list[dict[str, Any]]:
                     for expert, share in zip(numbers, values, strict=True):
                         partial = module.moe_config.tp_size > 1
                         weigh(f"{name.removesuffix('.routed_experts')}.{expert}.{own}", share, partial)
-    return [point.told() for point in found]
+    return [point.summary() for point in weights]
 
 
 class Watch:
@@ -201,7 +201,7 @@ class Watch:
 
     def take(self) -> list[dict[str, Any]]:
         points, self._points = self._points, {}
-        return [point.told() for point in points.values()]
+        return [point.summary() for point in points.values()]
 
     def remove(self) -> None:
         for step in self._remove:

@@ -43,8 +43,8 @@ class Dequantizer:
     """
 
     def __init__(self, quantization_config: Mapping[str, Any], dtype: torch.dtype) -> None:
-        known = QuantizationConfig.model_fields  # vLLM's config holds more keys than compressed-tensors has fields
-        config = QuantizationConfig.model_validate({k: v for k, v in quantization_config.items() if k in known})
+        fields = QuantizationConfig.model_fields  # vLLM's config holds more keys than compressed-tensors has fields
+        config = QuantizationConfig.model_validate({k: v for k, v in quantization_config.items() if k in fields})
         self._groups = [(target, group) for group in map(_group_of, config.config_groups.values()) for target in group[1]]
         self._dtype = dtype
         self.num_modules = 0

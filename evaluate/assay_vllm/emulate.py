@@ -52,8 +52,8 @@ class EmulatedConfig(CompressedTensorsConfig):
     @classmethod
     def override_quantization_method(cls, hf_quant_cfg: Any, user_quant: str | None, hf_config: Any = None) -> str | None:
         """Claims compressed-tensors checkpoints, only when asked for by name."""
-        ours = user_quant == EMULATE and hf_quant_cfg.get("quant_method") == "compressed-tensors"
-        return EMULATE if ours else None
+        is_emulated = user_quant == EMULATE and hf_quant_cfg.get("quant_method") == "compressed-tensors"
+        return EMULATE if is_emulated else None
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
         if isinstance(layer, LinearBase):
@@ -88,9 +88,9 @@ class EmulatedConfig(CompressedTensorsConfig):
 
 def check_supported_kv_cache(scheme: Mapping[str, Any]) -> None:
     """NotImplementedError for a `kv_cache_scheme` that is not E4M3 with one scale for all."""
-    asked = tuple(scheme.get(name) for name in ("type", "num_bits", "strategy", "dynamic", "symmetric"))
-    if asked != ("float", 8, "tensor", False, True):
-        kind, bits, strategy, dynamic, _ = asked
+    cache_format = tuple(scheme.get(name) for name in ("type", "num_bits", "strategy", "dynamic", "symmetric"))
+    if cache_format != ("float", 8, "tensor", False, True):
+        kind, bits, strategy, dynamic, _ = cache_format
         how = "dynamic" if dynamic else "static"
         raise NotImplementedError(
             f"a KV cache in {how} {kind}{bits} per {strategy} cannot be emulated; emulated is static float8 per tensor"
@@ -120,18 +120,18 @@ def set_cache_scales(model: torch.nn.Module, stored: Mapping[str, torch.Tensor])
     stored: by name (`...layers.3.self_attn.k_scale`). Latent attention gets none, as in vLLM, which loads none for it.
     ValueError: a layer has one of the two only, or some layers have scales and others of the same model have not.
     """
-    found: dict[str, dict[str, float]] = {}
+    by_layer: dict[str, dict[str, float]] = {}
     for name, scale in stored.items():
         if (at := _LAYER.search(name)) is not None:
-            found.setdefault(at[1], {})[name.rpartition(".")[2]] = float(scale.float().reshape(()))
+            by_layer.setdefault(at[1], {})[name.rpartition(".")[2]] = float(scale.float().reshape(()))
     layers = [m for m in model.modules() if isinstance(m, Attention) and _is_rounding(m)]
     numbers = {id(m): at[1] for m in layers if (at := _LAYER.search(m.layer_name)) is not None}
-    have = [m for m in layers if numbers.get(id(m)) in found]
+    have = [m for m in layers if numbers.get(id(m)) in by_layer]
     if have and len(have) < len(layers):
         without = next(m.layer_name for m in layers if m not in have)
         raise ValueError(f"{without}: the checkpoint has no scales of its KV cache, and has those of other layers")
     for module in have:
-        scales = found[numbers[id(module)]]
+        scales = by_layer[numbers[id(module)]]
         if scales.keys() != {"k_scale", "v_scale"}:
             raise ValueError(f"{module.layer_name}: of k_scale and v_scale the checkpoint has {', '.join(scales)} only")
         setattr(module, _CACHE_SCALES, (scales["k_scale"], scales["v_scale"]))

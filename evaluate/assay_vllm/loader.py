@@ -124,11 +124,11 @@ class EmulatedLoader(StrictLoader):
             dequantizer.num_modules,
             str(model_config.dtype).removeprefix("torch."),
             ", ".join(f"{count} modules {kind}" for kind, count in sorted(activations.items())) or "not quantized",
-            _told_of_cache(num_rounding, num_scaled),
+            _describe_cache(num_rounding, num_scaled),
         )
 
 
-def _told_of_cache(num_rounding: int, num_scaled: int) -> str:
+def _describe_cache(num_rounding: int, num_scaled: int) -> str:
     if not num_rounding:
         return ""
     scaled = f", {num_scaled} by scales of theirs" if num_scaled else ""
@@ -136,11 +136,11 @@ def _told_of_cache(num_rounding: int, num_scaled: int) -> str:
 
 
 def _without_cache_scales(
-    stream: Iterable[tuple[str, torch.Tensor]], found: dict[str, torch.Tensor]
+    stream: Iterable[tuple[str, torch.Tensor]], cache_scales: dict[str, torch.Tensor]
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """The stream without scales of the KV cache, which vLLM has no parameters for here; they go into `found`."""
     for name, tensor in stream:
         if name.endswith(CACHE_SCALES):
-            found[name] = tensor.clone()
+            cache_scales[name] = tensor.clone()
         else:
             yield name, tensor

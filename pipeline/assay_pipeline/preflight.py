@@ -61,7 +61,7 @@ def _looked(name: CheckName, look: Look, run: PlannedRun, on_progress: Callable[
 # ------------------------------------------------------------------------------------------------ the checks
 def check_hardware(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterator[Check]:
     """Whether the GPUs of the profile are here. A profile that was named may be for another machine, unless the run begins."""
-    from assay_evaluate.serving.hardware import describe_hardware, find_gpus, fits, needs
+    from assay_evaluate.serving.hardware import describe_hardware, describe_needs, find_gpus, fits
 
     if not run.is_served_here:
         yield _of_servers_that_run(run.profile)
@@ -71,7 +71,7 @@ def check_hardware(run: PlannedRun, on_progress: Callable[[str], None]) -> Itera
     if fits(run.profile.hardware, find_gpus()):
         yield Check(check="hardware", subject=run.profile.name, outcome="PASS", detail=machine_text)
         return
-    detail = f"profile {needs(run.profile)}; {machine_text}"
+    detail = f"profile {describe_needs(run.profile)}; {machine_text}"
     if run.named and not run.here:
         detail += "; disk and environment are those of this machine, the rest is for the machine that the profile names"
         remedy = f"run it again on {run.profile.name} before `make quantize eval`"
@@ -274,7 +274,7 @@ def check_loading(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterat
 
 
 def _to_replay(run: PlannedRun) -> Iterator[Candidate]:
-    from assay_evaluate.serving.replay import Candidate, Unwritten, planned
+    from assay_evaluate.serving.replay import Candidate, PlannedCheckpoint, planned
 
     serving = run.aim.recipe.serving
     for checkpoint in run.checkpoints:
@@ -287,7 +287,7 @@ def _to_replay(run: PlannedRun) -> Iterator[Candidate]:
             shards: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = defaultdict(dict)
             for name, header in checkpoint.headers.tensors.items():
                 shards[header.shard][name] = (header.dtype, header.shape)
-            yield Candidate(checkpoint.label, Unwritten(checkpoint.headers.config, shards), run.profile, serving)
+            yield Candidate(checkpoint.label, PlannedCheckpoint(checkpoint.headers.config, shards), run.profile, serving)
 
 
 JOURNAL_BYTES = {"cpu": 1 * 10**9, "cuda": 10 * 10**9}

@@ -35,7 +35,7 @@ from assay_evaluate.diagnosis.endpoint import ProbedEndpoint, find_endpoint
 from assay_evaluate.diagnosis.levers.reproduction import write_bundle
 from assay_evaluate.diagnosis.levers.settings import Setting
 from assay_evaluate.diagnosis.locate.locate import write_remedy
-from assay_evaluate.serving.external import get, meet_server, require_same
+from assay_evaluate.serving.external import get, identify_server, require_same
 from assay_evaluate.transport.connection import Connection
 from assay_evaluate.transport.errors import TransportError
 from assay_evaluate.transport.foreign_json import message_in
@@ -332,17 +332,17 @@ def test_a_list_of_models_that_is_none_is_one_line(listed: Any, tmp_path: Path) 
         with pytest.raises(MeasureError, match=r"/v1/models: no list of models there; give an OpenAI-compatible server$"):
             find_endpoint(server.base_url)
         with pytest.raises(ServeError, match=r"/v1/models: no list of models there; give an OpenAI-compatible server$"):
-            meet_server(server.base_url, label="fp8", checkpoint=tmp_path, profile="mine")
+            identify_server(server.base_url, label="fp8", checkpoint=tmp_path, profile="mine")
         server.listed = {"data": []}
         with pytest.raises(ServeError, match="/v1/models lists no model"):
-            meet_server(server.base_url, label="fp8", checkpoint=tmp_path, profile="mine")
+            identify_server(server.base_url, label="fp8", checkpoint=tmp_path, profile="mine")
 
 
 @pytest.mark.parametrize("root", ["/" + "x" * 10_000, "a\x00b", COMMAND, 5])
 def test_a_root_that_is_no_path_is_not_ours_to_compare(root: Any, tmp_path: Path) -> None:
     with Odd({"data": [{"id": "model", "root": root, "max_model_len": 64}]}) as server:
         server.version = server.system_fingerprint = COMMAND
-        met = meet_server(server.base_url, label="fp8", checkpoint=tmp_path, profile="mine")
+        met = identify_server(server.base_url, label="fp8", checkpoint=tmp_path, profile="mine")
         assert met.fingerprint.versions == {"vllm": shown(COMMAND)} and met.fingerprint.system_fingerprint == shown(COMMAND)
 
 
@@ -350,8 +350,8 @@ def test_messages_hold_one_line_of_what_was_said(tmp_path: Path) -> None:
     with Odd({"data": [{"id": COMMAND, "max_model_len": 64}]}) as server, StubServer() as other:
         with pytest.raises(MeasureError) as missing:
             find_endpoint(server.base_url, "mine")
-        ours = meet_server(server.base_url, label="fp8", checkpoint=tmp_path, profile="mine")
-        theirs = meet_server(other.base_url, label="fp8", checkpoint=tmp_path, profile="mine")
+        ours = identify_server(server.base_url, label="fp8", checkpoint=tmp_path, profile="mine")
+        theirs = identify_server(other.base_url, label="fp8", checkpoint=tmp_path, profile="mine")
         with pytest.raises(ServeError) as unlike:
             require_same(ours, theirs)
         server.tell = lambda path: (404, {"error": COMMAND})  # type: ignore[method-assign]

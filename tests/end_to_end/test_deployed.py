@@ -34,7 +34,7 @@ from assay_evaluate.run.candidate import Candidate
 from assay_evaluate.run.deployment import StartServer, deploy
 from assay_evaluate.run.evaluate import evaluate
 from assay_evaluate.serving.server import Server, ServerSpec, serve
-from assay_evaluate.serving.vllm_command import with_cores
+from assay_evaluate.serving.vllm_command import bind_cores
 from assay_evaluate.verdicts.gates import judge
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.engine.quantize import quantize
@@ -77,7 +77,7 @@ def elsewhere(ranks: int) -> ProfileRecipe:
     if ranks > 1:
         del environment["VLLM_ENABLE_V1_MULTIPROCESSING"]
     changes = {"name": f"{ranks}-ranks", "vllm": {**HERE.vllm, **more}, "concurrency": 8, "environment": environment}
-    return with_cores(HERE.model_copy(update=changes), ranks)
+    return bind_cores(HERE.model_copy(update=changes), ranks)
 
 
 @dataclass(frozen=True)

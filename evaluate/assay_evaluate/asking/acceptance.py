@@ -37,10 +37,10 @@ class AcceptanceTally:
         """Count the replies that say something."""
         with self._lock:
             for reply in replies:
-                told = reply.speculation or {}
-                self.totals.update(told)
-                if drafted := told.get("num_draft_tokens", 0):
-                    accepted = told["num_accepted_tokens"]
+                drafts = reply.speculation or {}
+                self.totals.update(drafts)
+                if drafted := drafts.get("num_draft_tokens", 0):
+                    accepted = drafts["num_accepted_tokens"]
                     terms = (drafted**2, drafted * accepted, accepted**2)
                     self.squares = tuple(map(sum, zip(self.squares, terms, strict=True)))  # type: ignore[assignment]
                     self.num_replies += 1

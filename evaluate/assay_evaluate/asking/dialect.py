@@ -96,8 +96,8 @@ def learn_dialect(client: Client, chat_template_kwargs: dict[str, Any]) -> Diale
     url = f"{client.endpoint.base_url}{CHAT}: HTTP {response.status}"
     if response.status != 200:
         raise MeasureError(f"{url}: {response.message}")
-    said = response.message or f"no completion: {shown(response.data, 100)}"
-    raise MeasureError(f"{url}: {said}; give the address of an OpenAI-compatible server")
+    explanation = response.message or f"no completion: {shown(response.data, 100)}"
+    raise MeasureError(f"{url}: {explanation}; give the address of an OpenAI-compatible server")
 
 
 def count_tokens(client: Client, dialect: Dialect, question: str) -> int:

@@ -22,29 +22,17 @@ from assay.records.base import canonical_json
 from assay.records.measurement import Truncation
 from assay.records.served.evidence import PromptCount, ServedEvidence, TextCounts
 from assay_evaluate.client.journal import Identity, Journal, Reply, Request
-from assay_evaluate.client.message import thinking_apart
-from assay_evaluate.client.truncation import repeats_to_the_end
+from assay_evaluate.client.message import separate_thinking
+from assay_evaluate.client.truncation import ends_in_loop
 
 ENDS_A_SENTENCE = frozenset(".!?。！？…\"'”’»)）]】}`*|>$~")
 END_OF_REASONING_CHARS = 300
 """Where an answer stands that was taken for thinking."""
 KEY_BYTES = 6
-ORDINARY_REASONS = frozenset(
-    {
-        "stop",
-        "length",
-        "eos",
-        "eos_token",
-        "end",
-        "end_turn",
-        "max_tokens",
-        "tool_calls",
-        "tool_use",
-        "function_call",
-        "completed",
-        "repetition_detected",
-    }
-)
+ORDINARY_REASONS = frozenset({
+    "stop", "length", "eos", "eos_token", "end", "end_turn", "max_tokens", "tool_calls", "tool_use", "function_call",
+    "completed", "repetition_detected",
+})  # fmt: skip
 """What some servers write into `stop_reason` where vLLM has the stop string that was met; the last is vLLM's own."""
 END_MARK = re.compile(r"<[|｜][^<>\s]{1,60}[|｜]>|</s>|<eos>|<end_of_turn>")
 """The model's own end, written where others have the stop string: what ends a reply anyway, whoever sends it."""
@@ -98,7 +86,7 @@ def marks_of(reply: Reply, cut_by: Truncation | None, expected: str) -> dict[str
     is_without_answer = cut_by in {None, "empty", "reasoning_only"} and not text and not reply.has_tool_calls
     return {
         "reply_key": None if reply.reply_id is None else key_of(reply.reply_id),
-        "text_key": key_of(all_said(reply)),
+        "text_key": key_of(full_text(reply)),
         "text_chars": len(reply.text),
         "reasoning_chars": len(reply.reasoning or ""),
         "ends_open": last != "" and last not in ENDS_A_SENTENCE,
@@ -107,7 +95,7 @@ def marks_of(reply: Reply, cut_by: Truncation | None, expected: str) -> dict[str
     }
 
 
-def all_said(reply: Reply) -> str:
+def full_text(reply: Reply) -> str:
     """Text, thinking and calls; these without their ids, which are new ones each time."""
     calls = [{name: value for name, value in call.items() if name != "id"} for call in reply.tool_calls or ()]
     return "\0".join([reply.text, reply.reasoning or "", *([canonical_json(calls)] if calls else [])])
@@ -131,7 +119,7 @@ class ServedTally:
     cache_header: str | None = None
     num_usage_problems: int = 0
     usage_problem: str | None = None
-    beside: BesideReference | None = None
+    comparison: ReferenceComparison | None = None
     common: _CommonTexts = field(default_factory=lambda: _CommonTexts())
     prompts: _Prompts = field(default_factory=lambda: _Prompts())
     texts: _Texts = field(default_factory=lambda: _Texts())
@@ -145,7 +133,9 @@ class ServedTally:
             _count(self.models, reply.model)
         if reply.system_fingerprint is not None:
             _count(self.system_fingerprints, reply.system_fingerprint)
-        if isinstance(reply.stop_reason, str) and not _is_ordinary(reply.stop_reason):
+        if isinstance(reply.stop_reason, str) and not (
+            reply.stop_reason.lower() in ORDINARY_REASONS or END_MARK.fullmatch(reply.stop_reason)
+        ):
             _count(self.stop_strings, reply.stop_reason)
         if reply.cache_header is not None:
             self.num_from_cache += 1
@@ -155,22 +145,16 @@ class ServedTally:
             self.usage_problem = self.usage_problem or reply.usage_problem
         if reply.reply_id is not None:
             self.num_unguessable_ids += sum(map(str.isalnum, reply.reply_id.partition("-")[2])) >= UNGUESSABLE_CHARS
-        if self.beside is not None:
-            self.beside.note(request, reply)
+        if self.comparison is not None:
+            self.comparison.note(request, reply)
         self.common.note(request, reply)
         self.prompts.note(request, reply)
         self.texts.note(request, reply)
 
-    @property
-    def shortest_questions(self) -> list[Request]:
-        """One request for each of the shortest questions that were answered, the shortest first."""
-        return self.prompts.shortest
-
     def evidence(
         self, *, temperature: float, asked_model: str, count_prompt: CountPrompt | None, count_text: CountText | None
     ) -> ServedEvidence:
-        """What was seen. count_prompt: tokens of a request's prompt; None: nobody can count."""
-        beside = {} if self.beside is None else self.beside.counted()
+        """count_prompt: tokens of a request's prompt; None: nobody can count."""
         return ServedEvidence(
             num_replies=self.num_replies,
             temperature=temperature,
@@ -183,15 +167,11 @@ class ServedTally:
             cache_header=self.cache_header,
             num_usage_problems=self.num_usage_problems,
             usage_problem=self.usage_problem,
-            common_texts=self.common.found,
-            **beside,
+            common_texts=self.common.texts,
+            **({} if self.comparison is None else self.comparison.counted()),
             prompt_counts=() if count_prompt is None else tuple(self.prompts.counted(count_prompt)),
             texts=None if count_text is None else self.texts.counted(count_text),
         )
-
-
-def _is_ordinary(stop_reason: str) -> bool:
-    return stop_reason.lower() in ORDINARY_REASONS or END_MARK.fullmatch(stop_reason) is not None
 
 
 def _count(names: Counter[str], name: str) -> None:
@@ -205,14 +185,15 @@ def _keep_largest(heap: list[T], entry: T, most: int) -> None:
         heapq.heapreplace(heap, entry)
 
 
-class BesideReference:
-    """Greedy replies beside the reference's to the same requests, from the journal: text that lacks its end, though as many
-    tokens were billed, was lost on the way. Whatever the weights are: other tokens would make another text."""
+class ReferenceComparison:
+    """Greedy replies compared with the reference's to the same requests, from the journal: text that lacks its end, though as
+    many tokens were billed, was lost on the way. Whatever the weights are: other tokens would make another text."""
 
     def __init__(self, journal: Journal, reference: Identity) -> None:
         self._journal, self._reference = journal, reference
         self._waiting: list[tuple[str, Reply]] = []
-        self._num_noted = self._num = self._num_cut = self._num_reference_cut = 0
+        self._num_noted = 0
+        self._counts = {"num_beside": 0, "num_cut_short": 0, "num_reference_cut_short": 0}
 
     def note(self, request: Request, reply: Reply) -> None:
         if reply.output_tokens is None or reply.has_tool_calls or self._num_noted >= MOST_BESIDE:
@@ -225,21 +206,18 @@ class BesideReference:
     def counted(self) -> dict[str, int]:
         """As `ServedEvidence` has it."""
         self._compare()
-        return {
-            "num_beside": self._num, "num_cut_short": self._num_cut, "num_reference_cut_short": self._num_reference_cut,
-        }  # fmt: skip
+        return self._counts
 
     def _compare(self) -> None:
-        theirs = self._journal.find_all([key for key, _ in self._waiting])
+        replies = self._journal.find_all([key for key, _ in self._waiting])
         for key, reply in self._waiting:
-            whole = theirs.get(key)
-            if whole is None or whole.status != "answered":
+            if key not in replies or replies[key].status != "answered":
                 continue
-            self._num += 1
-            whole = thinking_apart(whole)
-            if (whole.output_tokens, whole.reasoning) == (reply.output_tokens, reply.reasoning):
-                self._num_cut += _is_beginning(reply.text, whole.text)
-                self._num_reference_cut += _is_beginning(whole.text, reply.text)
+            self._counts["num_beside"] += 1
+            reference = separate_thinking(replies[key])
+            if (reference.output_tokens, reference.reasoning) == (reply.output_tokens, reply.reasoning):
+                self._counts["num_cut_short"] += _is_beginning(reply.text, reference.text)
+                self._counts["num_reference_cut_short"] += _is_beginning(reference.text, reply.text)
         self._waiting.clear()
 
 
@@ -257,18 +235,18 @@ class _CommonTexts:
     def __init__(self) -> None:
         self._times: Counter[int] = Counter()
         self._last: dict[int, str] = {}
-        self.found: dict[int, str] = {}
+        self.texts: dict[int, str] = {}
 
     def note(self, request: Request, reply: Reply) -> None:
         if len(reply.text) < SHORTEST_COMMON_CHARS:
             return
-        key, item = key_of(all_said(reply)), request.item.partition("#")[0]
+        key, item = key_of(full_text(reply)), request.item.partition("#")[0]
         if self._last.get(key) == item:
             return  # samples of one question may be alike
         self._last[key] = item
         self._times[key] += 1
-        if self._times[key] >= FEWEST_COMMON and len(self.found) < MOST_NAMES:
-            self.found.setdefault(key, shown(" ".join(reply.text.split()), COMMON_SHOWN_CHARS))
+        if self._times[key] >= FEWEST_COMMON and len(self.texts) < MOST_NAMES:
+            self.texts.setdefault(key, shown(" ".join(reply.text.split()), COMMON_SHOWN_CHARS))
 
 
 class _Prompts:
@@ -277,27 +255,27 @@ class _Prompts:
     def __init__(self) -> None:
         self._shortest: list[tuple[int, int, Request, int]] = []
         self._longest: list[tuple[int, int, Request, int]] = []
-        self._seen = 0
+        self._number = 0
 
     def note(self, request: Request, reply: Reply) -> None:
         size = len(request.body_json)
         if reply.prompt_tokens is None or size > MOST_PROMPT_CHARS:
             return
-        self._seen += 1
+        self._number += 1
         if size <= LONG_QUESTION_CHARS or len(self._shortest) < NUM_LONG_QUESTIONS:
-            _keep_largest(self._shortest, (-size, -self._seen, request, reply.prompt_tokens), NUM_QUESTIONS)
-        _keep_largest(self._longest, (size, -self._seen, request, reply.prompt_tokens), NUM_PROMPTS)
+            _keep_largest(self._shortest, (-size, -self._number, request, reply.prompt_tokens), NUM_QUESTIONS)
+        _keep_largest(self._longest, (size, -self._number, request, reply.prompt_tokens), NUM_PROMPTS)
 
     @property
     def shortest(self) -> list[Request]:
-        """The shortest first, each question once."""
-        kept = [request for _, _, request, _ in sorted(self._shortest, reverse=True)]
-        return list({request.item.partition("#")[0]: request for request in reversed(kept)}.values())[::-1]
+        """One request for each of the shortest questions that were answered, the shortest first."""
+        requests = [request for _, _, request, _ in sorted(self._shortest)]
+        return list({request.item.partition("#")[0]: request for request in requests}.values())[::-1]
 
     def counted(self, count: CountPrompt) -> Iterator[PromptCount]:
         shortest = sorted(self._shortest, reverse=True)[:NUM_PROMPTS]
-        both = {number: (request, billed) for _, number, request, billed in [*shortest, *self._longest]}
-        for request, billed in both.values():
+        prompts = {number: (request, billed) for _, number, request, billed in [*shortest, *self._longest]}
+        for request, billed in prompts.values():
             if (counted := count(request.body)) is not None:
                 yield PromptCount(item=request.item, billed=billed, counted=counted)
 
@@ -320,7 +298,7 @@ class _Texts:
         self._ratios = (array("f"), array("f"))
         self._fewest: tuple[list[_Text], list[_Text]] = ([], [])
         self._first: list[_Text] = []
-        self._seen = 0
+        self._number = 0
 
     def note(self, request: Request, reply: Reply) -> None:
         billed = reply.output_tokens
@@ -328,17 +306,17 @@ class _Texts:
             return
         text = f"{reply.reasoning or ''}{reply.text}"
         head = text[:1000]
-        others = len(head) - len(head.encode("ascii", "ignore")) > NOT_ASCII_SHARE * len(head)
+        is_other_script = len(head) - len(head.encode("ascii", "ignore")) > NOT_ASCII_SHARE * len(head)
         ratio = len(text) / billed
-        self._ratios[others].append(ratio)
-        self._seen += 1
-        entry = _Text(-ratio, self._seen, request.item, text, billed)
-        _keep_largest(self._fewest[others], entry, MOST_SUSPECTS)
+        self._ratios[is_other_script].append(ratio)
+        self._number += 1
+        entry = _Text(-ratio, self._number, request.item, text, billed)
+        _keep_largest(self._fewest[is_other_script], entry, MOST_SUSPECTS)
         if len(self._first) < NUM_TYPICAL:
             self._first.append(entry)
 
     def counted(self, count: CountText) -> TextCounts | None:
-        shares = [found / one.billed for one in self._first if (found := count(one.text)) is not None]
+        shares = [counted / text.billed for text in self._first if (counted := count(text.text)) is not None]
         if not shares:
             return None
         typical = sorted(shares)[-2:][0]  # not the median: a third of the replies may have lost some
@@ -347,17 +325,17 @@ class _Texts:
         for ratios, heap in zip(self._ratios, self._fewest, strict=True):
             suspects = _suspects(ratios, heap)
             num_suspects += len(suspects)
-            for number, one in enumerate(suspects):
+            for number, suspect in enumerate(suspects):
                 if number == NUM_SUSPECTS and 2 * num_short < num_counted:
                     break
-                if (found := count(one.text)) is None:
+                if (counted := count(suspect.text)) is None:
                     continue
                 num_counted += 1
-                lacks = typical * one.billed - found
-                if lacks > max(LACKING_TOKENS, LACKING_SHARE * typical * one.billed):
+                lacks = typical * suspect.billed - counted
+                if lacks > max(LACKING_TOKENS, LACKING_SHARE * typical * suspect.billed):
                     num_short += 1
                     if shortest is None or lacks > typical * shortest.billed - shortest.counted:
-                        shortest = PromptCount(item=one.item, billed=one.billed, counted=found)
+                        shortest = PromptCount(item=suspect.item, billed=suspect.billed, counted=counted)
         return TextCounts(
             typical_share=round(typical, 4), num_typical=len(shares), num_suspects=num_suspects, num_counted=num_counted,
             num_short=num_short, shortest=shortest,
@@ -370,4 +348,4 @@ def _suspects(ratios: Sequence[float], heap: Sequence[_Text]) -> list[_Text]:
     if len(ratios) < FEWEST_RATIOS:
         return []
     limit = SUSPECT_SHARE * statistics.quantiles(ratios, n=4)[-1]
-    return [one for one in sorted(heap, reverse=True) if -one.rank < limit and not repeats_to_the_end(one.text)]
+    return [text for text in sorted(heap, reverse=True) if -text.rank < limit and not ends_in_loop(text.text)]

@@ -52,11 +52,11 @@ def is_wrong_script(reply: str, *expected: str) -> bool:
     return is_foreign(count_scripts(reply), {script for text in expected for script in count_scripts(text)})
 
 
-def is_foreign(found: Counter[str], allowed: Collection[str]) -> bool:
+def is_foreign(scripts: Counter[str], allowed: Collection[str]) -> bool:
     """The same of letters that are counted already (`count_scripts`) and the scripts that may be used."""
-    total = found.total()
+    total = scripts.total()
     return any(
         count > total * (MAX_FOREIGN_SHARE_IN_FORMULAS if script in {"Latin", "Greek"} else MAX_FOREIGN_SHARE)
-        for script, count in found.items()
+        for script, count in scripts.items()
         if script not in allowed
     )

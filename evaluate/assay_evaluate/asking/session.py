@@ -1,31 +1,73 @@
-"""One pass of a suite over one served checkpoint: makes requests, turns replies into results."""
+"""One pass of a suite over one served checkpoint: makes requests, turns replies into results, and keeps the servers busy.
+
+While one task waits for its last replies, the next ones put their requests in line. A task to come is begun for that, in the
+same thread, and left at its first question, whose requests are on their way then. When its turn comes it starts from the
+beginning and finds them answered or under way. Doing the preparation twice costs CPU time while the servers work; threads per
+task would not do, since some of lm-eval's scorers set alarms, which only the main thread may, and take the error for a wrong
+answer.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from assay.recipes.suite import TaskBase
-from assay.records.base import Interval
 from assay.records.measurement import ItemResult, TaskResult
 from assay_evaluate.asking.acceptance import AcceptanceTally
 from assay_evaluate.asking.dialect import Dialect, Messages, seed_of
 from assay_evaluate.asking.evidence import ServedTally, marks_of
 from assay_evaluate.asking.language import is_wrong_script
-from assay_evaluate.asking.look_ahead import InLine, LookAhead
 from assay_evaluate.client.client import Client
 from assay_evaluate.client.journal import Reply, Request
-from assay_evaluate.client.message import thinking_apart
-from assay_evaluate.client.truncation import count_loops, count_thinking_cut, count_truncations, loops, truncated_by
+from assay_evaluate.client.message import separate_thinking
+from assay_evaluate.client.truncation import count_loops, count_thinking_cut, count_truncations, is_looping, truncation_of
 from assay_evaluate.statistics.graded import mean_of_shares
 from assay_evaluate.statistics.item_pairs import accuracy_of
 
 T = TypeVar("T")
 FIRST_IN_LINE = 32
 """Requests that a streamed task puts in line when it is begun early."""
+
+
+class InLine(Exception):
+    """Raised at the first question of a task that was begun early: its requests are in line."""
+
+
+class LookAhead:
+    """Runs tasks in order and begins those to come when asked to."""
+
+    def __init__(self) -> None:
+        self.is_looking = False
+        """A task is being begun early: its first question must raise `InLine` instead of waiting for replies."""
+        self._tasks: Sequence[Callable[[], object]] = ()
+        self._next = 0
+
+    def run(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
+        """What each task returns, in order."""
+        self._tasks, results = tasks, []
+        for number, task in enumerate(tasks):
+            self._next = max(self._next, number + 1)
+            results.append(task())
+        return results
+
+    def begin_next(self) -> bool:
+        """Put the first requests of the next task in line; False if none is left."""
+        if self._next >= len(self._tasks):
+            return False
+        task = self._tasks[self._next]
+        self._next += 1
+        self.is_looking = True
+        try:
+            task()
+        except InLine:
+            pass
+        finally:
+            self.is_looking = False
+        return True
 
 
 @dataclass(frozen=True)
@@ -68,7 +110,7 @@ class Session:
             raise InLine
         replies = self.client.ask(requests, self.ahead.begin_next)
         self.tally.add(replies)
-        whole = [thinking_apart(reply) for reply in replies]
+        whole = [separate_thinking(reply) for reply in replies]
         for request, reply in zip(requests, whole, strict=True):
             self.served[request.task].note(request, reply)
         return whole
@@ -78,32 +120,26 @@ class Session:
         if self.ahead.is_looking:
             self.client.submit(list(itertools.islice(requests, FIRST_IN_LINE)))
             raise InLine
-        asked, noted = itertools.tee(requests)
-        for reply in self.client.ask_each(asked, self.ahead.begin_next):
+        sent, noted = itertools.tee(requests)
+        for reply in self.client.ask_each(sent, self.ahead.begin_next):
             request = next(noted)
             self.tally.add([reply])
-            reply = thinking_apart(reply)
+            reply = separate_thinking(reply)
             self.served[request.task].note(request, reply)
             yield reply
 
-    def ask_pairs(self, asked: Iterable[T], make: Callable[[T], Request]) -> Iterator[tuple[T, Reply]]:
+    def ask_pairs(self, questions: Iterable[T], make: Callable[[T], Request]) -> Iterator[tuple[T, Reply]]:
         """What is asked, each with its reply: taken while earlier ones are under way, forgotten when answered."""
-        under_way: deque[T] = deque()
-
-        def requests() -> Iterator[Request]:
-            for one in asked:
-                under_way.append(one)
-                yield make(one)
-
-        for reply in self.ask_each(requests()):
-            yield under_way.popleft(), reply
+        questions, made = itertools.tee(questions)
+        for reply, question in zip(self.ask_each(map(make, made)), questions, strict=True):
+            yield question, reply
 
     def ask_items(
         self, task: TaskBase, items: Iterable[T], make: Callable[[T, int], Request]
     ) -> Iterator[tuple[T, int, Reply]]:
         """(item, number of the sample, reply), so many of each item as the task says, one after the other: see `ask_pairs`."""
         repeated = ((item, sample) for item in items for sample in range(task.fewest_samples))
-        for (item, sample), reply in self.ask_pairs(repeated, lambda one: make(*one)):
+        for (item, sample), reply in self.ask_pairs(repeated, lambda pair: make(*pair)):
             yield item, sample, reply
 
     def request(
@@ -148,7 +184,7 @@ class Session:
         sample: which of `num_samples` replies to the item this is.
         """
         answered = reply.status == "answered"
-        cut_by = truncated_by(
+        cut_by = truncation_of(
             reply,
             max_tokens=max_tokens,
             max_model_len=self.max_model_len,
@@ -161,7 +197,7 @@ class Session:
             correct=correct if answered else None,
             truncated=cut_by is not None,
             truncated_by=cut_by,
-            loops=loops(reply, cut_by, thinking_budget_tokens),
+            loops=is_looping(reply, cut_by, thinking_budget_tokens),
             thinking_tokens=reply.thinking_tokens,
             score=score if answered else None,
             wrong_script=answered and is_wrong_script((reply.reasoning or "") + reply.text, prompt, expected),
@@ -186,12 +222,20 @@ def task_result(
 ) -> TaskResult:
     """All replies to a task as one record. Accuracy is over those that came; truncated ones count as scored.
 
-    With several samples of an item it is the mean over the items' own means (avg@k), with an interval over items.
-    thinking_budget_tokens: those of `max_tokens` after which the server ended the thinking, if it was told to.
+    With several samples of an item it is the mean over the items' own means (avg@k), with an interval over items. So is the
+    mean score of tasks with partial credit: with Wilson's interval where all are alike, else BCa; None for fewer than two
+    items. thinking_budget_tokens: those of `max_tokens` after which the server ended the thinking, if it was told to.
     """
     scored = [item.correct for item in items if item.correct is not None]
     accuracy, pass_at_k, num_samples = accuracy_of(items)
     tokens = [item.output_tokens for item in items if item.output_tokens is not None]
+    scores: dict[str, list[float]] = defaultdict(list)
+    for item in items:
+        if item.score is not None:
+            scores[item.item].append(item.score)
+    if not scored and not note:
+        error = next((item.error for item in items if item.error), None)
+        note = f"no item has a reply; the first error: {error}" if items else "the task has no items"
     return TaskResult(
         task=task,
         kind=kind,
@@ -202,27 +246,12 @@ def task_result(
         mean_output_tokens=sum(tokens) / len(tokens) if tokens else None,
         max_tokens=max_tokens,
         items=tuple(items),
-        note=note if scored or note else _why_nothing(items),
+        note=note,
         truncated_by=count_truncations(items),
         num_loops=count_loops(items),
         thinking_budget_tokens=thinking_budget_tokens,
         num_thinking_cut=count_thinking_cut(items, thinking_budget_tokens),
-        mean_score=_mean_score(items),
+        mean_score=mean_of_shares([sum(values) / len(values) for values in scores.values()]) if len(scores) > 1 else None,
         num_samples=num_samples,
         pass_at_k=pass_at_k,
     )
-
-
-def _mean_score(items: Sequence[ItemResult]) -> Interval | None:
-    """Of tasks with partial credit, over the items' own means; Wilson's interval where all are alike, else BCa. None without
-    such scores, or with fewer than two items."""
-    scores: dict[str, list[float]] = {}
-    for item in items:
-        if item.score is not None:
-            scores.setdefault(item.item, []).append(item.score)
-    return mean_of_shares([sum(found) / len(found) for found in scores.values()]) if len(scores) > 1 else None
-
-
-def _why_nothing(items: Sequence[ItemResult]) -> str:
-    first = next((item.error for item in items if item.error), None)
-    return f"no item has a reply; the first error: {first}" if items else "the task has no items"

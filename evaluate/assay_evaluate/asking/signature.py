@@ -15,10 +15,10 @@ from assay.foreign_text import shown
 from assay.records.base import sha256_of
 from assay.records.serving import Signature, SignedPrompt, mean_difference
 from assay_evaluate.asking.dialect import COMPLETIONS, sampling
-from assay_evaluate.client.checks.logprob_checks import PROBABILITIES, why_no_logprobs
 from assay_evaluate.client.client import Endpoint, NotMeasured
+from assay_evaluate.client.logprob_checks import PROBABILITIES, find_logprob_problem
 from assay_evaluate.client.sending import COME_LATER, MISCONFIGURED, TRY_AGAIN
-from assay_evaluate.transport.connection import HttpReply, as_told, post_once, root_url
+from assay_evaluate.transport.connection import HttpReply, post_once, root_url, unmask_error
 from assay_evaluate.transport.errors import TransportError
 from assay_evaluate.transport.foreign_json import WRONG_SHAPE, fingerprint_in, text_in, text_of
 
@@ -54,59 +54,59 @@ def take_signature(endpoint: Endpoint) -> Signature:
     for url, other in zip(endpoint.base_urls[1:], others, strict=True):
         if not first.agrees_with(other):
             raise MeasureError(
-                f"{endpoint.base_urls[0]} and {url} do not have the same weights ({apart(first, other)}); servers that share a "
-                "label must: start them on one checkpoint"
+                f"{endpoint.base_urls[0]} and {url} do not have the same weights ({describe_distance(first, other)}); servers "
+                "that share a label must: start them on one checkpoint"
             )
     return first
 
 
-def apart(ours: Signature, theirs: Signature) -> str:
+def describe_distance(first: Signature, second: Signature) -> str:
     """How far two signatures are apart, and how far noise alone brings them."""
-    distance, noise = ours.distance(theirs), ours.tolerance(theirs)
+    distance, noise = first.distance(second), first.tolerance(second)
     return f"log-probabilities over fixed prompts differ by {distance:.2g} nats; up to {noise:.2g} is noise"
 
 
 def _signature(endpoint: Endpoint, url: str) -> Signature:
     ask = functools.partial(_ask, endpoint, url)
     form = _learn_form(ask)
-    read = [_sign(ask, prompt, form) for prompt in PROMPTS]
+    readings = [_sign(ask, prompt, form) for prompt in PROMPTS]
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
-        read += pool.map(lambda prompt: _sign(ask, prompt, form), PROMPTS)
-    signed = tuple(one.signed for one in read)
+        readings += pool.map(lambda prompt: _sign(ask, prompt, form), PROMPTS)
+    signed = tuple(reading.signed for reading in readings)
     alone, together = signed[: len(PROMPTS)], signed[len(PROMPTS) :]
     noise = mean_difference(alone, together)
     if not math.isfinite(noise):
-        raise NotMeasured(_why_incomparable(read))
+        raise NotMeasured(_why_incomparable(readings))
     return Signature(prompts_sha256=sha256_of(PROMPTS), prompts=alone, noise=noise)
 
 
-def _why_incomparable(read: Sequence[_Read]) -> str:
+def _why_incomparable(readings: Sequence[_Read]) -> str:
     """NaN is said of what was NaN: a server that writes null has shown nothing that it computed."""
-    if any(one.has_nan for one in read):
+    if any(reading.has_nan for reading in readings):
         return "its log-probabilities are no numbers (NaN or infinite); see `assay probe`"
-    if any(None in (*one.signed.logprobs, *one.signed.next.values()) for one in read):
+    if any(None in (*reading.signed.logprobs, *reading.signed.next.values()) for reading in readings):
         return "it gives null in place of log-probabilities"
     return "asked twice, it gives log-probabilities of other tokens of a prompt; see `assay probe`"
 
 
 def _learn_form(ask: AskPrompt) -> dict[str, Any]:
     """The largest request for log-probabilities that the server answers with some. NotMeasured: it answers none."""
-    said = "no log-probabilities in its replies"
+    problem = "no log-probabilities in its replies"
     for next_tokens in NUM_NEXT:
         for more in ({"prompt_logprobs": 0}, {}):
             form = {"logprobs": next_tokens, "return_tokens_as_token_ids": True, **more}
             reply = ask(PROMPTS[0], form)
             if reply.status != 200:
-                said = f"HTTP {reply.status}: {reply.message}"
-                if NOT_JSON in said:
-                    raise NotMeasured(f"its log-probabilities are no numbers ({said}); see `assay probe`")
+                problem = f"HTTP {reply.status}: {reply.message}"
+                if NOT_JSON in problem:
+                    raise NotMeasured(f"its log-probabilities are no numbers ({problem}); see `assay probe`")
                 continue
             signed = _read(reply).signed
-            if why_no_logprobs([*signed.logprobs, *signed.next.values()]) == PROBABILITIES:
+            if find_logprob_problem([*signed.logprobs, *signed.next.values()]) == PROBABILITIES:
                 raise NotMeasured(PROBABILITIES)  # other weights are nearer there than noise is; logits show them as well
             if signed.logprobs or signed.next:
                 return form
-    raise NotMeasured(f"it gives no log-probabilities ({said}); start vLLM without --max-logprobs 0")
+    raise NotMeasured(f"it gives no log-probabilities ({problem}); start vLLM without --max-logprobs 0")
 
 
 def _sign(ask: AskPrompt, prompt: str, form: Mapping[str, Any]) -> _Read:
@@ -121,7 +121,7 @@ def _ask(endpoint: Endpoint, url: str, prompt: str, form: Mapping[str, Any]) -> 
     body = {"model": endpoint.model, "prompt": prompt, "max_tokens": 1, **sampling(0.0, None), **form}
     for seconds in (*PAUSES_S, None):
         try:
-            reply = as_told(post_once(url, COMPLETIONS, body, total_s=TIMEOUT_S, headers=endpoint.headers))
+            reply = unmask_error(post_once(url, COMPLETIONS, body, total_s=TIMEOUT_S, headers=endpoint.headers))
             if seconds is None or reply.status not in TRY_AGAIN:
                 break
         except TransportError as error:
@@ -152,15 +152,15 @@ def _read(reply: HttpReply) -> _Read:
         rows = (choice.get("prompt_logprobs") or [None])[1:]
         tokens = [next(iter(row.items())) for row in rows]
         following = ((choice.get("logprobs") or {}).get("top_logprobs") or [{}])[0]
-        told = [entry["logprob"] for _, entry in tokens]
+        logprobs_as_sent = [entry["logprob"] for _, entry in tokens]
         signed = SignedPrompt(
             token_ids=tuple(int(token) for token, _ in tokens),
-            logprobs=tuple(map(_number, told)),
+            logprobs=tuple(map(_number, logprobs_as_sent)),
             next={str(text_of(token)): _number(value) for token, value in following.items()},
             model=shown(text_in(data, "model")) or None,
             system_fingerprint=fingerprint_in(data),
         )
-        numbers = [float(value) for value in (*told, *following.values()) if value is not None]
+        numbers = [float(value) for value in (*logprobs_as_sent, *following.values()) if value is not None]
         return _Read(signed, not all(map(math.isfinite, numbers)))
     except (*WRONG_SHAPE, StopIteration):
         return _Read(SignedPrompt(token_ids=(), logprobs=(), next={}), False)

@@ -20,15 +20,14 @@ from assay_evaluate.choice.curves import LEVEL, NOBODY, ROUNDING, Curve, Envelop
 from assay_evaluate.choice.quality import judge_quality, mean_losses
 from assay_evaluate.choice.rows import Key, SelectedRows, latencies, select_rows
 from assay_evaluate.choice.sentences import if_passed, recommendation, within_noise, without_speed
-from assay_evaluate.roofline.beside import Beside
-from assay_evaluate.roofline.predicted import SPREAD
+from assay_evaluate.roofline.rows import SPREAD, RooflineComparison
 from assay_evaluate.speed.noise import Noise, noise_of_rows, sample_of
 from assay_evaluate.speed.ratio import Estimate, mean_of, output_tokens_s, ratio, why_unlike
 
 SEED, NUM_DRAWS = 17, 2000
 LIMITS = {"ttft_s": "TTFT", "tpot_s": "TPOT", "end_to_end_s": "end to end"}
 OPEN = ("UNDERPOWERED", "NOT MEASURED")
-OneBeside = Callable[[SpeedRow], Beside | None]
+OneBeside = Callable[[SpeedRow], RooflineComparison | None]
 
 
 @dataclass(frozen=True)

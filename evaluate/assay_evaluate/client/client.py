@@ -21,7 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -29,8 +29,18 @@ from typing import Any, Protocol, Self
 
 from assay.errors import MeasureError, ServeError, UnreachableError
 from assay.foreign_text import shown
-from assay_evaluate.client.dispatch import Answered, Dispatcher, Flight, PendingRequest
-from assay_evaluate.client.exchanges import Ask, Exchange, Ledger, exchange_of
+from assay_evaluate.client.dispatch import AnsweredJob, Dispatcher, Flight, PendingRequest
+from assay_evaluate.client.exchanges import (
+    Ask,
+    Exchange,
+    Ledger,
+    Slim,
+    Tally,
+    ask_in_waves,
+    ask_together,
+    exchange_of,
+    no_reply_error,
+)
 from assay_evaluate.client.journal import Identity, Journal, Reply, Request
 from assay_evaluate.client.sending import (
     COME_LATER,
@@ -41,14 +51,12 @@ from assay_evaluate.client.sending import (
     Attempts,
     Received,
     Sender,
-    Unanswered,
+    UnansweredTasks,
     wait_s,
 )
-from assay_evaluate.client.waves import Slim, Tally, ask_in_waves, ask_together, gone
 from assay_evaluate.transport.connection import Connection, HttpReply, root_url
 from assay_evaluate.transport.errors import TransportError, UnusableReply
-from assay_evaluate.transport.foreign_json import MOST_MESSAGE, NotJson, count_in, object_in
-from assay_evaluate.transport.told_errors import error_in
+from assay_evaluate.transport.foreign_json import MOST_MESSAGE, NotJson, count_in, error_in, object_in
 
 MOST_MISCONFIGURED = 8
 """Replies in a row with such a status after which the address or the key counts as wrong."""
@@ -103,7 +111,7 @@ class Address:
 
 
 @dataclass(frozen=True)
-class Told:
+class ServerAnswer:
     """What a server answered to a question about itself.
 
     `data`: the reply's JSON object; {} if the status is not 200, or no object came: such an endpoint is not offered.
@@ -126,8 +134,8 @@ class Told:
     @property
     def tokens(self) -> tuple[int, ...]:
         """As /tokenize gives them; () if it gives none."""
-        told = self.data.get("tokens")
-        return tuple(told) if isinstance(told, list) and set(map(type, told)) == {int} else ()
+        listed = self.data.get("tokens")
+        return tuple(listed) if isinstance(listed, list) and set(map(type, listed)) == {int} else ()
 
 
 class Client:
@@ -171,11 +179,17 @@ class Client:
         self._misconfigured_in_a_row = 0
         self._num_answered = 0
         """Grows with every answer; of two at once one may not be counted, which does not matter."""
-        self._unanswered = Unanswered()
+        self._unanswered = UnansweredTasks()
         self._num_changed = 0 if journal is None else journal.num_changed
-        self._dispatcher = Dispatcher(len(self._urls), concurrency, self._write_requests, self._work, self._keep)
+        self._dispatcher = Dispatcher(
+            len(self._urls),
+            concurrency,
+            lambda jobs: self.journal.write_requests([(job.key, job.request) for job in jobs], self.who),
+            self._work,
+            lambda answers: self.journal.write_replies([(a.job.key, a.reply, a.num_attempts) for a in answers]),
+        )
         self._about = self._sender.connect(self._urls[0])
-        self._one_asks_about = threading.Lock()
+        self._about_lock = threading.Lock()
         self._over = threading.Event()
         self._ledger = None if ledger is None else Ledger(ledger)
 
@@ -184,7 +198,7 @@ class Client:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._dispatcher.stop()
-        self._tell_changed()
+        self._report_changed()
         self._about.close()
         if self._ledger is not None:
             self._ledger.close()
@@ -236,7 +250,9 @@ class Client:
         under_way: deque[PendingRequest] = deque()
         most, is_whole, had_all, num_done, task = WINDOW * self._concurrency * len(self._urls), False, True, 0, ""
         started = last_line = time.monotonic()
-        with self._stopped_by_errors():
+        with ExitStack() as stack:
+            # After an error or Ctrl-C the threads end with the request they have in flight.
+            stack.callback(self._dispatcher.stop)
             while True:
                 if not is_whole and len(under_way) <= most // 2:
                     room = most - len(under_way)
@@ -254,23 +270,28 @@ class Client:
                         last_line = time.monotonic()
                         of = f"/{num_done + 1 + len(under_way)}" if is_whole else ""
                         # of newest_first the first reply that is waited for is the last that comes
-                        come = num_done + sum(one.reply is not None for one in under_way)
+                        come = num_done + sum(pending.reply is not None for pending in under_way)
                         self._on_progress(f"{job.request.task}: {come}{of}, {last_line - started:.0f} s")
                 num_done, task = num_done + 1, job.request.task
                 yield reply
+            stack.pop_all()
         if not had_all:
             self._on_progress(f"{task}: all {num_done}, {time.monotonic() - started:.0f} s")
 
     def submit(self, requests: Sequence[Request]) -> list[PendingRequest]:
         """Put what is neither answered nor under way in line; a job for each request, in their order."""
         keys = [request.key(self.who) for request in requests]
-        known = {key: PendingRequest(key, request, reply) for key, request, reply in self._known(keys, requests)}
+        replies = self.journal.find_all([key for key in keys if key not in self._open])
+        self._report_changed()
         lanes: list[list[PendingRequest]] = [[] for _ in self._urls]
         for key, request in zip(keys, requests, strict=True):
-            if key not in known and key not in self._open:
+            if key not in replies and key not in self._open:
                 self._open[key] = PendingRequest(key, request)
                 lanes[self._lane_of(request)].append(self._open[key])
-        jobs = [known[key] if key in known else self._open[key] for key in keys]
+        jobs = [
+            PendingRequest(key, request, replies[key]) if key in replies else self._open[key]
+            for key, request in zip(keys, requests, strict=True)
+        ]
         if any(lanes):
             self._check_alive(is_patient=True)
         for number, missing in enumerate(lanes):
@@ -278,20 +299,22 @@ class Client:
                 self._dispatcher.submit(number, missing[::-1] if self._newest_first else missing)
         return jobs
 
-    def post(self, path: str, body: dict[str, Any]) -> Told:
+    def post(self, path: str, body: dict[str, Any]) -> ServerAnswer:
         """A question about the server itself: not journaled. MeasureError: no reply that can be used comes.
 
         The caller looks at what comes with status 200: gateways answer paths that they do not know with {} or a page.
         """
         url = f"{self._urls[0]}{path}"
+        sent, total_s = self._sender.body_of(json.dumps(body)), self._sender.total_s(body)
         for attempt in itertools.count(1):
             is_last = attempt == self._max_attempts
             waits_s = None
             try:
-                reply = self._post(path, body)
-                told, may_help = _told(reply)
+                with self._about_lock:
+                    reply = self._about.post(path, sent, total_s=total_s)
+                answer, may_help = _read_answer(reply)
                 if is_last or not may_help or (reply.status == 200 and attempt == PAGE_ATTEMPTS):
-                    return told
+                    return answer
                 waits_s = reply.retry_after_s
             except UnusableReply as error:
                 raise MeasureError(f"{url}: {error}") from None
@@ -337,35 +360,17 @@ class Client:
 
         return (ask_in_waves if in_waves else ask_together)(asks, concurrency, send, self._over.set, self._on_progress)
 
-    def _post(self, path: str, body: dict[str, Any]) -> HttpReply:
-        sent = self._sender.body_of(json.dumps(body))
-        with self._one_asks_about:
-            return self._about.post(path, sent, total_s=self._sender.total_s(body))
-
     def _note(self, exchange: Exchange) -> Exchange:
         is_there = self.tally.count(exchange)
         if self._ledger is not None:
             self._ledger.write(exchange)
         if not is_there:
             self._over.set()  # requests that wait to be sent again need not
-            raise gone(self._urls[0], exchange)
+            raise no_reply_error(self._urls[0], exchange)
         return exchange
 
     # ------------------------------------------------------------------------------------------------ in the caller's thread
-    @contextmanager
-    def _stopped_by_errors(self) -> Iterator[None]:
-        """After an error or Ctrl-C the threads end with the request they have in flight."""
-        with ExitStack() as stack:
-            stack.callback(self._dispatcher.stop)
-            yield
-            stack.pop_all()
-
-    def _known(self, keys: Sequence[str], requests: Sequence[Request]) -> Iterator[tuple[str, Request, Reply]]:
-        found = self.journal.find_all([key for key in keys if key not in self._open])
-        self._tell_changed()
-        return ((key, request, found[key]) for key, request in zip(keys, requests, strict=True) if key in found)
-
-    def _tell_changed(self) -> None:
+    def _report_changed(self) -> None:
         num_changed = 0 if self._journal is None else self._journal.num_changed
         if num_changed > self._num_changed:
             what = f"{self.journal.path}: {num_changed - self._num_changed} replies are not as they were written"
@@ -388,25 +393,19 @@ class Client:
         return int.from_bytes(hashlib.sha256(item.encode()).digest()[:8], "big") % len(self._urls)
 
     # ------------------------------------------------------------------------------------------------ in the threads
-    def _write_requests(self, jobs: Sequence[PendingRequest]) -> None:
-        self.journal.write_requests([(job.key, job.request) for job in jobs], self.who)
-
-    def _keep(self, answered: Sequence[Answered]) -> None:
-        self.journal.write_replies([(one.job.key, one.reply, one.num_attempts) for one in answered])
-
-    def _work(self, lane: int, jobs: Iterator[PendingRequest]) -> Iterator[Answered]:
+    def _work(self, lane: int, jobs: Iterator[PendingRequest]) -> Iterator[AnsweredJob]:
         with closing(self._sender.connect(self._urls[lane])) as connection:
             for job in jobs:
                 yield self._put(connection, job)
 
-    def _put(self, connection: Connection, job: PendingRequest) -> Answered:
+    def _put(self, connection: Connection, job: PendingRequest) -> AnsweredJob:
         """Send one request until it is answered, refused, or out of attempts."""
         task = job.request.task
-        if (why := self._unanswered.why_over(task)) is not None:
-            return Answered(job, Reply("failed", error=why), 0)
+        if (reason := self._unanswered.reason_over(task)) is not None:
+            return AnsweredJob(job, Reply("failed", error=reason), 0)
         attempts = Attempts(self._max_attempts, self._num_answered)
         while True:
-            with self.flight.one():
+            with self.flight.sending():
                 received = self._send(connection, job.request)
             attempts.count(received, self._num_answered)
             self._num_answered += received.reply.status == "answered"
@@ -419,55 +418,46 @@ class Client:
                 break
             if self._dispatcher.stopped.wait(wait_s(job.key, attempts.step, self._backoff_s, received.retry_after_s)):
                 break
-            if self._unanswered.why_over(task) is not None:
+            if self._unanswered.reason_over(task) is not None:
                 break
-        return Answered(job, received.reply, attempts.num_sent)
+        return AnsweredJob(job, received.reply, attempts.num_sent)
 
     def _send(self, connection: Connection, request: Request) -> Received:
+        """MeasureError: the address or key is wrong, or another server answers than before."""
         received = self._sender.send(connection, request)
         if (status := received.reply.http_status) is not None:
             self._misconfigured_in_a_row = self._misconfigured_in_a_row + 1 if status in MISCONFIGURED else 0
         if self._misconfigured_in_a_row >= MOST_MISCONFIGURED:
             raise MeasureError(f"{self._urls[0]}{request.path}: {received.reply.error}")
-        self._check_same(received.system_fingerprint)
+        fingerprint = received.system_fingerprint
+        if fingerprint is not None:
+            before = self._called = self._called or fingerprint  # whoever comes first: all servers must agree
+            if fingerprint != before:  # started anew in another way while we asked: its replies are of somebody else
+                raise MeasureError(
+                    f"the server calls itself {fingerprint}, and before that {before}: its vLLM, flags or checkpoint changed, "
+                    "or several servers answer at this address; give the address of one"
+                )
         return received
-
-    def _check_same(self, told: str | None) -> None:
-        """MeasureError if the server was started anew in another way while we asked: its replies are of somebody else."""
-        if told is None:
-            return
-        before = self._called = self._called or told  # whoever comes first: all servers must agree
-        if told != before:
-            raise MeasureError(
-                f"the server calls itself {told}, and before that {before}: its vLLM, flags or checkpoint changed, or several "
-                "servers answer at this address; give the address of one"
-            )
 
     def _check_alive(self, *, is_patient: bool = False) -> None:
         """MeasureError if the server is gone. is_patient: not if it is one that may come back."""
         try:
             self.endpoint.check_alive()
-        except UnreachableError as error:
-            if not is_patient:
-                raise MeasureError(_gone(error)) from None
         except ServeError as error:
-            raise MeasureError(_gone(error)) from None
+            if not is_patient or not isinstance(error, UnreachableError):
+                raise MeasureError(f"the server is gone, what was answered is kept, run again to go on: {error}") from None
 
 
-def _gone(error: ServeError) -> str:
-    return f"the server is gone, what was answered is kept, run again to go on: {error}"
-
-
-def _told(reply: HttpReply) -> tuple[Told, bool]:
+def _read_answer(reply: HttpReply) -> tuple[ServerAnswer, bool]:
     """What was answered, and whether another may come if it is asked again."""
     if reply.status != 200:
-        return Told(reply.status, {}, reply.message), reply.status in TRY_AGAIN
+        return ServerAnswer(reply.status, {}, reply.message), reply.status in TRY_AGAIN
     try:
         data = reply.json()
     except NotJson as error:
-        return Told(200, {}, str(error)), True
+        return ServerAnswer(200, {}, str(error)), True
     if not isinstance(data, dict):
-        return Told(200, {}, f"no JSON object: {shown(data, 100)}"), False
+        return ServerAnswer(200, {}, f"no JSON object: {shown(data, 100)}"), False
     if (refusal := error_in(data)) is not None:
-        return Told(refusal.status or 500, {}, shown(refusal.message, MOST_MESSAGE)), refusal.status in TRY_AGAIN
-    return Told(200, data, ""), False
+        return ServerAnswer(refusal.status or 500, {}, shown(refusal.message, MOST_MESSAGE)), refusal.status in TRY_AGAIN
+    return ServerAnswer(200, data, ""), False

@@ -35,7 +35,7 @@ class PendingRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class AnsweredJob:
     """A job, what came back for it, and how often it was sent for that."""
 
     job: PendingRequest
@@ -54,7 +54,7 @@ class Flight:
         self._busy_s = self._request_s = 0.0
 
     @contextmanager
-    def one(self) -> Iterator[None]:
+    def sending(self) -> Iterator[None]:
         """While a request is with a server."""
         self._count(1)
         try:
@@ -95,8 +95,8 @@ class Dispatcher:
         num_lanes: int,
         concurrency: int,
         write: Callable[[Sequence[PendingRequest]], None],
-        work: Callable[[int, Iterator[PendingRequest]], Iterator[Answered]],
-        keep: Callable[[Sequence[Answered]], None],
+        work: Callable[[int, Iterator[PendingRequest]], Iterator[AnsweredJob]],
+        keep: Callable[[Sequence[AnsweredJob]], None],
     ) -> None:
         """write: note requests before they are sent. work(lane, jobs): take jobs as they come, give each with its reply.
 
@@ -108,8 +108,8 @@ class Dispatcher:
         self._lanes = [_Lane() for _ in range(num_lanes)]
         self._pool = ThreadPoolExecutor(num_lanes * concurrency, "assay-client")
         self._answered = threading.Condition()
-        self._unwritten: list[Answered] = []
-        self._one_keeps = threading.Lock()
+        self._unwritten: list[AnsweredJob] = []
+        self._keep_lock = threading.Lock()
         self._error: BaseException | None = None
 
     @property
@@ -152,7 +152,7 @@ class Dispatcher:
         for answered in self._work(number, self._take(self._lanes[number])):
             self._finish(answered)
 
-    def _finish(self, answered: Answered) -> None:
+    def _finish(self, answered: AnsweredJob) -> None:
         """Have the reply noted, then handed out. What arrives while one thread notes replies, it notes next, all at once.
 
         A transaction costs more than a row: with many requests in flight most threads only leave their reply and go on.
@@ -160,28 +160,28 @@ class Dispatcher:
         with self._answered:
             self._unwritten.append(answered)
             must_wait = len(self._unwritten) >= MOST_UNWRITTEN
-        while self._one_keeps.acquire(blocking=must_wait):
+        while self._keep_lock.acquire(blocking=must_wait):
             try:
-                while some := self._take_unwritten():
-                    self._keep(some)
-                    self._hand_out(some)
+                while answers := self._take_unwritten():
+                    self._keep(answers)
+                    self._hand_out(answers)
             finally:
-                self._one_keeps.release()
+                self._keep_lock.release()
             must_wait = False
             if not self._unwritten:  # else one came after the last look, and its thread found the lock taken
                 return
 
-    def _take_unwritten(self) -> list[Answered]:
+    def _take_unwritten(self) -> list[AnsweredJob]:
         with self._answered:
-            some, self._unwritten = self._unwritten, []
-        return some
+            answers, self._unwritten = self._unwritten, []
+        return answers
 
-    def _hand_out(self, some: Sequence[Answered]) -> None:
+    def _hand_out(self, answers: Sequence[AnsweredJob]) -> None:
         with self._answered:
             is_awaited = False
-            for one in some:
-                one.job.reply = one.reply
-                is_awaited |= one.job.is_awaited
+            for answer in answers:
+                answer.job.reply = answer.reply
+                is_awaited |= answer.job.is_awaited
             if is_awaited:
                 self._answered.notify_all()
 
@@ -195,8 +195,8 @@ class Dispatcher:
                 if not lane.queue[0].is_written:
                     ahead = list(itertools.islice(lane.queue, WRITE_AHEAD))
                     self._write(ahead)
-                    for one in ahead:
-                        one.is_written = True
+                    for pending in ahead:
+                        pending.is_written = True
                 job = lane.queue.popleft()
             yield job
 

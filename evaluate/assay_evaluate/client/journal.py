@@ -223,6 +223,12 @@ class Journal:
         with self._lock, self._errors_named():
             return self._db.execute(statement, values).fetchall()
 
+    def _execute_for(self, keys: Sequence[str], statement: str) -> Iterator[Any]:
+        """Rows of many keys; the statement ends in `key IN`."""
+        for first in range(0, len(keys), MOST_KEYS):
+            batch = keys[first : first + MOST_KEYS]
+            yield from self._execute(f"{statement} ({','.join('?' * len(batch))})", batch)
+
     def _execute_all(self, statement: str, rows: Sequence[Sequence[Any]]) -> None:
         """The statement for every row, in one transaction: all of them or none."""
         with self._lock, self._errors_named():
@@ -252,34 +258,25 @@ class Journal:
 
         Such a reply gets the status `changed`; it is asked for again.
         """
-        found, changed = {}, []
-        for first in range(0, len(keys), MOST_KEYS):
-            some = keys[first : first + MOST_KEYS]
-            for key, sha256, *written in self._execute(
-                f"SELECT key, CAST(reply_sha256 AS BLOB), status, {STORED_REPLY} FROM requests"
-                f" WHERE key IN ({','.join('?' * len(some))}) AND status IN ('answered', 'refused')",
-                some,
-            ):
-                if sha256 == _sha256_of_reply(key, *written).encode():
-                    found[key] = _read_reply(*written[1:])
-                else:
-                    changed.append(key)
+        replies, changed = {}, []
+        for key, sha256, *written in self._execute_for(
+            keys,
+            f"SELECT key, CAST(reply_sha256 AS BLOB), status, {STORED_REPLY} FROM requests"
+            " WHERE status IN ('answered', 'refused') AND key IN",
+        ):
+            if sha256 == _sha256_of_reply(key, *written).encode():
+                replies[key] = _read_reply(*written[1:])
+            else:
+                changed.append(key)
         if changed:
             self.num_changed += len(changed)
             self._execute_all("UPDATE requests SET status = 'changed' WHERE key = ?", [(key,) for key in changed])
-        return found
+        return replies
 
     def find_last(self, keys: Sequence[str]) -> dict[str, Reply]:
         """The last reply to each request, final or not, by key: with failed ones, of which only the error is known."""
-        found = self.find_all(keys)
-        for first in range(0, len(keys), MOST_KEYS):
-            some = keys[first : first + MOST_KEYS]
-            marks = ",".join("?" * len(some))
-            for key, error in self._execute(
-                f"SELECT key, error FROM requests WHERE key IN ({marks}) AND status = 'failed'", some
-            ):
-                found[key] = Reply("failed", error=error)
-        return found
+        failed = self._execute_for(keys, "SELECT key, error FROM requests WHERE status = 'failed' AND key IN")
+        return self.find_all(keys) | {key: Reply("failed", error=error) for key, error in failed}
 
     def write_requests(self, requests: Sequence[tuple[str, Request]], who: Identity) -> None:
         """Note, in one transaction, that these requests are about to be sent, each under its key."""
@@ -324,14 +321,14 @@ class Journal:
 
     def answered_items(self, who: Identity) -> dict[str, list[tuple[str, str]]]:
         """Task -> (item, key) of every request of the first sample that `who` answered, in order of items."""
-        found: dict[str, list[tuple[str, str]]] = {}
+        by_task: dict[str, list[tuple[str, str]]] = {}
         for task, item, key in self._execute(
             "SELECT task, item, key FROM requests WHERE status = 'answered' AND sample = 0"
             " AND checkpoint_sha256 = ? AND fingerprint_sha256 = ? AND suite = ? ORDER BY task, item, key",
             (who.checkpoint_sha256, who.fingerprint_sha256, who.suite),
         ):
-            found.setdefault(task, []).append((item, key))
-        return found
+            by_task.setdefault(task, []).append((item, key))
+        return by_task
 
     def request_of(self, key: str) -> tuple[str, dict[str, Any]]:
         """API path and body of the request under `key`, which must be there."""
@@ -387,22 +384,6 @@ def _unusable(path: Path, error: sqlite3.Error) -> MeasureError:
     return MeasureError(f"{path}: cannot be read or written: {one_line(str(error))}")
 
 
-def count_replies(path: Path) -> dict[str, int]:
-    """Hash of a checkpoint -> replies to its requests, of a journal that others may be writing; empty if there is none.
-
-    MeasureError: the file is no journal.
-    """
-    if not path.is_file():
-        return {}
-    try:
-        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=30)) as db:
-            return dict(
-                db.execute("SELECT checkpoint_sha256, count(*) FROM requests WHERE status = 'answered' GROUP BY 1").fetchall()
-            )
-    except sqlite3.DatabaseError as error:
-        raise MeasureError(f"{path}: cannot be read as a journal: {one_line(str(error))}") from None
-
-
 def _sha256_of_reply(key: str, status: str, kind: str, reply: bytes | None, logprobs: bytes | None) -> str:
     """SHA-256 (hex) of a reply as it is stored (`STORED_REPLY`), and of the request that it answers."""
     reply = reply or b""
@@ -418,8 +399,8 @@ def _reply_json(reply: Reply) -> str:
 
 
 def _read_reply(kind: str, stored: bytes, logprobs: bytes | None) -> Reply:
-    told = json.loads(stored if kind == "text" else zlib.decompress(stored))
-    data = {name: told[name] for name, _ in _DEFAULTS if name in told}  # a later version may have written more
+    values = json.loads(stored if kind == "text" else zlib.decompress(stored))
+    data = {name: values[name] for name, _ in _DEFAULTS if name in values}  # a later version may have written more
     for name in ("token_ids", "prompt_token_ids", "tool_calls"):
         data[name] = None if data.get(name) is None else tuple(data[name])
     return Reply(**data, logprobs=None if logprobs is None else TokenLogprobs.unpack(logprobs))
@@ -431,3 +412,79 @@ def _pack(text: str) -> str | bytes:
 
 def _unpack(stored: str | bytes) -> str:
     return stored if isinstance(stored, str) else zlib.decompress(stored).decode()
+
+
+# ------------------------------------------------------------------------------------------------ only read, by anybody
+def count_replies(path: Path) -> dict[str, int]:
+    """Hash of a checkpoint -> replies to its requests, of a journal that others may be writing; empty if there is none.
+
+    MeasureError: the file is no journal.
+    """
+    if not path.is_file():
+        return {}
+    return dict(_rows(path, "SELECT checkpoint_sha256, count(*) FROM requests WHERE status = 'answered' GROUP BY 1"))
+
+
+def conversations(path: Path, checkpoint_sha256: str) -> Iterator[dict[str, Any]]:
+    """Every finished first reply of a checkpoint behind its question, as `{"messages", "tools"}`, thinking as
+    `reasoning_content`; `{"text"}` where no chat template was used. In order of tasks and items. MeasureError: no journal.
+
+    A reply that was cut off would be shown by a chat template as if it ended there.
+    """
+    rows = _rows(
+        path,
+        "SELECT body, reply FROM requests WHERE status = 'answered' AND sample = 0 AND checkpoint_sha256 = ?"
+        " ORDER BY task, item, key",
+        checkpoint_sha256,
+    )
+    for stored_body, stored_reply in rows:
+        body, reply = _object(stored_body), _object(stored_reply)
+        if reply.get("finish_reason") not in {"stop", "tool_calls"}:
+            continue
+        if isinstance(messages := body.get("messages"), list):
+            answer: dict[str, Any] = {"role": "assistant", "content": str(reply.get("text", ""))}
+            if reply.get("reasoning"):
+                answer["reasoning_content"] = str(reply["reasoning"])
+            if reply.get("tool_calls"):
+                answer["tool_calls"] = list(reply["tool_calls"])
+            yield {"messages": [*messages, answer], "tools": body.get("tools") or []}
+        elif isinstance(prompt := body.get("prompt"), str):
+            yield {"text": prompt + str(reply.get("text", ""))}
+
+
+def asked_texts(path: Path) -> dict[str, list[str]]:
+    """Task -> what the user said in each different question, whoever was asked; token ids, which are scored, have no text."""
+    by_task: dict[str, dict[str, None]] = {}
+    for task, stored in _rows(path, "SELECT DISTINCT task, body FROM requests ORDER BY task, item, key"):
+        body = _object(stored)
+        messages, prompt = body.get("messages"), body.get("prompt")
+        texts = [prompt] if isinstance(prompt, str) else []
+        if isinstance(messages, list):
+            texts = [_content(message) for message in messages if isinstance(message, dict) and message.get("role") == "user"]
+        by_task.setdefault(str(task), {}).update(dict.fromkeys(filter(None, texts)))
+    return {task: list(texts) for task, texts in by_task.items() if texts}
+
+
+def _content(message: dict[str, Any]) -> str:
+    content = message.get("content")
+    if isinstance(content, list):
+        return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return content if isinstance(content, str) else ""
+
+
+def _rows(path: Path, statement: str, *values: str) -> Iterator[Any]:
+    if not path.is_file():
+        raise MeasureError(f"{path}: no such file; a run that was evaluated has one")
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=30)) as db:
+            yield from db.execute(statement, values)
+    except sqlite3.DatabaseError as error:
+        raise MeasureError(f"{path}: cannot be read as a journal: {one_line(str(error))}") from None
+
+
+def _object(stored: str | bytes) -> dict[str, Any]:
+    """MeasureError: it is not as a journal writes it."""
+    try:
+        return dict(json.loads(_unpack(stored)))
+    except (ValueError, TypeError, zlib.error) as error:
+        raise MeasureError(f"a journal's request or reply is damaged: {one_line(str(error))}") from None

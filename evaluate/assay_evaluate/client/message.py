@@ -20,7 +20,7 @@ UNSAID = frozenset({"redacted_thinking", "reasoning.encrypted", "reference"})
 """Kinds that hold no words: encrypted thinking, Mistral's references to documents."""
 
 
-def contents(message: dict[str, Any]) -> tuple[str, str | None]:
+def read_message(message: dict[str, Any]) -> tuple[str, str | None]:
     """(text, thinking) of a message. A refusal is the answer where there is no other. TypeError: a part is of no known kind."""
     content = message.get("content")
     thinking = message.get("reasoning") or message.get("reasoning_content")
@@ -31,9 +31,9 @@ def contents(message: dict[str, Any]) -> tuple[str, str | None]:
     return text or text_of(message.get("refusal")) or "", "\n".join(filter(None, (before, inside))) or None
 
 
-def _parts(told: list[Any]) -> tuple[str, str]:
+def _parts(parts: list[Any]) -> tuple[str, str]:
     texts, thoughts = [], []
-    for part in told:
+    for part in parts:
         if type(part) is str:
             texts.append(text_of(part) or "")
             continue
@@ -49,10 +49,10 @@ def _parts(told: list[Any]) -> tuple[str, str]:
     return "".join(texts), "".join(thoughts)
 
 
-def _words(told: Any) -> str:
-    if type(told) is list:
-        return "".join(_parts(told))
-    return text_of(told) or ""
+def _words(value: Any) -> str:
+    if type(value) is list:
+        return "".join(_parts(value))
+    return text_of(value) or ""
 
 
 # ------------------------------------------------------------------------------------------------ thinking left in the text
@@ -86,7 +86,7 @@ _FIRST = frozenset("<[◁H")
 """First letters of the opening marks."""
 
 
-def thinking_apart(reply: Reply) -> Reply:
+def separate_thinking(reply: Reply) -> Reply:
     """The reply with thinking that stands in its text moved to `reasoning`: what a reasoning parser at the server does.
 
     As it is, if there is none, or its end never came (`ends_inside_thinking`). A server that left it there has not counted it.
@@ -121,7 +121,7 @@ def _split(text: str, *, may_begin_inside: bool) -> tuple[str, str | None] | Non
     # One letter of each mark first: to look for all of them in a long text takes a tenth of the time of its request.
     if may_begin_inside and ("<" in text or "◁" in text or "[/" in text):
         for mark in _CLOSES_ALONE:
-            before, found, after = text.partition(mark)
-            if found and after.strip():
+            before, is_marked, after = text.partition(mark)
+            if is_marked and after.strip():
                 return before, after.lstrip()
     return None

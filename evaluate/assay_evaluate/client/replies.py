@@ -7,9 +7,9 @@ from typing import Any
 
 from assay.foreign_text import shown
 from assay_evaluate.client.journal import Reply, Request
-from assay_evaluate.client.message import contents
-from assay_evaluate.client.prompt_logprobs import read_prompt_logprobs
-from assay_evaluate.transport.foreign_json import MOST_COUNT, count_in, fingerprint_in, object_in, plain, text_of
+from assay_evaluate.client.logprobs import read_prompt_logprobs
+from assay_evaluate.client.message import read_message
+from assay_evaluate.transport.foreign_json import MOST_COUNT, clean_json, count_in, fingerprint_in, object_in, text_of
 
 ENDED = {
     "stop": "stop", "eos": "stop", "eos_token": "stop", "stop_sequence": "stop", "end_turn": "stop", "complete": "stop",
@@ -54,7 +54,7 @@ def read_reply(data: dict[str, Any], request: Request, latency_s: float) -> Repl
     choice = data["choices"][0]
     message = choice["message"] if "message" in choice else {"content": text_of(choice.get("text"))}
     finish_reason = _finish_reason(choice.get("finish_reason"))
-    text, reasoning = contents(message)
+    text, reasoning = read_message(message)
     usage = data.get("usage") or {}
     prompt_ids = data.get("prompt_token_ids") or choice.get("prompt_token_ids")
     token_ids = choice.get("token_ids")
@@ -81,7 +81,7 @@ def read_reply(data: dict[str, Any], request: Request, latency_s: float) -> Repl
         # A scoring request carries its own ids; keeping them twice would only swell the journal.
         prompt_token_ids=None if prompt_ids is None or logprobs is not None else _ids(prompt_ids),
         token_ids=None if token_ids is None else _ids(token_ids),
-        usage=plain(data.get("usage")),
+        usage=clean_json(data.get("usage")),
         speculation=_read_speculation(data),
         http_status=200,
         latency_s=latency_s,
@@ -95,19 +95,19 @@ def read_reply(data: dict[str, Any], request: Request, latency_s: float) -> Repl
     return reply if problem is None else replace(reply, output_tokens=None, usage_problem=problem)
 
 
-def _finish_reason(told: Any) -> str | None:
+def _finish_reason(value: Any) -> str | None:
     """NotFinished: it is no end of a whole reply.
 
     None where the server names none: gateways of old write none, SGLang an empty one. No server leaves it out of a reply that
     it took back, and a cut is still found by its tokens.
     """
-    word = text_of(told)
+    word = text_of(value)
     if not word:
         return None
-    known = ENDED.get(word) or ENDED.get(word.lower())
-    if known is None:
+    reason = ENDED.get(word) or ENDED.get(word.lower())
+    if reason is None:
         raise NotFinished(word)
-    return known
+    return reason
 
 
 def _read_speculation(data: dict[str, Any]) -> dict[str, int] | None:
@@ -115,11 +115,17 @@ def _read_speculation(data: dict[str, Any]) -> dict[str, int] | None:
     stats = (data.get("metrics") or {}).get("speculative_decoding")
     if not stats:
         return None
-    return {
-        "num_drafts": _known(stats["num_spec_steps"]),
-        "num_draft_tokens": _known(stats["num_draft_tokens"]),
-        "num_accepted_tokens": _known(stats["num_accepted_draft_tokens"]),
+    names = {
+        "num_drafts": "num_spec_steps",
+        "num_draft_tokens": "num_draft_tokens",
+        "num_accepted_tokens": "num_accepted_draft_tokens",
     }
+    counts: dict[str, int] = {}
+    for name, stored_as in names.items():
+        if (count := _count(stats[stored_as])) is None:
+            raise TypeError("null in place of a count")
+        counts[name] = count
+    return counts
 
 
 # ---------------------------------------------------------------------------------------------------- counts that cannot be
@@ -135,16 +141,12 @@ def _counts(usage: dict[str, Any], thinking: int | None, finish_reason: str | No
         return prompt, output
     if beyond == thinking:
         return prompt, output + beyond
-    if beyond in _counts_of_cache(usage):
+    # Tokens of the prompt that a cache gave, or took, in OpenAI's place and in Anthropic's.
+    cached = count_in(object_in(usage, "prompt_tokens_details"), "cached_tokens")
+    written, read = (count_in(usage, f"cache_{what}_input_tokens") for what in ("creation", "read"))
+    if beyond in {cached, written, read, (written or 0) + (read or 0)}:
         return None, output
     return prompt, None if finish_reason == "length" else output  # more was spent than the reply has, on nobody knows what
-
-
-def _counts_of_cache(usage: dict[str, Any]) -> set[int | None]:
-    """Tokens of the prompt that a cache gave, or took, in OpenAI's place and in Anthropic's."""
-    details = object_in(usage, "prompt_tokens_details")
-    written, read = (count_in(usage, f"cache_{what}_input_tokens") for what in ("creation", "read"))
-    return {count_in(details, "cached_tokens"), written, read, (written or 0) + (read or 0)}
 
 
 def usage_problem(usage: dict[str, Any], reply: Reply, max_tokens: int | None) -> str | None:
@@ -189,39 +191,32 @@ def _against_text(reply: Reply, output: int, max_tokens: int | None) -> str | No
 
 
 # ---------------------------------------------------------------------------------------------------- values, checked
-def _count(told: Any) -> int | None:
-    if told is None:
+def _count(value: Any) -> int | None:
+    if value is None:
         return None
-    if type(told) in {int, float} and 0 <= told < MOST_COUNT and told == int(told):
-        return int(told)
-    raise TypeError(f"{type(told).__name__} in place of a count")
+    if type(value) in {int, float} and 0 <= value < MOST_COUNT and value == int(value):
+        return int(value)
+    raise TypeError(f"{type(value).__name__} in place of a count")
 
 
-def _name(told: Any) -> str | None:
+def _name(value: Any) -> str | None:
     """A name that the reply gives itself, for people and records. None: it gives none."""
-    return shown(told) if isinstance(told, str) and told else None
+    return shown(value) if isinstance(value, str) and value else None
 
 
-def _stop_reason(told: Any) -> str | int | None:
+def _stop_reason(value: Any) -> str | int | None:
     """vLLM's `stop_reason`: the stop string or the id of the stop token that ended the reply. None: neither did."""
-    return told if type(told) is int and 0 <= told < MOST_COUNT else _name(told)
+    return value if type(value) is int and 0 <= value < MOST_COUNT else _name(value)
 
 
-def _known(told: Any) -> int:
-    count = _count(told)
-    if count is None:
-        raise TypeError("null in place of a count")
-    return count
-
-
-def _ids(told: Any) -> tuple[int, ...]:
-    if type(told) is list and set(map(type, told)) <= {int} and (not told or (min(told) >= 0 and max(told) < MOST_COUNT)):
-        return tuple(told)
+def _ids(value: Any) -> tuple[int, ...]:
+    if type(value) is list and set(map(type, value)) <= {int} and (not value or (min(value) >= 0 and max(value) < MOST_COUNT)):
+        return tuple(value)
     raise TypeError("token ids that are no list of counts")
 
 
-def _objects(told: Any) -> list[dict[str, Any]]:
-    found = plain(told)
-    if type(found) is list and set(map(type, found)) <= {dict}:
-        return found
+def _objects(value: Any) -> list[dict[str, Any]]:
+    objects = clean_json(value)
+    if type(objects) is list and set(map(type, objects)) <= {dict}:
+        return objects
     raise TypeError("tool calls that are no list of objects")

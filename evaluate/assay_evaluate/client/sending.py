@@ -14,13 +14,20 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from assay.foreign_text import one_line, shown
-from assay_evaluate.client.generated_logprobs import TokenRow, read_rows
 from assay_evaluate.client.journal import Reply, Request
+from assay_evaluate.client.logprobs import TokenRow, read_rows
 from assay_evaluate.client.replies import NotFinished, read_reply
 from assay_evaluate.transport.connection import MOST_REPLY_BYTES, Connection, HttpReply
 from assay_evaluate.transport.errors import AnothersReply, TransportError, UnusableReply
-from assay_evaluate.transport.foreign_json import MOST_MESSAGE, WRONG_SHAPE, NotJson, fingerprint_in, text_of
-from assay_evaluate.transport.told_errors import ToldError, error_in
+from assay_evaluate.transport.foreign_json import (
+    MOST_MESSAGE,
+    WRONG_SHAPE,
+    NotJson,
+    ServerError,
+    error_in,
+    fingerprint_in,
+    text_of,
+)
 
 COME_LATER = frozenset({408, 409, 425, 429})
 """HTTP statuses with which a server puts a request off."""
@@ -114,7 +121,7 @@ class Attempts:
         return min(self.num_sent, self._most)
 
 
-class Unanswered:
+class UnansweredTasks:
     """Which tasks get nothing but replies that are no answers: trying all requests often helps none. For several threads."""
 
     def __init__(self) -> None:
@@ -122,7 +129,7 @@ class Unanswered:
         self._over: dict[str, str] = {}
         self._lock = threading.Lock()
 
-    def why_over(self, task: str) -> str | None:
+    def reason_over(self, task: str) -> str | None:
         """Why the task is asked no more. None: it is."""
         return self._over.get(task)
 
@@ -136,8 +143,8 @@ class Unanswered:
             in_a_row = self._in_a_row[task] = self._in_a_row.get(task, 0) + 1
             is_patient = received.no_answer != "shape" or attempt < SHAPE_ATTEMPTS
             if in_a_row >= MOST_NO_ANSWER and (is_last or not is_patient):
-                why = f"not asked: the last {in_a_row} replies to {task} were no answers: {received.reply.error}"
-                self._over.setdefault(task, why)
+                reason = f"not asked: the last {in_a_row} replies to {task} were no answers: {received.reply.error}"
+                self._over.setdefault(task, reason)
 
 
 class Sender:
@@ -212,16 +219,16 @@ def received_of(response: HttpReply, request: Request, latency_s: float, request
     status = response.status
     if status != 200:
         may_help = status not in REFUSED
-        said = f"HTTP {status}: {response.message}"
-        reply = Reply("failed" if may_help else "refused", error=said, http_status=status, latency_s=latency_s)
+        explanation = f"HTTP {status}: {response.message}"
+        reply = Reply("failed" if may_help else "refused", error=explanation, http_status=status, latency_s=latency_s)
         return Received(reply, may_help=may_help, retry_after_s=response.retry_after_s)
     try:
         data = response.json()
         if not isinstance(data, dict):
             raise TypeError(f"{type(data).__name__} in place of an object")
         _check_whose(data, request_id)
-        if (told := error_in(data)) is not None:
-            return _refusal(told, latency_s, response.retry_after_s)
+        if (refusal := error_in(data)) is not None:
+            return _refusal(refusal, latency_s, response.retry_after_s)
         choice = data["choices"][0]
         reply = read_reply(data, request, latency_s)
         if response.cache_header is not None:
@@ -240,21 +247,21 @@ def received_of(response: HttpReply, request: Request, latency_s: float, request
         return Received(reply, may_help=True, is_of_another=is_of_another, no_answer=no_answer)
 
 
-def _refusal(told: ToldError, latency_s: float, retry_after_s: float | None) -> Received:
+def _refusal(refusal: ServerError, latency_s: float, retry_after_s: float | None) -> Received:
     """An error that came with status 200, as if it had come with the status that it names."""
-    may_help = told.status not in REFUSED
-    code = "" if told.status is None else f" ({told.status})"
-    words = one_line(" ".join(told.message[: 8 * MOST_MESSAGE].split()))[:MOST_MESSAGE]
+    may_help = refusal.status not in REFUSED
+    code = "" if refusal.status is None else f" ({refusal.status})"
+    words = one_line(" ".join(refusal.message[: 8 * MOST_MESSAGE].split()))[:MOST_MESSAGE]
     reply = Reply(
         "failed" if may_help else "refused", error=f"HTTP 200 with an error in it{code}: {words}",
-        http_status=told.status or 200, latency_s=latency_s,
+        http_status=refusal.status or 200, latency_s=latency_s,
     )  # fmt: skip
     return Received(reply, may_help=may_help, retry_after_s=retry_after_s, is_inside_200=True)
 
 
 def _check_whose(data: dict[str, Any], request_id: str) -> None:
     """AnothersReply if the reply's id is that of another request. Servers that choose ids of their own are believed."""
-    told = data.get("id")
-    named = OUR_ID.search(told) if isinstance(told, str) else None
+    reply_id = data.get("id")
+    named = OUR_ID.search(reply_id) if isinstance(reply_id, str) else None
     if named is not None and named.group() != request_id:
         raise AnothersReply(f"it answers request {named.group()}, not {request_id}")

@@ -36,7 +36,7 @@ def room_tokens(prompt_tokens: int | None, max_tokens: int, max_model_len: int |
     return min(max_tokens, max_model_len - prompt_tokens)
 
 
-def truncated_by(reply: Reply, *, max_tokens: int, max_model_len: int | None, has_reasoning_parser: bool) -> Truncation | None:
+def truncation_of(reply: Reply, *, max_tokens: int, max_model_len: int | None, has_reasoning_parser: bool) -> Truncation | None:
     """Why the reply counts as cut off, None if it does not.
 
     Cut off: its tokens reach min(max_tokens, max_model_len - prompt), or the server says `length`, or there is no answer and
@@ -61,20 +61,20 @@ def truncated_by(reply: Reply, *, max_tokens: int, max_model_len: int | None, ha
 
 def count_truncations(items: Iterable[ItemResult]) -> dict[Truncation, int]:
     """Truncated items by reason, in the order in which reasons are listed; reasons that do not occur are left out."""
-    seen = Counter(item.truncated_by for item in items if item.truncated and item.truncated_by is not None)
-    return {reason: seen[reason] for reason in get_args(Truncation) if seen[reason]}
+    counts = Counter(item.truncated_by for item in items if item.truncated and item.truncated_by is not None)
+    return {reason: counts[reason] for reason in get_args(Truncation) if counts[reason]}
 
 
 def count_thinking_cut(items: Iterable[ItemResult], thinking_budget_tokens: int | None) -> int | None:
     """Replies whose thinking used up its budget. None: there is none, or no reply says how long it thought."""
     if thinking_budget_tokens is None:
         return None
-    known = [item.thinking_tokens for item in items if item.thinking_tokens is not None]
-    return sum(tokens >= thinking_budget_tokens for tokens in known) if known else None
+    counts = [item.thinking_tokens for item in items if item.thinking_tokens is not None]
+    return sum(tokens >= thinking_budget_tokens for tokens in counts) if counts else None
 
 
 # ------------------------------------------------------------------------------------------------ loops
-def repeats_to_the_end(text: str) -> bool:
+def ends_in_loop(text: str) -> bool:
     """Whether the text ends in a passage that it repeats, at least `MIN_REPEATS` times, exactly or nearly."""
     size = SHORTEST_TAIL
     while size <= min(len(text), LONGEST_TAIL):
@@ -86,7 +86,7 @@ def repeats_to_the_end(text: str) -> bool:
     return False
 
 
-def loops(reply: Reply, cut_by: Truncation | None, thinking_budget_tokens: int | None) -> bool | None:
+def is_looping(reply: Reply, cut_by: Truncation | None, thinking_budget_tokens: int | None) -> bool | None:
     """Whether the reply repeats itself until it is cut off, or its thinking until the thinking's budget ended it.
 
     A reply that ends of its own accord does not loop, whatever it repeats. None: no reply came.
@@ -97,11 +97,11 @@ def loops(reply: Reply, cut_by: Truncation | None, thinking_budget_tokens: int |
         return True
     thought = reply.thinking_tokens
     if thinking_budget_tokens is not None and thought is not None and thought >= thinking_budget_tokens:
-        return repeats_to_the_end((reply.reasoning or "").rstrip()) or (cut_by is not None and repeats_to_the_end(reply.text))
-    return cut_by is not None and repeats_to_the_end(reply.text if reply.text.strip() else reply.reasoning or "")
+        return ends_in_loop((reply.reasoning or "").rstrip()) or (cut_by is not None and ends_in_loop(reply.text))
+    return cut_by is not None and ends_in_loop(reply.text if reply.text.strip() else reply.reasoning or "")
 
 
 def count_loops(items: Iterable[ItemResult]) -> int | None:
     """Replies that loop. None: there is none of which this was looked at."""
-    known = [item.loops for item in items if item.loops is not None]
-    return sum(known) if known else None
+    flags = [item.loops for item in items if item.loops is not None]
+    return sum(flags) if flags else None

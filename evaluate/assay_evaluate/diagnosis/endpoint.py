@@ -10,9 +10,9 @@ from assay.errors import MeasureError, ServeError
 from assay.foreign_text import shown
 from assay.records.probe import Offer
 from assay_evaluate.asking.dialect import CHAT, COMPLETIONS
-from assay_evaluate.client.checks.logprob_checks import why_no_logprobs
 from assay_evaluate.client.client import Address, Client
 from assay_evaluate.client.exchanges import Ask, Exchange
+from assay_evaluate.client.logprob_checks import find_logprob_problem
 from assay_evaluate.serving.external import find_version, get, list_models, sum_metrics
 from assay_evaluate.transport.connection import root_url
 
@@ -100,7 +100,7 @@ def _find_offer(client: Client, headers: Mapping[str, str]) -> Offer:
     reasons_unusable: list[str] = []
 
     def is_usable(values: Iterable[float | None]) -> bool:
-        if (reason := why_no_logprobs(values)) is not None:
+        if (reason := find_logprob_problem(values)) is not None:
             reasons_unusable.append(reason)
         return reason is None
 

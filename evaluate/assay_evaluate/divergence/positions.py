@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from assay.records.divergence import TextSet
-from assay_evaluate.client.checks.logprob_checks import NEVER
 from assay_evaluate.client.journal import TokenLogprobs
+from assay_evaluate.client.logprob_checks import NEVER
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]

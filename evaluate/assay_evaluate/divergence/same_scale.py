@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from assay_evaluate.client.checks.logprob_checks import NEVER
 from assay_evaluate.client.client import NotMeasured
+from assay_evaluate.client.logprob_checks import NEVER
 from assay_evaluate.divergence.positions import ScoredDocument
 
 FEWEST_ROWS = 50

@@ -17,9 +17,9 @@ from typing import Any, Literal
 
 from assay.records.serving import Fingerprint
 from assay_evaluate.asking.dialect import COMPLETIONS, sampling
-from assay_evaluate.client.checks.logprob_checks import why_not_believed
 from assay_evaluate.client.client import Client, NotMeasured
 from assay_evaluate.client.journal import Identity, Journal, Reply, Request, TokenLogprobs
+from assay_evaluate.client.logprob_checks import find_scoring_problem
 from assay_evaluate.divergence.documents import Document
 from assay_evaluate.divergence.positions import ScoredDocument
 from assay_evaluate.divergence.same_scale import check_same_scale
@@ -148,10 +148,10 @@ def pair_scores(documents: Sequence[Document], reference: Sequence[Reply], candi
         if reference_reply.logprobs is not None and (candidate_reply.logprobs is not None or is_nan(candidate_reply))
     ]
     is_one_side = reference is candidate
-    if (reason := why_not_believed([doc.reference for doc in scored])) is not None:
+    if (reason := find_scoring_problem([doc.reference for doc in scored])) is not None:
         raise NotMeasured(reason if is_one_side else f"the reference's server: {reason}")
     if not is_one_side:
-        if (reason := why_not_believed([doc.candidate for doc in scored if doc.candidate is not None])) is not None:
+        if (reason := find_scoring_problem([doc.candidate for doc in scored if doc.candidate is not None])) is not None:
             raise NotMeasured(reason)
         check_same_scale(scored)
     return scored

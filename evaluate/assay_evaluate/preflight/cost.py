@@ -23,7 +23,7 @@ from assay_evaluate.diagnosis.probes.planned import Load
 from assay_evaluate.preflight.known_tasks import LENGTH_RANGE, UNKNOWN_COUNT
 from assay_evaluate.preflight.workload import Workload, workload_of
 from assay_evaluate.roofline.devices import Device, device_named
-from assay_evaluate.roofline.shares import ACCEPTED_SHARE, WRITING_SHARE, Range
+from assay_evaluate.roofline.rows import ACCEPTED_SHARE, WRITING_SHARE, Range
 from assay_evaluate.roofline.weights import ServedWeights
 
 # ------------------------------------------------------------------------------------------------ rates

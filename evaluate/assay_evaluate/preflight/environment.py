@@ -25,8 +25,8 @@ from assay.recipes.profile import ProfileRecipe
 from assay.records.preflight.replay import Outcome
 from assay.records.preflight.report import Check
 from assay_evaluate.serving import hardware, server
-from assay_evaluate.serving.hardware import Gpu, fits, needs
-from assay_evaluate.serving.process import as_activated
+from assay_evaluate.serving.hardware import Gpu, describe_needs, fits
+from assay_evaluate.serving.process import activated_environment
 from assay_evaluate.serving.vllm_command import server_environment
 
 DRIVERS: Mapping[int, int] = {12: 525, 13: 580}
@@ -175,7 +175,12 @@ def ask(interpreter: Path, environment: Mapping[str, str]) -> ServingEnvironment
     words = [str(interpreter.absolute()), "-I", "-c", _ASK, json.dumps(_PACKAGES)]
     try:
         done = subprocess.run(
-            words, env=as_activated(environment, interpreter), capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+            words,
+            env=activated_environment(environment, interpreter),
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
         )
         data = json.loads(done.stdout) if done.returncode == 0 else None
     except (OSError, subprocess.TimeoutExpired, ValueError) as error:
@@ -209,7 +214,7 @@ def _elsewhere(
     profile: ProfileRecipe, serving: ServingEnvironment, configs: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[Check]:
     """What can be told of servers for GPUs that are not here."""
-    detail = f"driver, nvcc, /dev/shm and kernel caches of {needs(profile)} cannot be seen: this is another machine"
+    detail = f"driver, nvcc, /dev/shm and kernel caches of {describe_needs(profile)} cannot be seen: this is another machine"
     yield _environment("machine", detail, outcome="UNKNOWN", remedy=f"run `assay doctor` on {profile.name}")
     if "vllm" in serving.versions:
         yield _packages(serving, True, profile.emulate)

@@ -22,7 +22,7 @@ from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import RulerTask, SuiteRecipe, ToolsTask
 from assay.records.preflight.replay import Outcome
 from assay.records.preflight.report import Check
-from assay_evaluate.serving.vllm_command import asked_flags
+from assay_evaluate.serving.vllm_command import requested_flags
 from assay_evaluate.tasks.tools.task import NO_TOOLS
 
 TOKENIZERS: tuple[frozenset[str], ...] = (
@@ -66,7 +66,7 @@ def check_tokenizer(
     """
     yield _tokenizer(files)
     yield from _remote_code(files)
-    yield from _template(files, suite, asked_flags(profile, serving), required)
+    yield from _template(files, suite, requested_flags(profile, serving), required)
 
 
 def _check(files: SmallFiles, detail: str, remedy: str | None = None, *, is_required: bool = True) -> Check:

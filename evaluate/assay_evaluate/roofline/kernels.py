@@ -78,15 +78,15 @@ def format_of(scheme: str | None) -> Format | None:
     None as result: no format that the table knows.
     """
     name = (scheme or "bf16").lower().replace("-", "_")
-    for known in ("nvfp4a16", "nvfp4", "mxfp4", "mxfp8", "w4a16", "w8a8", "fp8", "bf16"):
-        if name == known or name.startswith(f"{known}_"):
-            return known
+    for format_ in ("nvfp4a16", "nvfp4", "mxfp4", "mxfp8", "w4a16", "w8a8", "fp8", "bf16"):
+        if name == format_ or name.startswith(f"{format_}_"):
+            return format_
     return None
 
 
 def runs_as(scheme: str | None, architecture: Architecture | None, *, experts: bool = True) -> RunsAs | None:
     """experts: of routed experts, else of linear layers. None: the scheme or the GPU is not in the table."""
-    known = format_of(scheme)
-    if known is None or architecture is None:
+    format_ = format_of(scheme)
+    if format_ is None or architecture is None:
         return None
-    return (RUNS_AS if experts else RUNS_AS | LINEAR)[known, architecture]
+    return (RUNS_AS if experts else RUNS_AS | LINEAR)[format_, architecture]

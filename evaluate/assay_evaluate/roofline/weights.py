@@ -1,8 +1,12 @@
-"""What a checkpoint makes a server read: bytes that every token reads, and experts by how many tokens share a step."""
+"""What a checkpoint makes a server read in one step of decoding, and the least time per output token that follows from it.
+
+A step of the target reads all weights that its tokens touch, once, and the KV cache of every sequence. With k drafted tokens a
+sequence brings k + 1 tokens into the step (so more experts are touched), and the draft's weights are read k times before it.
+No server is faster than this; launches, all-reduces and arithmetic make every real one slower.
+"""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,20 +14,7 @@ from typing import Any
 
 from assay.errors import PlanError
 from assay.recipes.families import form_of, num_experts, size_of, text_of
-
-Coverage = Mapping[int, float]
-"""Tokens in a step -> share of a layer's experts that they use, measured. Real routing is correlated and uses fewer."""
-
-
-def _between(coverage: Coverage, tokens: int) -> float:
-    known = sorted(coverage)
-    if tokens <= known[0]:
-        return coverage[known[0]]
-    for low, high in itertools.pairwise(known):
-        if tokens <= high:
-            at = math.log(tokens / low) / math.log(high / low)
-            return coverage[low] + at * (coverage[high] - coverage[low])
-    return coverage[known[-1]]
+from assay_evaluate.roofline.devices import Device
 
 
 @dataclass(frozen=True)
@@ -44,16 +35,12 @@ class ServedWeights:
     def num_bytes(self) -> int:
         return self.shared_bytes + self.expert_bytes
 
-    def touched_bytes(self, tokens: int, coverage: Coverage | None = None) -> float:
-        """Read in a step of so many tokens: as measured, or each routed on its own and to every expert alike."""
-        if not self.num_experts:
-            return self.num_bytes
-        return self.shared_bytes + self.expert_bytes * self.touched_share(tokens, coverage)
+    def touched_bytes(self, tokens: int) -> float:
+        """Read in a step of so many tokens, each routed on its own and to every expert alike."""
+        return self.shared_bytes + self.expert_bytes * self.touched_share(tokens)
 
-    def touched_share(self, tokens: int, coverage: Coverage | None = None) -> float:
-        """Share of a layer's experts that a step reads. Between measured numbers of tokens: linear in their logarithm."""
-        if coverage:
-            return _between(coverage, tokens)
+    def touched_share(self, tokens: int) -> float:
+        """Share of a layer's experts that a step reads. Real routing is correlated and uses fewer."""
         return 1 - (1 - self.experts_per_token / self.num_experts) ** tokens if self.num_experts else 1.0
 
 
@@ -99,6 +86,53 @@ def step_weights(family: str, config: Mapping[str, Any], target: Weights, draft:
     read_by_target = served_weights(family, config, of_target)
     if not of_draft:
         return StepWeights(read_by_target)
-    heads = [[one for one in weights if form_of(family, one[0], config).part == "lm_head"] for weights in (of_target, of_draft)]
+    heads = [
+        [weight for weight in weights if form_of(family, weight[0], config).part == "lm_head"]
+        for weights in (of_target, of_draft)
+    ]
     shared_head = [] if heads[1] else heads[0]
     return StepWeights(read_by_target, served_weights(family, config, [*of_draft, *shared_head]))
+
+
+@dataclass(frozen=True)
+class Step:
+    """Bytes that all GPUs together read in one step. target: weights of the model itself; draft: of k steps of its MTP block.
+
+    tokens: in the target's step. experts_share: of a layer's experts, touched.
+    """
+
+    target_bytes: float
+    draft_bytes: float
+    kv_bytes: float
+    tokens: int
+    experts_share: float
+
+    @property
+    def num_bytes(self) -> float:
+        return self.target_bytes + self.draft_bytes + self.kv_bytes
+
+
+def step_of(weights: StepWeights, *, users: int, drafted: int = 0, kv_bytes_each: float = 0.0) -> Step:
+    """users: sequences in flight. drafted: tokens for each; 0: no speculation. kv_bytes_each: read of one sequence's cache.
+
+    The draft's own KV cache is one layer's and left out where `kv_bytes_each` leaves it out.
+    """
+    tokens = users * (1 + drafted)
+    draft = 0.0 if weights.draft is None else drafted * weights.draft.touched_bytes(users)
+    return Step(
+        target_bytes=weights.target.touched_bytes(tokens),
+        draft_bytes=draft,
+        kv_bytes=users * kv_bytes_each,
+        tokens=tokens,
+        experts_share=weights.target.touched_share(tokens),
+    )
+
+
+def floor_s(num_bytes: float, device: Device, num_gpus: int) -> float:
+    """Least seconds in which the GPUs read so much, each its part."""
+    return num_bytes / (device.bytes_s * num_gpus)
+
+
+def tpot_floor_s(step: Step, device: Device, num_gpus: int, acceptance_length: float = 1.0) -> float:
+    """Least seconds for an output token of one sequence. acceptance_length: tokens that a step yields, 1 without drafts."""
+    return floor_s(step.num_bytes, device, num_gpus) / acceptance_length

@@ -6,7 +6,6 @@ Replies are kept in the run's journal, so that the whole run does not ask these 
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from assay.callbacks import Say
@@ -18,14 +17,11 @@ from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import ArithmeticTask, LmEvalTask, NeedleTask, RulerTask, SuiteRecipe, SweTask, ToolsTask
 from assay.records.measurement import BudgetCheck, TaskBudget, TaskResult
 from assay_evaluate.client.journal import Journal
-from assay_evaluate.run.answering.weights import keep, know, named_sha256, times_again
-from assay_evaluate.run.candidate import Candidate
-from assay_evaluate.run.context_check import check_context
-from assay_evaluate.run.evaluate import StartServer
+from assay_evaluate.run.candidate import Candidate, StartServer, check_context, open_server
 from assay_evaluate.run.identity import identity
-from assay_evaluate.run.suite import measure_suite
-from assay_evaluate.serving.given import join
-from assay_evaluate.serving.server import Server, ServerSpec, serve
+from assay_evaluate.run.suite import ServedCheckpoint, measure_suite
+from assay_evaluate.run.weights import check_weights, keep_weights, named_sha256, times_remeasured
+from assay_evaluate.serving.server import serve
 from assay_evaluate.statistics.proportions import clopper_pearson
 from assay_evaluate.tasks.cells import num_cells
 from assay_evaluate.tasks.lm_eval.load import configs_of
@@ -48,15 +44,14 @@ def check_budgets(
     profile: ProfileRecipe,
     serving: Serving,
     run_dir: Path,
-    num_items: int = NUM_ITEMS,
     on_progress: Say = lambda line: None,
     start_server: StartServer = serve,
 ) -> BudgetCheck:
-    """Serve the reference, ask at least `num_items` items of every task, say for each task whether its budget suffices.
+    """Serve the reference, ask at least `NUM_ITEMS` items of every task, say for each task whether its budget suffices.
 
     Raises what `run.evaluate` raises; MeasureError: no task of the suite has such a budget.
     """
-    few = first_items(suite, num_items)
+    few = first_items(suite, NUM_ITEMS)
     if not few.tasks:
         raise MeasureError(
             f"suite {suite.name}: nothing to check: its tasks are trajectories, whose steps have a budget each;"
@@ -66,25 +61,17 @@ def check_budgets(
     with Journal(run_dir / "journal.db") as journal:
         settle_sources(few, journal, on_progress)
         checkpoint = named_sha256(reference, journal)
-        with _server(reference, profile, serving, run_dir, start_server, on_progress) as server:
-            attempt = times_again(reference.label, journal)
+        with open_server(reference, profile, serving, run_dir, start_server, on_progress) as server:
+            attempt = times_remeasured(reference.label, journal)
             if reference.endpoint is not None:
-                known = keep(reference, server, journal, know(reference, server, journal)[1])
+                known = keep_weights(reference, server, journal, check_weights(reference, server, journal)[1])
                 checkpoint, attempt = known.checkpoint_sha256, attempt + known.attempt
             assert checkpoint is not None, "a folder, or a server that has signed"
-            results = measure_suite(
-                few,
-                server,
-                journal,
-                identity(checkpoint, server.fingerprint, suite.name, attempt),
-                None,
-                checkpoint=reference.checkpoint,
-                serving=serving,
-                is_noise_floor=False,
-                concurrency=profile.concurrency,
-                on_progress=on_progress,
-                asks_twice=False,
+            who = identity(checkpoint, server.fingerprint, suite.name, attempt)
+            served = ServedCheckpoint(
+                few, server, journal, who, reference.checkpoint, serving, profile.concurrency, on_progress
             )
+            results = measure_suite(served, None, is_noise_floor=False, asks_twice=False)
     optional = {gate.task for gate in gates.gates if isinstance(gate, ScoreGate) and not gate.required}
     return BudgetCheck(
         model=model,
@@ -99,23 +86,6 @@ def check_budgets(
     )
 
 
-def _server(
-    one: Candidate, profile: ProfileRecipe, serving: Serving, run_dir: Path, start_server: StartServer, on_progress: Say
-) -> AbstractContextManager[Server]:
-    """The server that runs already, or one that is started."""
-    if one.endpoint is not None:
-        return nullcontext(join(one.endpoint, label=one.label, checkpoint=one.checkpoint, profile=profile.name))
-    assert one.checkpoint is not None, "a server is started on a folder"
-    spec = ServerSpec(
-        checkpoint=one.checkpoint,
-        profile=profile,
-        serving=serving,
-        speculate=serving.num_speculative_tokens is not None,
-        log_path=run_dir / "logs" / f"vllm-{one.label}.log",
-    )
-    return start_server(spec, on_progress)
-
-
 def judge_budget(task: TaskResult, max_truncated: float, *, is_required: bool = True) -> TaskBudget:
     """What the replies to a few items say: enough if no more of them ran into the budget or the context than the gates allow.
 
@@ -123,9 +93,27 @@ def judge_budget(task: TaskResult, max_truncated: float, *, is_required: bool = 
     so with any budget.
     """
     num_replies = task.num_items - task.num_failed
-    lengths = [item.output_tokens for item in task.items if item.output_tokens is not None]
-    longest = max(lengths, default=None)
-    share = clopper_pearson(num_cut(task), num_replies) if num_replies else None
+    num_without_answer = task.truncated_by.get("empty", 0) + task.truncated_by.get("reasoning_only", 0)
+    num_cut = task.num_truncated - num_without_answer
+    longest = max((item.output_tokens for item in task.items if item.output_tokens is not None), default=None)
+    share = clopper_pearson(num_cut, num_replies) if num_replies else None
+    if share is None:
+        detail = f"no reply to judge by: {task.note or 'every request failed'}"
+    else:
+        name = interval_name(share.level, share.coverage)
+        detail = f"{num_cut} of {num_replies} cut off ({name}: {100 * share.low:.1f} to {100 * share.high:.1f} %)"
+        detail += "" if longest is None else f", longest reply {longest} of {task.max_tokens} tokens"
+        if task.num_thinking_cut:
+            detail += f", thinking ended at {task.thinking_budget_tokens} tokens in {task.num_thinking_cut}"
+        if num_without_answer:
+            detail += f", {num_without_answer} ended without an answer, which no budget changes"
+        if share.value > max_truncated:
+            is_context = task.truncated_by.get("context", 0) > num_cut / 2
+            remedy = "the context is too short: raise max-model-len" if is_context else "raise max_tokens"
+            detail += f": too small, at most {percent_plain(max_truncated)} may be; {remedy}"
+        else:
+            is_close = longest is not None and longest >= CLOSE * task.max_tokens
+            detail += f": {'suffices, but only just' if is_close else 'suffices'}"
     return TaskBudget(
         task=task.task,
         max_tokens=task.max_tokens,
@@ -139,37 +127,8 @@ def judge_budget(task: TaskResult, max_truncated: float, *, is_required: bool = 
         longest_reply_tokens=longest,
         suffices=share is not None and share.value <= max_truncated,
         is_required=is_required,
-        detail=_sentence(task, num_replies, longest, max_truncated),
+        detail=detail,
     )
-
-
-def num_cut(task: TaskResult) -> int:
-    """Replies that a larger budget, or context, would have let go on."""
-    return task.num_truncated - num_without_answer(task)
-
-
-def num_without_answer(task: TaskResult) -> int:
-    """Replies that ended by themselves without an answer, or with one that the server calls thinking."""
-    return task.truncated_by.get("empty", 0) + task.truncated_by.get("reasoning_only", 0)
-
-
-def _sentence(task: TaskResult, num_replies: int, longest: int | None, max_truncated: float) -> str:
-    if not num_replies:
-        return f"no reply to judge by: {task.note or 'every request failed'}"
-    share = clopper_pearson(num_cut(task), num_replies)
-    name = interval_name(share.level, share.coverage)
-    seen = f"{num_cut(task)} of {num_replies} cut off ({name}: {100 * share.low:.1f} to {100 * share.high:.1f} %)"
-    seen += "" if longest is None else f", longest reply {longest} of {task.max_tokens} tokens"
-    if task.num_thinking_cut:
-        seen += f", thinking ended at {task.thinking_budget_tokens} tokens in {task.num_thinking_cut}"
-    if num_empty := num_without_answer(task):
-        seen += f", {num_empty} ended without an answer, which no budget changes"
-    if share.value > max_truncated:
-        context = task.truncated_by.get("context", 0) > num_cut(task) / 2
-        remedy = "the context is too short: raise max-model-len" if context else "raise max_tokens"
-        return f"{seen}: too small, at most {percent_plain(max_truncated)} may be; {remedy}"
-    is_close = longest is not None and longest >= CLOSE * task.max_tokens
-    return f"{seen}: {'suffices, but only just' if is_close else 'suffices'}"
 
 
 # ------------------------------------------------------------------------------------------------ a few items

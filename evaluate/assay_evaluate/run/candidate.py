@@ -1,13 +1,22 @@
-"""What an evaluation is told of each checkpoint."""
+"""What an evaluation is told of each checkpoint, and the server that it is asked at."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from assay.callbacks import Say
 from assay.errors import MeasureError
-from assay.recipes.profile import GivenServer
+from assay.recipes.model import Serving
+from assay.recipes.profile import GivenServer, ProfileRecipe, context_tokens
+from assay.recipes.suite import SuiteRecipe
+from assay_evaluate.serving.server import Server, ServerSpec, join
+from assay_evaluate.serving.vllm_command import read_config
+from assay_evaluate.tasks.cells import tasks_filling_context
+
+StartServer = Callable[[ServerSpec, Say], AbstractContextManager[Server]]
 
 
 @dataclass(frozen=True)
@@ -26,13 +35,58 @@ class Candidate:
     endpoint: GivenServer | None = None
 
 
-def sorted_out(candidates: Sequence[Candidate]) -> tuple[Candidate, list[Candidate]]:
+def split_reference(candidates: Sequence[Candidate]) -> tuple[Candidate, list[Candidate]]:
     """(the reference, all others). MeasureError: not one reference, or a label that is no name of a file or is used twice."""
-    references = [one for one in candidates if one.is_reference]
+    references = [candidate for candidate in candidates if candidate.is_reference]
     if len(references) != 1:
         raise MeasureError(f"a run needs one reference, {len(references)} are marked as such")
-    labels = [one.label for one in candidates] + [f"{references[0].label}-repeat"]
-    twice = sorted({label for label in labels if labels.count(label) > 1 or "/" in label})
-    if twice:
-        raise MeasureError(f"label {twice[0]!r} is used twice or holds a slash; labels are names of files")
-    return references[0], [one for one in candidates if not one.is_reference]
+    labels = [candidate.label for candidate in candidates] + [f"{references[0].label}-repeat"]
+    unusable = sorted({label for label in labels if labels.count(label) > 1 or "/" in label})
+    if unusable:
+        raise MeasureError(f"label {unusable[0]!r} is used twice or holds a slash; labels are names of files")
+    return references[0], [candidate for candidate in candidates if not candidate.is_reference]
+
+
+def server_spec(candidate: Candidate, profile: ProfileRecipe, serving: Serving, run_dir: Path) -> ServerSpec:
+    """How assay starts a server on the candidate's folder."""
+    assert candidate.checkpoint is not None, "a server is started on a folder"
+    return ServerSpec(
+        checkpoint=candidate.checkpoint,
+        profile=profile,
+        serving=serving,
+        speculate=serving.num_speculative_tokens is not None,
+        log_path=run_dir / "logs" / f"vllm-{candidate.label}.log",
+    )
+
+
+def join_server(candidate: Candidate, profile: ProfileRecipe) -> Server:
+    """The server that runs already for the candidate."""
+    assert candidate.endpoint is not None
+    return join(candidate.endpoint, label=candidate.label, checkpoint=candidate.checkpoint, profile=profile.name)
+
+
+def open_server(
+    candidate: Candidate, profile: ProfileRecipe, serving: Serving, run_dir: Path, start_server: StartServer, on_progress: Say
+) -> AbstractContextManager[Server]:
+    """The server that runs already for the candidate, or one that is started for it."""
+    if candidate.endpoint is not None:
+        return nullcontext(join_server(candidate, profile))
+    return start_server(server_spec(candidate, profile, serving, run_dir), on_progress)
+
+
+def check_context(suite: SuiteRecipe, reference: Candidate, profile: ProfileRecipe, serving: Serving) -> None:
+    """MeasureError naming the first task whose reply may be as long as the whole context: the budget would be cut in silence.
+
+    Prompts of stated lengths that do not fit are left out one by one, by the tasks themselves. Servers that run already are
+    not judged, since their context is their own; nor a checkpoint that is not there, which others report.
+    """
+    folder = reference.checkpoint
+    if reference.endpoint is not None or folder is None or not (folder / "config.json").is_file():
+        return
+    context = context_tokens(read_config(folder), profile, serving)
+    for task in tasks_filling_context(suite, context):
+        raise MeasureError(
+            f"suite {suite.name}: task {task.name} lets a reply have {task.max_tokens:,} tokens, and {folder} is "
+            f"served with a context of {context:,} for prompt and reply together (profile {profile.name}); lower "
+            "max_tokens in the suite, or raise max-model-len if the model allows more"
+        )

@@ -5,10 +5,9 @@ The two servers are unlike on purpose, so nothing asks that their fingerprints a
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 from assay.callbacks import Say
@@ -23,17 +22,16 @@ from assay.records.measurement import Acceptance, Divergence, Measurement
 from assay.records.probe import ProbeReport, ProbeSettings
 from assay.records.serving import MODEL_FLAGS
 from assay.records.verdict import GateReport
-from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.client.journal import Journal
 from assay_evaluate.diagnosis.probes.run_probes import probe_served
 from assay_evaluate.divergence.documents import own_suite
+from assay_evaluate.run.candidate import StartServer
 from assay_evaluate.run.identity import checkpoint_sha256, identity, identity_of
-from assay_evaluate.run.own_texts import Asked, OwnTexts, find_own_texts
-from assay_evaluate.serving.server import Server, ServerSpec, serve
+from assay_evaluate.run.own_texts import OwnTexts, answer_questions, find_own_texts
+from assay_evaluate.run.suite import ServedCheckpoint
+from assay_evaluate.serving.server import ServerSpec, serve
 from assay_evaluate.verdicts.acceptance import DraftingSide
 from assay_evaluate.verdicts.deployment import DeployedCandidate, judge_deployment, outcome_of, outcome_sentence
-
-StartServer = Callable[[ServerSpec, Say], AbstractContextManager[Server]]
 
 
 def deploy(
@@ -52,12 +50,16 @@ def deploy(
     checkpoint: its folder on this machine. judged: the run's verdicts. probed: its probes where it was judged. Raises what
     `check_deployable` raises; ServeError: the server does not start.
     """
+
+    def report(line: str) -> None:
+        on_progress(f"{measured.label}: {line}")
+
     started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
     suite = SuiteRecipe.model_validate(measured.suite_recipe)
     gates = GateRecipe.model_validate(judged.gate_recipe)
     with Journal(run_dir / "journal.db") as journal:
         check_deployable(measured, checkpoint, profile, journal)
-        left = find_own_texts(journal, suite, identity_of(measured))
+        own_texts = find_own_texts(journal, suite, identity_of(measured))
         serving = serving_of(measured)
         spec = ServerSpec(
             checkpoint=checkpoint,
@@ -67,30 +69,39 @@ def deploy(
             log_path=run_dir / "logs" / f"vllm-{measured.label}-on-{profile.name}.log",
         )
         with start_server(spec, on_progress) as server:
-            divergence, accepted, missing = _held_against_itself(
-                measured, left, server, suite, checkpoint, serving, journal, profile.concurrency, on_progress
-            )
             fingerprint = server.fingerprint
-            probes = _probe(server, measured, suite, probed, profile, run_dir, on_progress)
-    seen = DeployedCandidate(
+            # What is served is in question, so nothing that an earlier deployment answered is taken for this one's.
+            who = identity(measured.checkpoint_sha256, fingerprint, suite.name, attempt=time.time_ns())
+            served = ServedCheckpoint(suite, server, journal, who, checkpoint, serving, profile.concurrency, report)
+            divergence, accepted, missing = _compare_with_itself(measured, own_texts, served)
+            # As hard as where it was judged; else as the suite says, else by default.
+            settings = probed.settings if probed is not None else suite.probes or ProbeSettings()
+            place = deployment_place(run_dir, profile.name, measured.label)
+            probes = probe_served(
+                server,
+                settings.model_copy(update={"concurrency": profile.concurrency}),
+                label=measured.label,
+                checkpoint_sha256=measured.checkpoint_sha256,
+                place=place.parent / "probes" / place.name,
+                on_progress=report,
+            )
+    no_drafts = missing.get("acceptance", "the server drafted nothing")
+    accepted_before = None if own_texts is None else own_texts.acceptance
+    judged_on = measured.fingerprint
+    subject = DeployedCandidate(
         measured,
         profile.name,
         divergence,
-        None if left is None else left.repeat,
+        None if own_texts is None else own_texts.repeat,
         (
-            _drafting(
-                measured.fingerprint.profile,
-                measured.fingerprint.speculation,
-                None if left is None else left.acceptance,
-                missing,
-            ),
-            _drafting(profile.name, fingerprint.speculation, accepted, missing),
+            DraftingSide(judged_on.profile, judged_on.speculation is not None, accepted_before, no_drafts),
+            DraftingSide(profile.name, fingerprint.speculation is not None, accepted, no_drafts),
         ),
         probed,
         probes,
         missing,
     )
-    checks = judge_deployment(gates, seen)
+    checks = judge_deployment(gates, subject)
     record = Deployment(
         model=measured.model,
         label=measured.label,
@@ -104,11 +115,11 @@ def deploy(
         deployed_on=fingerprint,
         served_differently=tuple(fingerprints_differ(measured.fingerprint, fingerprint, other=profile.name)),
         divergence=divergence,
-        noise_floor=seen.noise_floor,
-        acceptance_judged=seen.drafts[0].acceptance,
+        noise_floor=subject.noise_floor,
+        acceptance_judged=accepted_before,
         acceptance=accepted,
-        alarms_judged=None if probed is None else tuple(one.name for one in probed.alarms),
-        alarms=tuple(one.name for one in probes.alarms),
+        alarms_judged=None if probed is None else tuple(alarm.name for alarm in probed.alarms),
+        alarms=tuple(alarm.name for alarm in probes.alarms),
         not_measured=missing,
         checks=checks,
         outcome=outcome_of(checks),
@@ -129,10 +140,10 @@ def check_deployable(measured: Measurement, checkpoint: Path, profile: ProfileRe
         )
     if measured.fingerprint.profile == profile.name:
         raise MeasureError(f"{measured.label}: was judged on {profile.name} itself; name the profile that it is deployed on")
-    there = checkpoint_sha256(checkpoint, journal.file_sha256)
-    if there != measured.checkpoint_sha256:
+    sha256 = checkpoint_sha256(checkpoint, journal.file_sha256)
+    if sha256 != measured.checkpoint_sha256:
         raise MeasureError(
-            f"{checkpoint}: is not the checkpoint that was measured as {measured.label} ({there[:12]}, measured "
+            f"{checkpoint}: is not the checkpoint that was measured as {measured.label} ({sha256[:12]}, measured "
             f"{measured.checkpoint_sha256[:12]}); copy that one here, or evaluate this one first"
         )
 
@@ -156,68 +167,22 @@ def serving_of(measured: Measurement) -> Serving:
     )
 
 
-def _held_against_itself(
-    measured: Measurement,
-    left: OwnTexts | None,
-    server: Server,
-    suite: SuiteRecipe,
-    checkpoint: Path,
-    serving: Serving,
-    journal: Journal,
-    concurrency: int,
-    on_progress: Say,
+def _compare_with_itself(
+    measured: Measurement, own_texts: OwnTexts | None, served: ServedCheckpoint
 ) -> tuple[Divergence | None, Acceptance | None, dict[str, str]]:
     """(divergence, acceptance, what is missing -> why) of the deployed candidate on what it left where it was judged."""
-    own = own_suite(suite)
-    if own is None:
-        why = f"suite {suite.name} has no divergence, so the candidate wrote no texts"
-        return None, None, {"divergence": why, "acceptance": why}
-    if left is None:
-        why = (
-            f"{measured.label} wrote no texts of its own on {measured.fingerprint.profile}; `assay evaluate --own-texts` there "
-            "writes them and measures nothing again"
-        )
-        return None, None, {"divergence": why, "acceptance": why}
-
-    def say(line: str) -> None:
-        on_progress(f"{measured.label}: {line}")
-
-    # What is served is in question, so nothing that an earlier deployment answered is taken for this one's.
-    who = identity(measured.checkpoint_sha256, server.fingerprint, suite.name, attempt=time.time_ns())
-    asked = Asked(server, own, checkpoint, serving, journal, who, concurrency, say)
-    with asked.client() as client:
-        session = asked.session(client)
-        accepted = asked.answer(session, left.text.who)
-        try:
-            divergence, why_not = asked.divergence(session, left.text)
-        except NotMeasured as error:
-            divergence, why_not = None, {"divergence": str(error)}
-    return divergence, accepted, {**left.not_measured, **why_not}
-
-
-def _probe(
-    server: Server,
-    measured: Measurement,
-    suite: SuiteRecipe,
-    before: ProbeReport | None,
-    profile: ProfileRecipe,
-    run_dir: Path,
-    on_progress: Say,
-) -> ProbeReport:
-    """As hard as where it was judged; else as the suite says, else by default."""
-    settings = before.settings if before is not None else suite.probes or ProbeSettings()
-    place = deployment_place(run_dir, profile.name, measured.label)
-    return probe_served(
-        server,
-        settings.model_copy(update={"concurrency": profile.concurrency}),
-        label=measured.label,
-        checkpoint_sha256=measured.checkpoint_sha256,
-        place=place.parent / "probes" / place.name,
-        on_progress=lambda line: on_progress(f"{measured.label}: {line}"),
-    )
-
-
-def _drafting(
-    name: str, speculation: object, accepted: Acceptance | None, missing: dict[str, str]
-) -> DraftingSide:  # fmt: skip
-    return DraftingSide(name, speculation is not None, accepted, missing.get("acceptance", "the server drafted nothing"))
+    own = own_suite(served.suite)
+    if own is None or own_texts is None:
+        reason = f"suite {served.suite.name} has no divergence, so the candidate wrote no texts"
+        if own is not None:
+            reason = (
+                f"{measured.label} wrote no texts of its own on {measured.fingerprint.profile}; `assay evaluate --own-texts` "
+                "there writes them and measures nothing again"
+            )
+        return None, None, {"divergence": reason, "acceptance": reason}
+    served = dataclasses.replace(served, suite=own)
+    with served.session() as session:
+        accepted = answer_questions(served, session, own_texts.text.who)
+        phase = served.divergence_phase(session, own_texts.text)
+        divergence = phase.finish(())
+    return divergence, accepted, {**own_texts.not_measured, **phase.not_measured}

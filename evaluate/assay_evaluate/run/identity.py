@@ -26,22 +26,22 @@ def identity(
     fingerprint: Fingerprint,
     suite: str,
     attempt: int = 0,
-    asked_as: Mapping[str, Any] | None = None,
+    label_key: Mapping[str, Any] | None = None,
 ) -> Identity:
     """Key of replies. Stricter than comparability: how this format was computed (emulated or not) is part of it too.
 
     Of a server that was not started here, what it says of its configuration stands for the flags that nobody knows. attempt:
-    how often it is measured anew; earlier replies are then not found again. asked_as: label and addresses, of a checkpoint that
-    another label has too: neither may answer for the other.
+    how often it is measured anew; earlier replies are then not found again. label_key: label and addresses, of a checkpoint
+    that another label has too: neither may answer for the other.
     """
-    how = [fingerprint.comparable_sha256, fingerprint.checkpoint_flags, fingerprint.emulated]
+    served = [fingerprint.comparable_sha256, fingerprint.checkpoint_flags, fingerprint.emulated]
     if fingerprint.server == "external":
-        how.append(fingerprint.system_fingerprint)
+        served.append(fingerprint.system_fingerprint)
     if attempt:
-        how.append({"attempt": attempt})
-    if asked_as is not None:
-        how.append(dict(asked_as))
-    return Identity(checkpoint, sha256_of(how), suite)
+        served.append({"attempt": attempt})
+    if label_key is not None:
+        served.append(dict(label_key))
+    return Identity(checkpoint, sha256_of(served), suite)
 
 
 def identity_of(measured: Measurement) -> Identity:
@@ -66,8 +66,8 @@ def checkpoint_sha256(folder: Path, hash_file: Callable[[Path], str]) -> str:
         manifest = None
     hashes = {path.name: hash_file(path) for path in files}
     if manifest is not None:
-        said = {name: sha256 for name, sha256 in manifest.files.items() if any(fnmatch(name, pattern) for pattern in FILES)}
-        if hashes == said | {shard.name: shard.sha256 for shard in manifest.shards}:
+        listed = {name: sha256 for name, sha256 in manifest.files.items() if any(fnmatch(name, pattern) for pattern in FILES)}
+        if hashes == listed | {shard.name: shard.sha256 for shard in manifest.shards}:
             return manifest.checkpoint_sha256
     return sha256_of(hashes)
 
@@ -89,22 +89,22 @@ def _matching(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
     return (path for pattern in patterns for path in folder.glob(pattern) if path.is_file())
 
 
-def require_alike(reference: Fingerprint, candidate: Fingerprint, reference_label: str, candidate_label: str) -> None:
+def require_same_serving(reference: Fingerprint, candidate: Fingerprint, reference_label: str, candidate_label: str) -> None:
     """MeasureError naming the differing fields unless both are served alike but for the checkpoint's own format."""
     if reference.comparable_sha256 == candidate.comparable_sha256:
         return
     own = {"checkpoint_flags", "emulated", "kernels", "system_fingerprint"}
-    ours, theirs = (side.model_dump(mode="json", exclude=own) for side in (reference, candidate))
-    differences = "; ".join(_differences(ours, theirs, ""))
+    values, other_values = (side.model_dump(mode="json", exclude=own) for side in (reference, candidate))
+    differences = "; ".join(_differences(values, other_values))
     raise MeasureError(
         f"{candidate_label} would not be served like {reference_label}: {differences}. "
         "Scores compare only under one fingerprint: use the same profile, versions and machine for both"
     )
 
 
-def _differences(ours: dict[str, Any], theirs: dict[str, Any], prefix: str) -> Iterator[str]:
-    for key in sorted({*ours, *theirs}):
-        left, right = ours.get(key), theirs.get(key)
+def _differences(reference: dict[str, Any], candidate: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for key in sorted({*reference, *candidate}):
+        left, right = reference.get(key), candidate.get(key)
         if left == right:
             continue
         if isinstance(left, dict) and isinstance(right, dict):

@@ -16,7 +16,7 @@ from assay.errors import ServeError, UnreachableError
 from assay.foreign_text import shown
 from assay.records.manifest import load_manifest
 from assay.records.serving import Fingerprint
-from assay_evaluate.transport.connection import NO_HEADERS, HttpReply, as_told, get_once, post_once, root_url
+from assay_evaluate.transport.connection import NO_HEADERS, HttpReply, get_once, post_once, root_url, unmask_error
 from assay_evaluate.transport.errors import TransportError, UnusableReply
 from assay_evaluate.transport.foreign_json import WRONG_SHAPE, fingerprint_in, text_in
 
@@ -54,7 +54,7 @@ class External:
     fingerprint: Fingerprint
 
 
-def meet_server(
+def identify_server(
     url: str, *, label: str, checkpoint: Path | None, profile: str, headers: Mapping[str, str] | None = None
 ) -> External:
     """Ask the server at `url` who it is. ServeError if it does not answer, or says that it serves something else.
@@ -65,14 +65,14 @@ def meet_server(
     what = f"the server of {label}"
     model, *more = list_models(base_url, what=what, headers=headers)
     root = model.loaded
-    if others := sorted({one.loaded for one in more if not one.is_adapter} - {root}):
+    if others := sorted({listed.loaded for listed in more if not listed.is_adapter} - {root}):
         raise ServeError(
             f"{label}: {url} lists several models ({', '.join(map(shown, [root, *others]))}), and nothing says which is meant; "
             "give the address of a server that has one"
         )
-    if checkpoint is not None and (why := why_another(root, checkpoint)) is not None:
+    if checkpoint is not None and (mismatch := describe_mismatch(root, checkpoint)) is not None:
         raise ServeError(
-            f"{label}: {url} says that it serves {shown(root)}, not {checkpoint}: {why}; start it on that checkpoint"
+            f"{label}: {url} says that it serves {shown(root)}, not {checkpoint}: {mismatch}; start it on that checkpoint"
         )
     if model.max_model_len is None:
         raise ServeError(f"{url}: /v1/models does not tell max_model_len; without it truncation cannot be seen. Use vLLM")
@@ -101,22 +101,22 @@ def _system_fingerprint(base_url: str, model: str, headers: Mapping[str, str] | 
     request = {"model": model, "prompt": [0], "max_tokens": 1, "temperature": 0}
     for seconds in (*PAUSES_S, None):
         try:
-            reply = as_told(post_once(base_url, "/v1/completions", request, total_s=600, headers=headers or NO_HEADERS))
+            reply = unmask_error(post_once(base_url, "/v1/completions", request, total_s=600, headers=headers or NO_HEADERS))
             if reply.status not in BUSY:
                 return fingerprint_in(reply.json()) if reply.status == 200 else None
-            said = f"HTTP {reply.status}: {reply.message}"
+            problem = f"HTTP {reply.status}: {reply.message}"
         except UnusableReply:
             return None
         except TransportError as error:
-            said = str(error)
+            problem = str(error)
         except WRONG_SHAPE:
             return None
         if seconds is not None:
             time.sleep(seconds)
-    raise UnreachableError(f"{base_url}/v1/completions: no reply ({said}); run again when the server answers")
+    raise UnreachableError(f"{base_url}/v1/completions: no reply ({problem}); run again when the server answers")
 
 
-def why_another(root: str, checkpoint: Path) -> str | None:
+def describe_mismatch(root: str, checkpoint: Path) -> str | None:
     """How what a server says it loaded, a path or hub id, cannot be `checkpoint`; None: it may be.
 
     A path that is no folder of this machine proves nothing: the server may run elsewhere. Nor does a hub id by itself: but it
@@ -138,16 +138,17 @@ def why_another(root: str, checkpoint: Path) -> str | None:
 
 def require_same(first: External, other: External) -> None:
     """ServeError unless both serve the same model in the same way, as far as they tell: an item may go to either."""
-    for what, ours, theirs in (
+    for what, value, other_value in (
         ("model", first.model, other.model),
         ("max_model_len", first.max_model_len, other.max_model_len),
         ("version", first.fingerprint.versions, other.fingerprint.versions),
         ("system_fingerprint", first.fingerprint.system_fingerprint, other.fingerprint.system_fingerprint),
     ):
-        if ours != theirs:
+        if value != other_value:
             raise ServeError(
-                f"{first.base_url} and {other.base_url} differ in {what}: {shown(ours)} and {shown(theirs)}; servers that "
-                "share a suite must be alike: start them with the same vLLM, flags and checkpoint, or name one of them only"
+                f"{first.base_url} and {other.base_url} differ in {what}: {shown(value)} and {shown(other_value)}; servers "
+                "that share a suite must be alike: start them with the same vLLM, flags and checkpoint, or name one of them "
+                "only"
             )
 
 
@@ -175,8 +176,8 @@ def find_version(base_url: str, *, what: str, headers: Mapping[str, str] | None 
     """vLLM's version as the server tells it. None: it is not vLLM, or a gateway stands in front of it."""
     for seconds in (*PAUSES_S, None):
         try:
-            told = get(base_url, "/version", what=what, headers=headers).json()["version"]
-            return shown(told) if isinstance(told, str) else None
+            version = get(base_url, "/version", what=what, headers=headers).json()["version"]
+            return shown(version) if isinstance(version, str) else None
         except UnreachableError:  # perhaps for a moment
             if seconds is not None:
                 time.sleep(seconds)
@@ -188,7 +189,7 @@ def find_version(base_url: str, *, what: str, headers: Mapping[str, str] | None 
 def get(base_url: str, path: str, *, what: str, headers: Mapping[str, str] | None = None) -> HttpReply:
     """The reply to a GET. UnreachableError: none, or a server error; ServeError: another status than 200."""
     try:
-        reply = as_told(get_once(base_url, path, total_s=60, headers=headers or NO_HEADERS))
+        reply = unmask_error(get_once(base_url, path, total_s=60, headers=headers or NO_HEADERS))
     except UnusableReply as error:
         raise ServeError(f"{what} gives no reply that can be used at {base_url}{path}: {error}") from None
     except TransportError as error:

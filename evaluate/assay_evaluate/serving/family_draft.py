@@ -23,7 +23,7 @@ from assay.recipes.families import EXPERT_COUNT_KEYS, count_of, split_layer, tex
 from assay.recipes.family import Form
 from assay.recipes.mtp import declared_layers
 from assay_evaluate.serving.gpus import GPUS
-from assay_evaluate.serving.replay import CUDA, PACKAGES
+from assay_evaluate.serving.replay import machine
 from assay_evaluate.serving.server import find_interpreter
 
 Weights = Mapping[str, tuple[str, Sequence[int]]]
@@ -114,13 +114,13 @@ def draft_families(checkpoints: Sequence[tuple[Mapping[str, Any], Weights | None
     None: there is a config.json alone. AssayError: no serving environment, or vLLM does not load one of them.
     """
     questions = [_question(config, headers) for config, headers in checkpoints]
-    said = _run(questions)
-    guesses = {number: other for number, one in enumerate(questions) if (other := one.without_block) is not None}
-    again = [number for number in guesses if "target" not in said[number]["parts"]]
+    answers = _run(questions)
+    guesses = {number: other for number, question in enumerate(questions) if (other := question.without_block) is not None}
+    again = [number for number in guesses if "target" not in answers[number]["parts"]]
     if again:
         for number, answer in zip(again, _run([guesses[number] for number in again]), strict=True):
-            said[number] = answer
-    return [_draft_of(question, answer) for question, answer in zip(questions, said, strict=True)]
+            answers[number] = answer
+    return [_draft_of(question, answer) for question, answer in zip(questions, answers, strict=True)]
 
 
 def _question(config: Mapping[str, Any], headers: Weights | None) -> _Question:
@@ -140,28 +140,28 @@ def _question(config: Mapping[str, Any], headers: Weights | None) -> _Question:
     return _Question(config, weights, draft=bool(declared_layers(config)) or any("mtp" in name for name in weights))
 
 
-def _draft_of(question: _Question, said: Mapping[str, Any]) -> Draft:
-    if "target" not in said["parts"]:
-        why = "; ".join(one_line(str(finding["message"])) for finding in said["findings"])
-        raise AssayError(f"vLLM does not load this checkpoint, so nothing can be drafted: {shown(why, 800)}")
+def _draft_of(question: _Question, answer: Mapping[str, Any]) -> Draft:
+    if "target" not in answer["parts"]:
+        reasons = "; ".join(one_line(str(finding["message"])) for finding in answer["findings"])
+        raise AssayError(f"vLLM does not load this checkpoint, so nothing can be drafted: {shown(reasons, 800)}")
     architecture = str(question.config["architectures"][0])
     if question.weights is not None:
-        return _draft(question.config, architecture, question.weights, said)
-    named = [(name, one["ndim"]) for part in said["parts"].values() for name, one in part["tensors"].items()]
+        return _draft(question.config, architecture, question.weights, answer)
+    named = [(name, tensor["ndim"]) for part in answer["parts"].values() for name, tensor in part["tensors"].items()]
     weights = {name: ("BF16", (1,) * ndim) for name, ndim in named}
-    doubts = _doubts(said, declared=bool(declared_layers(question.config)))
-    return replace(_draft(question.plain, architecture, weights, said), doubts=tuple(doubts))
+    doubts = _doubts(answer, declared=bool(declared_layers(question.config)))
+    return replace(_draft(question.plain, architecture, weights, answer), doubts=tuple(doubts))
 
 
-def _doubts(said: Mapping[str, Any], *, declared: bool) -> Iterator[str]:
+def _doubts(answer: Mapping[str, Any], *, declared: bool) -> Iterator[str]:
     yield (
         "drafted from config.json alone, names are those that vLLM's loaders take; a checkpoint may lack some, store experts "
         "in one tensor, or have others that vLLM skips"
     )
-    if "draft" in said["parts"] and not declared:
+    if "draft" in answer["parts"] and not declared:
         yield "config.json does not say whether there is an MTP block; `mtp` is what vLLM would take of one"
-    for part, one in said["parts"].items():
-        yield from (f"no name was found for vLLM's {name} ({part})" for name in one["unknown"])
+    for part, described in answer["parts"].items():
+        yield from (f"no name was found for vLLM's {name} ({part})" for name in described["unknown"])
 
 
 # ------------------------------------------------------------------------------------------------ vLLM
@@ -173,12 +173,15 @@ def _run(questions: Sequence[_Question]) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="assay-family-") as temporary:
         folder = Path(temporary)
         cells = [
-            _cell(folder / f"{number}-{name}", config, one)
-            for number, one in enumerate(questions)
-            for name, config in (("plain", one.plain), ("quantized", {**one.plain, "quantization_config": _EVERY_LINEAR}))
+            _cell(folder / f"{number}-{name}", config, question)
+            for number, question in enumerate(questions)
+            for name, config in (
+                ("plain", question.plain),
+                ("quantized", {**question.plain, "quantization_config": _EVERY_LINEAR}),
+            )
         ]
         request, answer = folder / "request.json", folder / "answer.json"
-        request.write_text(json.dumps({"machine": _machine(), "cells": cells}), encoding="utf-8")
+        request.write_text(json.dumps({"machine": machine(GPUS["H200"], _NUM_GPUS), "cells": cells}), encoding="utf-8")
         words = [str(interpreter), "-m", "assay_vllm.replay.describe", str(request), str(answer)]
         timeout_s = _TIMEOUT_S * len(questions)
         try:
@@ -189,8 +192,8 @@ def _run(questions: Sequence[_Question]) -> list[dict[str, Any]]:
         if done.returncode != 0:
             lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
             raise AssayError(f"{interpreter}: vLLM's classes could not be asked: {shown(lines[-1] if lines else '', 500)}")
-        said = json.loads(answer.read_text(encoding="utf-8"))
-        return [{"vllm": said["vllm"], **one} for one in said["checkpoints"]]
+        answers = json.loads(answer.read_text(encoding="utf-8"))
+        return [{"vllm": answers["vllm"], **checkpoint} for checkpoint in answers["checkpoints"]]
 
 
 def _cell(folder: Path, config: Mapping[str, Any], question: _Question) -> dict[str, Any]:
@@ -204,15 +207,6 @@ def _cell(folder: Path, config: Mapping[str, Any], question: _Question) -> dict[
     return {**cell, "headers": str(headers)}
 
 
-def _machine() -> dict[str, Any]:
-    facts = GPUS["H200"]
-    return {
-        "name": facts.driver_name, "capability": facts.capability, "num_gpus": _NUM_GPUS, "memory_bytes": facts.memory_bytes,
-        "num_multiprocessors": facts.num_multiprocessors, "shared_memory_bytes": facts.shared_memory_bytes, "cuda": CUDA,
-        "packages": dict(PACKAGES),
-    }  # fmt: skip
-
-
 def _arguments(folder: Path, question: _Question) -> list[str]:
     drafting = ["--speculative-config", json.dumps({"method": "mtp", "num_speculative_tokens": 1})] if question.draft else []
     own = text_of(question.config).get("max_position_embeddings")
@@ -224,21 +218,21 @@ def _arguments(folder: Path, question: _Question) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------ the draft
-def _draft(config: Mapping[str, Any], architecture: str, weights: Weights, said: Mapping[str, Any]) -> Draft:
-    target, block = (said["parts"].get(part, {"tensors": {}})["tensors"] for part in ("target", "draft"))
+def _draft(config: Mapping[str, Any], architecture: str, weights: Weights, answer: Mapping[str, Any]) -> Draft:
+    target, block = (answer["parts"].get(part, {"tensors": {}})["tensors"] for part in ("target", "draft"))
     num_layers = int(text_of(config).get("num_hidden_layers") or 0)
-    root = str(_root_of_layers({name: one for name, one in target.items() if ".experts." in name} or target))
+    root = str(_root_of_layers({name: tensor for name, tensor in target.items() if ".experts." in name} or target))
     made = Draft(
         name=str(config.get("model_type") or architecture),
         architecture=architecture,
-        vllm=str(said["vllm"]),
-        classes={part: one["model_class"] for part, one in said["parts"].items()},
+        vllm=str(answer["vllm"]),
+        classes={part: described["model_class"] for part, described in answer["parts"].items()},
         layers=root,
         num_experts=tuple(key for key in EXPERT_COUNT_KEYS if text_of(config).get(key)),
     )
     untaken: dict[str, None] = {}
     together = {of is target: _taken_together(of) for of in (block, target)}
-    own_root = _root_of_layers({name: one for name, one in block.items() if name not in target}, default=None)
+    own_root = _root_of_layers({name: tensor for name, tensor in block.items() if name not in target}, default=None)
     own_root = None if own_root == root else own_root
     for name, (_, shape) in weights.items():
         part = target if name in target else block
@@ -248,7 +242,7 @@ def _draft(config: Mapping[str, Any], architecture: str, weights: Weights, said:
             untaken[key] = None
             continue
         inside = name not in target or (at is not None and at.root == root and at.layer >= num_layers)
-        form = _form(key, where, shape, alike=len(together[part is target][where["module"], where["parameter"]]))
+        form = _form(key, where, shape, num_taken=len(together[part is target][where["module"], where["parameter"]]))
         if at is None:
             (made.mtp if inside else made.outside).setdefault(name, form)
         elif at.root == root and not inside:
@@ -263,7 +257,7 @@ def _draft(config: Mapping[str, Any], architecture: str, weights: Weights, said:
         if made.mtp_layer[shared] == made.layer[shared]:
             del made.mtp_layer[shared]
     kept = tuple(dict.fromkeys(_apart(name, root) for name in made.outside if split_layer(name) is not None))
-    outside = {name: form for name, form in made.outside.items() if not name.startswith(tuple(f"{one}." for one in kept))}
+    outside = {name: form for name, form in made.outside.items() if not name.startswith(tuple(f"{module}." for module in kept))}
     # of several MTP layers vLLM may take the first alone
     taken = {f"{own_root}.{{layer}}.{rest}" for rest in {**made.layer, **made.mtp_layer}}
     left = tuple(form for form in untaken if form not in taken)
@@ -272,11 +266,11 @@ def _draft(config: Mapping[str, Any], architecture: str, weights: Weights, said:
 
 def _taken_together(tensors: Mapping[str, Any]) -> dict[tuple[str, str], set[str]]:
     """Parameter of vLLM -> the names that it takes, behind the layer's number; of experts without theirs."""
-    found: dict[tuple[str, str], set[str]] = defaultdict(set)
+    names: dict[tuple[str, str], set[str]] = defaultdict(set)
     for name, where in tensors.items():
         at = split_layer(name)
-        found[where["module"], where["parameter"]].add(name if at is None else _numberless(at.rest))
-    return found
+        names[where["module"], where["parameter"]].add(name if at is None else _numberless(at.rest))
+    return names
 
 
 def _apart(name: str, root: str) -> str:
@@ -296,10 +290,10 @@ def _numberless(rest: str) -> str:
     return re.sub(r"(?<=\.)\d+(?=\.)", "{expert}", rest, count=1) if re.search(r"experts?\.\d+\.", rest) else rest
 
 
-def _form(key: str, where: Mapping[str, Any], shape: Sequence[int], alike: int) -> Form:
+def _form(key: str, where: Mapping[str, Any], shape: Sequence[int], num_taken: int) -> Form:
     """What vLLM does with one weight, by the module that takes it. alike: how many names its parameter takes."""
-    said = key.replace(".{layer}.weight", ".weight")
-    role = next((role for pattern, role in _ROLES if re.search(pattern, said)), "other")
+    plain_key = key.replace(".{layer}.weight", ".weight")
+    role = next((role for pattern, role in _ROLES if re.search(pattern, plain_key)), "other")
     classes = set(where["classes"])
     if len(shape) < 2 or not key.endswith("weight"):
         return Form.model_validate({"role": role})
@@ -307,7 +301,7 @@ def _form(key: str, where: Mapping[str, Any], shape: Sequence[int], alike: int) 
     embedding = bool(classes & {"VocabParallelEmbedding", "ParallelLMHead"})
     never = quantizable and role in ("router", "mtp_projection")  # by no precision
     kind = "plain" if embedding or never else "linear" if quantizable else "bare"
-    split, fused = _split(key, where, classes), _fused(key, where, alike)
+    split, fused = _split(key, where, classes), _fused(key, where, num_taken)
     return Form.model_validate({"role": role, "kind": kind, "split": split, "fused": fused})
 
 
@@ -323,11 +317,11 @@ def _split(key: str, where: Mapping[str, Any], classes: set[str]) -> str:
     return "rows" if classes & {"ColumnParallelLinear", "VocabParallelEmbedding"} else "whole"
 
 
-def _fused(key: str, where: Mapping[str, Any], alike: int) -> str | None:
+def _fused(key: str, where: Mapping[str, Any], num_taken: int) -> str | None:
     """Last component of the module that takes other weights as well; of experts the name that vLLM has for gate and up."""
     if "{expert}" in key:
-        return "gate_up_proj" if alike > 1 and where["parameter"].startswith("w13") else None
-    return str(where["module"]).rpartition(".")[2] if alike > 1 and "LinearBase" in where["classes"] else None
+        return "gate_up_proj" if num_taken > 1 and where["parameter"].startswith("w13") else None
+    return str(where["module"]).rpartition(".")[2] if num_taken > 1 and "LinearBase" in where["classes"] else None
 
 
 # ------------------------------------------------------------------------------------------------ the file
@@ -362,6 +356,6 @@ def _section(key: str, forms: Mapping[str, Form], indent: str) -> Iterator[str]:
     if forms:
         yield f"{indent}{key}:"
     for name, form in forms.items():
-        said = form.model_dump(by_alias=True, exclude_defaults=True)
-        order = [each for each in ("role", "kind", "split", "fused") if each in said]
-        yield f"{indent}  {json.dumps(name)}: {{{', '.join(f'{each}: {said[each]}' for each in order)}}}  # guessed role"
+        fields = form.model_dump(by_alias=True, exclude_defaults=True)
+        order = [field for field in ("role", "kind", "split", "fused") if field in fields]
+        yield f"{indent}  {json.dumps(name)}: {{{', '.join(f'{field}: {fields[field]}' for field in order)}}}  # guessed role"

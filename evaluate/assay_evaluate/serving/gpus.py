@@ -35,9 +35,9 @@ def facts_of(profile: ProfileRecipe) -> GpuFacts:
         raise AssayError(
             f"profile {profile.name}: names no GPU (`hardware.gpu`), so there is none whose loaders could be replayed"
         )
-    known = {name.casefold(): facts for name, facts in GPUS.items()}
-    if named.casefold() not in known:
+    by_name = {name.casefold(): facts for name, facts in GPUS.items()}
+    if named.casefold() not in by_name:
         raise AssayError(
             f"profile {profile.name}: the replay knows {', '.join(GPUS)}, not {named}; add it in assay_evaluate/serving/gpus.py"
         )
-    return known[named.casefold()]
+    return by_name[named.casefold()]

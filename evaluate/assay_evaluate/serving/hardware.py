@@ -40,14 +40,14 @@ def find_gpus() -> tuple[Gpu, ...]:
 
 def parse_gpus(csv: str, visible: str | None) -> tuple[Gpu, ...]:
     """Lines `index, uuid, name, MiB, driver` -> GPUs; `visible` as in CUDA_VISIBLE_DEVICES (None: all)."""
-    wanted = None if visible is None else [entry.strip() for entry in visible.split(",") if entry.strip()]
+    entries = None if visible is None else [entry.strip() for entry in visible.split(",") if entry.strip()]
     gpus = []
     for line in csv.splitlines():
         fields = [field.strip() for field in line.split(",")]
         if len(fields) != 5 or not fields[3].isdigit():
             continue
         index, uuid, name, memory_mib, driver = fields
-        if wanted is None or any(entry == index or uuid.startswith(entry) for entry in wanted):
+        if entries is None or any(entry == index or uuid.startswith(entry) for entry in entries):
             gpus.append(Gpu(name, int(memory_mib) << 20, driver))
     return tuple(gpus)
 
@@ -78,13 +78,13 @@ def fits(needed: Hardware, gpus: tuple[Gpu, ...]) -> bool:
     """Whether `gpus` are what a profile needs. A CPU profile fits every machine."""
     if needed.device == "cpu":
         return True
-    alike = [
+    fitting = [
         gpu
         for gpu in gpus
         if (needed.gpu is None or needed.gpu.casefold() in gpu.name.casefold())
         and gpu.memory_bytes >= (needed.memory_bytes_each or 0) * _MEMORY_TOLERANCE
     ]
-    return len(alike) >= max(1, needed.num_gpus)
+    return len(fitting) >= max(1, needed.num_gpus)
 
 
 def choose_profile(
@@ -104,10 +104,10 @@ def choose_profile(
                 return profile
             problems[profile.name] = problem
     if problems:
-        why = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
+        reasons = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
         raise AssayError(
-            f"model recipe {recipe.name}: this machine has the GPUs of {', '.join(problems)}, which cannot serve it ({why}); "
-            "`assay preflight` says what would, with --profile NAME for one of them"
+            f"model recipe {recipe.name}: this machine has the GPUs of {', '.join(problems)}, which cannot serve it "
+            f"({reasons}); `assay preflight` says what would, with --profile NAME for one of them"
         )
     here = describe_hardware()
     only_deployed = next(
@@ -117,12 +117,12 @@ def choose_profile(
     if only_deployed is not None:
         hint = f"{only_deployed} is here, but only the candidates fit it, not the reference: measure on one of the others"
     raise AssayError(
-        f"model recipe {recipe.name}: none of its profiles ({', '.join(map(needs, profiles))}) fits this machine "
+        f"model recipe {recipe.name}: none of its profiles ({', '.join(map(describe_needs, profiles))}) fits this machine "
         f"({here.get('gpus', 'no GPU')}, {here['memory']}); {hint}"
     )
 
 
-def needs(profile: ProfileRecipe) -> str:
+def describe_needs(profile: ProfileRecipe) -> str:
     """`4xh200: 4x H200 of 150 GB`."""
     needed = profile.hardware
     if needed.device == "cpu":

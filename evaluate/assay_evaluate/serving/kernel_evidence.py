@@ -40,12 +40,12 @@ def strip_prefix(line: str) -> str:
 
 def kernels_in(lines: Iterable[str]) -> tuple[str, ...]:
     """The lines that name a chosen kernel, each once, in order, without prefix and without the list of losers."""
-    found: dict[str, None] = {}
+    kernels: dict[str, None] = {}
     for line in lines:
         text = strip_prefix(line)
         if _KERNEL.match(text) and not _NOT_A_KERNEL.search(text):
-            found[text.split(" out of potential backends")[0].rstrip(".")] = None
-    return tuple(found)
+            kernels[text.split(" out of potential backends")[0].rstrip(".")] = None
+    return tuple(kernels)
 
 
 def cause_of_death(lines: Iterable[str]) -> str | None:
@@ -63,7 +63,7 @@ def cause_of_death(lines: Iterable[str]) -> str | None:
     return cause
 
 
-def tail(lines: Iterable[str], num_lines: int = 12) -> str:
+def tail(lines: Iterable[str]) -> str:
     """The end of the log for a person: without tracebacks' code, routes and empty lines; long lines cut."""
     kept = []
     for line in lines:
@@ -71,4 +71,4 @@ def tail(lines: Iterable[str], num_lines: int = 12) -> str:
         if not text.strip() or _NOISE.match(text):
             continue
         kept.append(line.rstrip()[:300])
-    return "\n".join(f"    {line}" for line in kept[-num_lines:])
+    return "\n".join(f"    {line}" for line in kept[-12:])

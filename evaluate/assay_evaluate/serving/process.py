@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _SUPERVISOR = Path(__file__).with_name("_supervisor.py")
+PATIENCE_S = 10.0
+"""With a process group that was told to end."""
 
 
 class SupervisedProcess:
@@ -50,28 +52,20 @@ class SupervisedProcess:
         """The log so far."""
         return self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
 
-    def stop(self, grace_s: float = 10.0) -> None:
-        """SIGTERM to the whole group, SIGKILL to what is left after `grace_s`. Returns when no member lives."""
-        for number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 10.0)):
-            if not self._signal_group(number):
-                break
-            deadline = time.monotonic() + patience_s
-            while time.monotonic() < deadline and group_members(self.pid):
+    def stop(self) -> None:
+        """SIGTERM to the whole group, SIGKILL to what is left after ten seconds. Returns when no member lives."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            deadline = time.monotonic() + PATIENCE_S
+            with contextlib.suppress(ProcessLookupError):
+                if group_members(self.pid):
+                    os.killpg(self.pid, number)
+            while (members := group_members(self.pid)) and time.monotonic() < deadline:
                 self._popen.poll()  # reaps the supervisor as soon as it ends
                 time.sleep(0.05)
-            if not group_members(self.pid):
+            if not members:
                 break
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(timeout=5)
-
-    def _signal_group(self, number: int) -> bool:
-        if not group_members(self.pid):
-            return False
-        try:
-            os.killpg(self.pid, number)
-        except ProcessLookupError:
-            return False
-        return True
 
 
 def group_members(group: int) -> list[int]:
@@ -90,12 +84,12 @@ def group_members(group: int) -> list[int]:
     return members
 
 
-def as_activated(environment: Mapping[str, str], interpreter: Path) -> dict[str, str]:
+def activated_environment(environment: Mapping[str, str], interpreter: Path) -> dict[str, str]:
     """`environment` with the interpreter's folder first in PATH, as in an activated environment; where PATH has it, as it is.
 
     FlashInfer builds kernels with the `ninja` that is installed beside it, and vLLM does without FlashInfer if PATH has none
     (vllm/utils/flashinfer.py: has_flashinfer).
     """
     folder = str(interpreter.absolute().parent)
-    folders = [one for one in environment.get("PATH", "").split(os.pathsep) if one]
+    folders = [entry for entry in environment.get("PATH", "").split(os.pathsep) if entry]
     return {**environment, "PATH": os.pathsep.join(folders if folder in folders else [folder, *folders])}

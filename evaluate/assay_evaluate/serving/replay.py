@@ -29,10 +29,10 @@ from assay.recipes.profile import ProfileRecipe
 from assay.records.plan import Plan
 from assay.records.preflight.replay import Finding, Modules, RankMemory, Replay, ReplayedPart
 from assay.safetensors_index import INDEX_NAME, tensor_names
-from assay_evaluate.serving.gpus import facts_of
+from assay_evaluate.serving.gpus import GpuFacts, facts_of
 from assay_evaluate.serving.hardware import num_cores
 from assay_evaluate.serving.kernel_evidence import tail
-from assay_evaluate.serving.process import SupervisedProcess, as_activated
+from assay_evaluate.serving.process import SupervisedProcess, activated_environment
 from assay_evaluate.serving.server import find_interpreter
 from assay_evaluate.serving.vllm_command import VllmCommand, vllm_command
 
@@ -49,7 +49,7 @@ _POLL_S = 0.1
 
 
 @dataclass(frozen=True)
-class Unwritten:
+class PlannedCheckpoint:
     """A checkpoint that is not on this disk. schemes: module -> scheme of its weight, None: 16 or 32 bits; None: not known."""
 
     config: Mapping[str, Any]
@@ -63,13 +63,13 @@ class Candidate:
     """A checkpoint, on disk or not, and how it would be served. speculate: as in `ServerSpec`."""
 
     name: str
-    checkpoint: Path | Unwritten
+    checkpoint: Path | PlannedCheckpoint
     profile: ProfileRecipe
     serving: Serving
     speculate: bool = True
 
 
-def planned(plan: Plan, config: Mapping[str, Any]) -> Unwritten:
+def planned(plan: Plan, config: Mapping[str, Any]) -> PlannedCheckpoint:
     """The checkpoint that a plan will make. config: its config.json."""
     shards: dict[str, dict[str, tuple[str, Sequence[int]]]] = {}
     schemes: dict[str, str | None] = {}
@@ -79,18 +79,13 @@ def planned(plan: Plan, config: Mapping[str, Any]) -> Unwritten:
             shards.setdefault(tensor.shard_out, {})[output.name] = (output.dtype, output.shape)
         if tensor.outputs and tensor.name.endswith(".weight") and len(tensor.shape) > 1:
             schemes[tensor.module] = tensor.scheme
-    return Unwritten(config, shards, schemes)
+    return PlannedCheckpoint(config, shards, schemes)
 
 
-def replay(
-    candidates: Sequence[Candidate],
-    *,
-    packages: Mapping[str, str] = PACKAGES,
-    on_progress: Callable[[str], None] | None = None,
-) -> tuple[Replay, ...]:
+def replay(candidates: Sequence[Candidate], *, on_progress: Callable[[str], None] | None = None) -> tuple[Replay, ...]:
     """One record for each candidate, in their order.
 
-    packages: installed beside vLLM on the machine that is meant. AssayError: no serving environment, a vLLM whose sources were
+    AssayError: no serving environment, a vLLM whose sources were
     not compared with those for CUDA, an unknown GPU. What stands against a checkpoint is no error, but a finding of its record.
     """
     report = on_progress or (lambda line: None)
@@ -103,14 +98,12 @@ def replay(
         report(f"vLLM's loaders for {group[0].profile.hardware.gpu}: {', '.join(candidate.name for candidate in group)}")
     given_up = threading.Event()
     with ThreadPoolExecutor(max_workers=num_cores()) as pool:
-        answers = pool.map(
-            lambda numbers: _replay_group([candidates[number] for number in numbers], packages, given_up), groups
-        )
+        answers = pool.map(lambda numbers: _replay_group([candidates[number] for number in numbers], given_up), groups)
         try:
             records = {
                 number: record
-                for numbers, found in zip(groups, answers, strict=True)
-                for number, record in zip(numbers, found, strict=True)
+                for numbers, group_records in zip(groups, answers, strict=True)
+                for number, record in zip(numbers, group_records, strict=True)
             }
         finally:
             given_up.set()  # after Ctrl-C, or when another group failed: the pool waits for its threads
@@ -119,15 +112,13 @@ def replay(
 
 def _num_processes(group: Sequence[Candidate]) -> int:
     """How many candidates are replayed side by side; more than there are cores, so that these end their work together."""
-    is_large = sum(map(_num_tensors, group)) >= _LARGE_TENSORS
-    return min(len(group), _MOST_PROCESSES) if is_large else 1
-
-
-def _num_tensors(candidate: Candidate) -> int:
-    checkpoint = candidate.checkpoint
-    if isinstance(checkpoint, Unwritten):
-        return sum(len(tensors) for tensors in checkpoint.shards.values())
-    return len(tensor_names(checkpoint) or ())
+    num_tensors = 0
+    for candidate in group:
+        if isinstance(candidate.checkpoint, PlannedCheckpoint):
+            num_tensors += sum(map(len, candidate.checkpoint.shards.values()))
+        else:
+            num_tensors += len(tensor_names(candidate.checkpoint) or ())
+    return min(len(group), _MOST_PROCESSES) if num_tensors >= _LARGE_TENSORS else 1
 
 
 def _process_key(profile: ProfileRecipe) -> str:
@@ -137,16 +128,17 @@ def _process_key(profile: ProfileRecipe) -> str:
     )
 
 
-def _replay_group(group: Sequence[Candidate], packages: Mapping[str, str], given_up: threading.Event) -> list[Replay]:
+def _replay_group(group: Sequence[Candidate], given_up: threading.Event) -> list[Replay]:
     with tempfile.TemporaryDirectory(prefix="assay-replay-") as temporary:
         folder = Path(temporary)
+        hardware = group[0].profile.hardware
         commands, cells = [], []
         for number, candidate in enumerate(group):
             command, cell = _cell(candidate, folder / str(number))
             commands.append(command)
             cells.append(cell)
         request = {
-            "machine": _machine(group[0].profile, packages),
+            "machine": machine(facts_of(group[0].profile), hardware.num_gpus, hardware.memory_bytes_each),
             "cells": cells,
             "num_processes": _num_processes(group),
         }
@@ -159,25 +151,20 @@ def _replay_group(group: Sequence[Candidate], packages: Mapping[str, str], given
     ]
 
 
-def _machine(profile: ProfileRecipe, packages: Mapping[str, str]) -> dict[str, Any]:
-    facts = facts_of(profile)
+def machine(facts: GpuFacts, num_gpus: int, memory_bytes: int | None = None) -> dict[str, Any]:
+    """The machine as the program reads it. memory_bytes: of each GPU, where it is not what its kind has."""
     return {
-        "name": facts.driver_name,
-        "capability": facts.capability,
-        "num_gpus": profile.hardware.num_gpus,
-        "memory_bytes": profile.hardware.memory_bytes_each or facts.memory_bytes,
-        "num_multiprocessors": facts.num_multiprocessors,
-        "shared_memory_bytes": facts.shared_memory_bytes,
-        "cuda": CUDA,
-        "packages": dict(packages),
-    }
+        "name": facts.driver_name, "capability": facts.capability, "num_gpus": num_gpus,
+        "memory_bytes": memory_bytes or facts.memory_bytes, "num_multiprocessors": facts.num_multiprocessors,
+        "shared_memory_bytes": facts.shared_memory_bytes, "cuda": CUDA, "packages": PACKAGES,
+    }  # fmt: skip
 
 
 def _cell(candidate: Candidate, folder: Path) -> tuple[VllmCommand, dict[str, Any]]:
     """(the command of its server, the cell as the program reads it). What is not on disk gets config and index in `folder`."""
     checkpoint = candidate.checkpoint
     cell: dict[str, Any] = {"name": candidate.name, "headers": None, "schemes": None}
-    if isinstance(checkpoint, Unwritten):
+    if isinstance(checkpoint, PlannedCheckpoint):
         folder.mkdir()
         weight_map = {name: shard for shard, tensors in checkpoint.shards.items() for name in tensors}
         (folder / "config.json").write_text(json.dumps(checkpoint.config), encoding="utf-8")
@@ -204,7 +191,9 @@ def _run(group: Sequence[Candidate], environment: Mapping[str, str], folder: Pat
     log = folder / "log"
     timeout_s = _START_TIMEOUT_S + _LOADING_TIMEOUT_S * len(group)
     deadline = time.monotonic() + timeout_s
-    process = SupervisedProcess(words, as_activated({**environment, "VLLM_LOGGING_LEVEL": "WARNING"}, interpreter), log, folder)
+    process = SupervisedProcess(
+        words, activated_environment({**environment, "VLLM_LOGGING_LEVEL": "WARNING"}, interpreter), log, folder
+    )
     try:
         while (status := process.exit_status()) is None and time.monotonic() < deadline:
             if given_up.wait(_POLL_S):
@@ -231,7 +220,7 @@ def _record(candidate: Candidate, command: VllmCommand, cell: dict[str, Any], so
             cuda_wheel=sources["wheel"],
             different_sources=tuple(sorted({*sources["different"]} & {*sources["used"]})),
             flags=flags,
-            undrafted=command.why_undrafted,
+            undrafted=command.reason_undrafted,
             num_tensors=cell["num_tensors"],
             num_shards=cell["num_shards"],
             parts=tuple(

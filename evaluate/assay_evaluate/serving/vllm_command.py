@@ -32,7 +32,7 @@ STRICT = "assay-strict"
 PLAIN_MLA = "CPU_MLA"
 """vLLM's attention backend for MLA on CPUs in any dtype."""
 
-_OURS = frozenset({"model", "host", "port", "served-model-name"})
+_FIXED = frozenset({"model", "host", "port", "served-model-name"})
 _BEHAVIOUR = re.compile(r"VLLM_|CUDA_VISIBLE_DEVICES$|OMP_NUM_THREADS$|NCCL_|TORCH_|TORCHDYNAMO_|CUBLAS_|NVIDIA_TF32")
 """Variables of our own environment that can change what a server computes: inherited and recorded."""
 
@@ -58,7 +58,7 @@ class VllmCommand:
     speculation: dict[str, Any] | None
     recorded_environment: dict[str, str]
     emulated: bool | None
-    why_undrafted: str | None = None
+    reason_undrafted: str | None = None
     """In a sentence, if speculation was asked for and the checkpoint has nothing to draft with; else None."""
 
 
@@ -79,29 +79,54 @@ def vllm_command(
     hidden_states: a server that gives the hidden states of every token (POST /pooling) and generates nothing.
     """
     config = read_config(checkpoint)
-    flags = _common_flags() | asked_flags(profile, serving)
+    flags = {
+        "enable-per-request-metrics": True,
+        "per-request-spec-decode-metrics": "summary",
+        "disable-uvicorn-access-log": True,
+        "enable-scale-out": True,  # /inference/v1/generate: log-probabilities at a fifth of the cost of /v1/completions
+        **requested_flags(profile, serving),
+    }
     # vLLM's check alone refuses whole checkpoints; our load formats know what they may lack (assay_vllm/exemptions.py)
     if plugin and "load-format" not in flags:
         own = flags.get("model-loader-extra-config") or {}
         flags["model-loader-extra-config"] = {"enable_weights_track": True, **own}
-    _limit_length(flags, config)
+    longest, length = (config.get("text_config") or config).get("max_position_embeddings"), flags.get("max-model-len")
+    if isinstance(longest, int) and isinstance(length, int) and length > longest:
+        flags["max-model-len"] = longest  # vLLM refuses more than the model's own; a profile serves many models
     if hidden_states:
         flags = {name: value for name, value in flags.items() if name not in _OF_GENERATION} | _HIDDEN_STATES
     drafting = flags.pop("speculative-config", None)
-    speculation, why_undrafted = _speculation(checkpoint, config, drafting if speculate else None)
+    speculation, reason_undrafted = _speculation(checkpoint, config, drafting if speculate else None)
     if speculation is None:
         flags.pop("per-request-spec-decode-metrics", None)
-    if _needs_plain_mla(config, profile, flags):
+    # For MLA vLLM chooses attention that computes in BF16 alone where the CPU has AMX, whatever the dtype
+    # (`CpuPlatform.get_attn_backend_cls` of vLLM 0.32)
+    is_mla_on_cpu = profile.hardware.device == "cpu" and "kv_lora_rank" in config and flags.get("dtype") == "float32"
+    if is_mla_on_cpu and not {"attention-backend", "attention-config"} & flags.keys():
         flags["attention-backend"] = PLAIN_MLA
         speculation = {"attention_backend": PLAIN_MLA, **speculation} if speculation else None
-    checkpoint_flags, emulated = _format_flags(checkpoint, config, profile)
-    if "kv-cache-dtype" not in flags and not emulated:  # vLLM's own kernels for it on CPUs need AVX-512; the plugin rounds
-        checkpoint_flags |= _kv_cache_flags(config)
+    declared = quantization_of(config)
+    quantization: Mapping[str, Any] = declared if isinstance(declared, dict) else {}
+    emulated = profile.emulate if quantization else None
+    checkpoint_flags: dict[str, Any] = {}  # that depend on its format
+    if emulated:
+        if (method := quantization.get("quant_method")) != "compressed-tensors":
+            raise ServeError(
+                f"{checkpoint}: quantized as {method!r}, but profile {profile.name} emulates compressed-tensors checkpoints "
+                "only; use a profile with `emulate: false` on hardware that has the kernels"
+            )
+        checkpoint_flags = {"quantization": EMULATE, "load-format": EMULATE}
+    elif "kv-cache-dtype" not in flags:  # vLLM's own kernels for it on CPUs need AVX-512; the plugin rounds
+        # vLLM reads `kv_cache_scheme` for attention with heads, and not for latent attention (MLA). A profile that sets
+        # `kv-cache-dtype` sets it for all checkpoints alike.
+        scheme = quantization.get("kv_cache_scheme")
+        if isinstance(scheme, dict) and (scheme.get("type"), scheme.get("num_bits")) == ("float", 8):
+            checkpoint_flags["kv-cache-dtype"] = "fp8"
     if plugin and "load-format" not in flags | checkpoint_flags:
         checkpoint_flags["load-format"] = STRICT
     flags = {name: value for name, value in sorted(flags.items()) if value is not None}
-    ours = {"model": str(checkpoint.resolve()), "host": "127.0.0.1", "port": port, "served-model-name": served_model_name}
-    every = {**ours, **flags, **checkpoint_flags} | ({"speculative-config": speculation} if speculation else {})
+    fixed = {"model": str(checkpoint.resolve()), "host": "127.0.0.1", "port": port, "served-model-name": served_model_name}
+    every = {**fixed, **flags, **checkpoint_flags} | ({"speculative-config": speculation} if speculation else {})
     environment, recorded = _environment(profile, os.environ)
     return VllmCommand(
         arguments=("-m", "vllm.entrypoints.openai.api_server", *as_arguments(every)),
@@ -111,15 +136,8 @@ def vllm_command(
         speculation=speculation,
         recorded_environment=recorded,
         emulated=emulated,
-        why_undrafted=why_undrafted,
+        reason_undrafted=reason_undrafted,
     )
-
-
-def _needs_plain_mla(config: Mapping[str, Any], profile: ProfileRecipe, flags: Mapping[str, Any]) -> bool:
-    """Whether vLLM may choose attention that computes in BF16 alone: it does for MLA where the CPU has AMX, whatever the dtype
-    (`CpuPlatform.get_attn_backend_cls` of vLLM 0.32)."""
-    is_set = "attention-backend" in flags or "attention-config" in flags
-    return profile.hardware.device == "cpu" and "kv_lora_rank" in config and flags.get("dtype") == "float32" and not is_set
 
 
 _TOO_DEEP = "cannot be read (nested too deeply); a model's config has a few levels"
@@ -145,36 +163,23 @@ def read_config(checkpoint: Path) -> dict[str, Any]:
 
 
 def _speculation(
-    checkpoint: Path, config: Mapping[str, Any], asked: dict[str, Any] | None
+    checkpoint: Path, config: Mapping[str, Any], requested: dict[str, Any] | None
 ) -> tuple[dict[str, Any] | None, str | None]:
     """(the speculation of this checkpoint, why there is none though it was asked for).
 
     Only `method: mtp` drafts with the checkpoint's own MTP block; other methods bring what they need.
     """
-    if not asked or not str(asked.get("method")).endswith("mtp") or "model" in asked:
-        return asked or None, None
+    if not requested or not str(requested.get("method")).endswith("mtp") or "model" in requested:
+        return requested or None, None
     block = mtp_block(config, tensor_names(checkpoint))
     if block.num_layers:
-        return asked, None
-    tokens = asked.get("num_speculative_tokens")
+        return requested, None
+    tokens = requested.get("num_speculative_tokens")
     return None, f"{checkpoint}: served without the {tokens} draft tokens that were asked for: {block.absence}"
 
 
-def _common_flags() -> dict[str, Any]:
-    return {
-        "enable-per-request-metrics": True,
-        "per-request-spec-decode-metrics": "summary",
-        "disable-uvicorn-access-log": True,
-        "enable-scale-out": True,  # /inference/v1/generate: log-probabilities at a fifth of the cost of /v1/completions
-    }
-
-
-def asked_flags(profile: ProfileRecipe, serving: Serving) -> dict[str, Any]:
+def requested_flags(profile: ProfileRecipe, serving: Serving) -> dict[str, Any]:
     """Flags that the model's recipe and the profile ask for; the profile's win. ServeError: it sets one that is not its own."""
-    return _serving_flags(serving) | _profile_flags(profile)
-
-
-def _serving_flags(serving: Serving) -> dict[str, Any]:
     flags: dict[str, Any] = {}
     if serving.reasoning_parser:
         flags["reasoning-parser"] = serving.reasoning_parser
@@ -186,59 +191,17 @@ def _serving_flags(serving: Serving) -> dict[str, Any]:
         flags["default-chat-template-kwargs"] = dict(serving.chat_template_kwargs)
     if serving.num_speculative_tokens:
         flags["speculative-config"] = {"method": "mtp", "num_speculative_tokens": serving.num_speculative_tokens}
-    return flags | _normal_names(serving.vllm)
-
-
-def _profile_flags(profile: ProfileRecipe) -> dict[str, Any]:
-    flags = _normal_names(profile.vllm)
-    taken = sorted(_OURS & flags.keys())
-    if taken:
+    of_profile = _normal_names(profile.vllm)
+    if taken := sorted(_FIXED & of_profile.keys()):
         raise ServeError(
             f"profile {profile.name}: `vllm:` may not hold {taken[0]!r}: the checkpoint, the address and the model's name are "
             "set by the command; remove it (for a server that runs already say `endpoints:`)"
         )
-    return flags
+    return flags | _normal_names(serving.vllm) | of_profile
 
 
 def _normal_names(flags: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removeprefix("--").replace("_", "-"): value for name, value in flags.items()}
-
-
-def _limit_length(flags: dict[str, Any], config: Mapping[str, Any]) -> None:
-    """vLLM refuses a max-model-len above the model's own; a profile serves many models."""
-    own = (config.get("text_config") or config).get("max_position_embeddings")
-    asked = flags.get("max-model-len")
-    if isinstance(own, int) and isinstance(asked, int) and asked > own:
-        flags["max-model-len"] = own
-
-
-def _format_flags(checkpoint: Path, config: Mapping[str, Any], profile: ProfileRecipe) -> tuple[dict[str, Any], bool | None]:
-    """(flags that depend on the checkpoint's format, emulated?)."""
-    quantization = _quantization(config)
-    if not quantization:
-        return {}, None
-    if not profile.emulate:
-        return {}, False
-    method = quantization.get("quant_method")
-    if method != "compressed-tensors":
-        raise ServeError(
-            f"{checkpoint}: quantized as {method!r}, but profile {profile.name} emulates compressed-tensors checkpoints only; "
-            "use a profile with `emulate: false` on hardware that has the kernels"
-        )
-    return {"quantization": EMULATE, "load-format": EMULATE}, True
-
-
-def _kv_cache_flags(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a checkpoint's config says of the KV cache, as a flag: vLLM reads `kv_cache_scheme` for attention with heads, and
-    not for latent attention (MLA). A profile that sets `kv-cache-dtype` sets it for all checkpoints alike."""
-    scheme = _quantization(config).get("kv_cache_scheme")
-    is_fp8 = isinstance(scheme, dict) and (scheme.get("type"), scheme.get("num_bits")) == ("float", 8)
-    return {"kv-cache-dtype": "fp8"} if is_fp8 else {}
-
-
-def _quantization(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    declared = quantization_of(config)
-    return declared if isinstance(declared, dict) else {}
 
 
 def _environment(profile: ProfileRecipe, inherited: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -269,7 +232,7 @@ def server_environment(profile: ProfileRecipe) -> dict[str, str]:
     return _environment(profile, os.environ)[0]
 
 
-def with_cores(profile: ProfileRecipe, ranks: int) -> ProfileRecipe:
+def bind_cores(profile: ProfileRecipe, ranks: int) -> ProfileRecipe:
     """vLLM's CPU workers must be told whose core is whose on a machine of one NUMA node, or they stop at an assertion."""
     if ranks < 2 or profile.hardware.device != "cpu" or "VLLM_CPU_OMP_THREADS_BIND" in profile.environment:
         return profile

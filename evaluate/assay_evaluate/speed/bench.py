@@ -15,7 +15,7 @@ from assay.foreign_text import one_line, shown
 from assay.recipes.profile import ProfileRecipe
 from assay.records.base import write_text_atomically
 from assay.safe_files import read_json_object
-from assay_evaluate.serving.process import SupervisedProcess, as_activated
+from assay_evaluate.serving.process import SupervisedProcess, activated_environment
 from assay_evaluate.serving.server import Server, interpreter_for
 from assay_evaluate.serving.vllm_command import server_environment
 from assay_evaluate.speed.objective import goodput_words
@@ -101,7 +101,7 @@ def benchmark(server: Server, profile: ProfileRecipe, folder: Path, log_path: Pa
     key = server.headers.get("Authorization", "").removeprefix("Bearer ")
     environment = server_environment(profile) | ({CLIENT_KEY: key} if key else {})
     command = (str(interpreter), "-I", str(_DRIVER), str(folder))
-    process = SupervisedProcess(command, as_activated(environment, interpreter), log_path)
+    process = SupervisedProcess(command, activated_environment(environment, interpreter), log_path)
     try:
         yield Benchmark(process, folder, server)
     finally:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import email.utils
 import functools
 import http.client
+import io
 import json
 import re
 import select
@@ -29,9 +30,7 @@ from urllib.parse import urlsplit
 from assay.errors import ServeError
 from assay.foreign_text import MOST_SHOWN, one_line, shown
 from assay_evaluate.transport.errors import TransportError, UnusableReply
-from assay_evaluate.transport.foreign_json import NotJson, message_in, read_json
-from assay_evaluate.transport.incoming import Incoming, too_large
-from assay_evaluate.transport.told_errors import error_in
+from assay_evaluate.transport.foreign_json import NotJson, error_in, message_in, read_json
 
 T = TypeVar("T")
 
@@ -75,7 +74,7 @@ class HttpReply:
         return f"a redirect to {shown(self.location)}, which is not followed; give the address it leads to"
 
 
-def as_told(reply: HttpReply) -> HttpReply:
+def unmask_error(reply: HttpReply) -> HttpReply:
     """An error that came with status 200 as if it had come with the status that it names, or 500; any other reply as it is."""
     if reply.status != 200:
         return reply
@@ -83,8 +82,8 @@ def as_told(reply: HttpReply) -> HttpReply:
         data = reply.json()
     except NotJson:
         return reply
-    told = error_in(data) if isinstance(data, dict) else None
-    return reply if told is None else replace(reply, status=told.status or 500)
+    error = error_in(data) if isinstance(data, dict) else None
+    return reply if error is None else replace(reply, status=error.status or 500)
 
 
 def root_url(url: str) -> str:
@@ -92,6 +91,97 @@ def root_url(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1")
 
 
+# ---------------------------------------------------------------------------------------------------- what may come in
+def _too_large(most_bytes: int) -> UnusableReply:
+    return UnusableReply(f"TooLarge: the reply has more than {most_bytes:,} bytes ({most_bytes / 2**20:g} MiB), the most taken")
+
+
+class _Limited(io.RawIOBase):
+    """A socket's bytes. The standard library bounds the time of each read only; here all reads of a reply share it."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._raw = sock.makefile("rb", buffering=0)
+        self._timeout_s: float | None = None
+        self.start(0.0, 0.0, 0)
+
+    def start(self, total_s: float, silence_s: float, most_bytes: int) -> None:
+        """From now on: a request is sent, and its reply read."""
+        self._ends_at, self._total_s = time.monotonic() + total_s, total_s
+        self._silence_s, self._most_bytes = silence_s, most_bytes
+        self._num_bytes = 0
+        self.is_over = False
+        self._allow(total_s)
+
+    def _allow(self, seconds: float) -> None:
+        """The time of the next operation, to 5 %: setting it is a system call."""
+        if self._timeout_s is None or not 0.95 * self._timeout_s <= seconds <= self._timeout_s:
+            self._timeout_s = seconds
+            self._sock.settimeout(seconds)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if self.is_over:
+            return 0
+        left_s = self._ends_at - time.monotonic()
+        if left_s <= 0:
+            raise self._late()
+        self._allow(min(left_s, self._silence_s) if self._num_bytes else left_s)
+        try:
+            num_bytes = self._sock.recv_into(buffer)
+        except TimeoutError:
+            raise self._late() from None
+        self._num_bytes += num_bytes
+        if self._num_bytes > self._most_bytes:
+            raise _too_large(self._most_bytes)
+        return num_bytes
+
+    def _late(self) -> TimeoutError:
+        if self._num_bytes == 0:
+            return TimeoutError(f"no reply within {self._total_s:g} s")
+        if self._silence_s < self._ends_at - time.monotonic():
+            return TimeoutError(f"the reply stopped for {self._silence_s:g} s")
+        return TimeoutError(f"the reply was not complete after {self._total_s:g} s ({self._num_bytes:,} bytes came)")
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _Incoming(io.BufferedReader):
+    """What `http.client.HTTPResponse` reads: made once for a connection, kept from reply to reply.
+
+    It holds the socket open until `end`: a server that announces the end of the connection may still be sending.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._limited = _Limited(sock)
+        super().__init__(self._limited)
+
+    def makefile(self, mode: str) -> _Incoming:
+        """As a socket's; the reply closes it when it is read, which means nothing here."""
+        return self
+
+    def start(self, total_s: float, silence_s: float, most_bytes: int) -> None:
+        """A request begins: for it and its reply there are `total_s`, and `silence_s` between two bytes of the reply."""
+        self._limited.start(total_s, silence_s, most_bytes)
+
+    def has_rest(self) -> bool:
+        """Whether bytes came after the end of the reply that nobody has read."""
+        self._limited.is_over = True
+        return bool(self.peek(1))
+
+    def close(self) -> None:
+        """Nothing: see `end`."""
+
+    def end(self) -> None:
+        """Let go of the socket."""
+        super().close()
+
+
+# ---------------------------------------------------------------------------------------------------- one connection
 class Connection:
     """Speaks to one server. Not for several threads."""
 
@@ -107,7 +197,8 @@ class Connection:
         self._headers = dict(headers)
         self._post_headers = {"Content-Type": "application/json", **headers}
         self._secrets = _spellings(headers)
-        self._incoming: Incoming | None = None
+        self._incoming: _Incoming | None = None
+        self._poll = select.poll()
         self._http: http.client.HTTPConnection
         if secure:
             self._http = http.client.HTTPSConnection(host, port, timeout=CONNECT_S, context=_certificates())
@@ -118,9 +209,9 @@ class Connection:
     def __repr__(self) -> str:
         return f"Connection({self._http.host}:{self._http.port})"
 
-    def get(self, path: str, *, total_s: float | None = None, most_bytes: int = MOST_REPLY_BYTES) -> HttpReply:
+    def get(self, path: str) -> HttpReply:
         """What is at `path`. TransportError if nothing whole comes."""
-        return self._reply("GET", path, None, total_s, most_bytes)
+        return self._reply("GET", path, None, None, MOST_REPLY_BYTES)
 
     def post(
         self,
@@ -168,22 +259,14 @@ class Connection:
     ) -> HttpReply:
         read = functools.partial(_content, most_bytes=most_bytes)
         response, content = self._ask(method, path, body, total_s, most_bytes, read, request_id)
-        wait = response.headers.get("Retry-After")
+        wait, location = response.headers.get("Retry-After"), response.headers.get("Location")
+        retry_after_s = None if wait is None else _seconds(wait)
         if response.status == 200:  # it may hold an error that names another
-            told = _told_by_cache(response)
-            return HttpReply(
-                200,
-                self._hide(content, SECRET_IN_REPLIES),
-                retry_after_s=None if wait is None else _seconds(wait),
-                cache_header=None if told is None else shown(self._hide_text(told)),
-            )
-        location = response.headers.get("Location")
-        return HttpReply(
-            response.status,
-            self._hide(content),
-            None if location is None else self._hide_text(location),
-            None if wait is None else _seconds(wait),
-        )
+            header = _cache_header(response)
+            shown_header = None if header is None else shown(self._hide_text(header))
+            return HttpReply(200, self._hide(content, SECRET_IN_REPLIES), None, retry_after_s, shown_header)
+        location = None if location is None else self._hide_text(location)
+        return HttpReply(response.status, self._hide(content), location, retry_after_s)
 
     def _ask(
         self,
@@ -205,10 +288,10 @@ class Connection:
                 headers = {**headers, "X-Request-Id": request_id}
             self._http.request(method, self._prefix + path, body, headers)
             response = self._http.getresponse()
-            found = read(response)
+            content = read(response)
             if self._http.sock is None or incoming.has_rest():  # which would be taken for the beginning of the next reply
                 self.close()
-            return response, found
+            return response, content
         except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: of a chunk's size below 0
             self.close()
             # hidden before it is cut: half a key is one as well
@@ -220,12 +303,12 @@ class Connection:
             self.close()
             raise
 
-    def _open(self) -> Incoming:
-        if self._was_closed():
-            self.close()
+    def _open(self) -> _Incoming:
+        if self._incoming is not None and self._poll.poll(0):
+            self.close()  # the server hung up since the last reply, as they do with idle connections: sending would fail once
         if self._incoming is None:
             self._connect()
-            self._incoming = Incoming(self._http.sock)
+            self._incoming = _Incoming(self._http.sock)
             self._poll = select.poll()  # not select(): its file numbers end at 1,023
             self._poll.register(self._http.sock, select.POLLIN | select.POLLHUP)
         return self._incoming
@@ -243,10 +326,6 @@ class Connection:
 
     def _response(self, sock: socket.socket, **how: Any) -> http.client.HTTPResponse:
         return http.client.HTTPResponse(self._incoming, **how)  # type: ignore[arg-type]
-
-    def _was_closed(self) -> bool:
-        """Whether the server hung up since the last reply, as they do with idle connections: sending would fail once."""
-        return self._incoming is not None and bool(self._poll.poll(0))
 
     # ------------------------------------------------------------------------------------------------ secrets
     def _hide(self, body: bytes, least: int = 1) -> bytes:
@@ -267,7 +346,7 @@ def _content(response: http.client.HTTPResponse, most_bytes: int) -> bytes:
     if encoding is not None and encoding.strip().lower() != "identity":
         raise UnusableReply(f"Compressed: the reply is compressed ({encoding}), which was not asked for")
     if (response.length or 0) > most_bytes:
-        raise too_large(most_bytes)
+        raise _too_large(most_bytes)
     body = response.read(PIECE_BYTES)  # not all it announces: that may be any number
     if not response.isclosed() and body:
         whole = bytearray(body)  # one block, which the system has back: pieces would stay with the thread's heap
@@ -293,8 +372,8 @@ def _address(base_url: str) -> tuple[bool, str, int | None, str]:
             raise ValueError("it has something behind its path (`?` or `#`)")
         return parts.scheme == "https", parts.hostname, parts.port, parts.path.rstrip("/")
     except ValueError as error:
-        said = shown(re.split(r"[?#]", base_url.rpartition("@")[2])[0])  # what may be a password is not shown
-        raise ServeError(f"{said}: is no address of a server ({one_line(str(error))}); give http://HOST:PORT") from None
+        address = shown(re.split(r"[?#]", base_url.rpartition("@")[2])[0])  # what may be a password is not shown
+        raise ServeError(f"{address}: is no address of a server ({one_line(str(error))}); give http://HOST:PORT") from None
 
 
 @functools.cache
@@ -302,7 +381,7 @@ def _certificates() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-def _told_by_cache(response: http.client.HTTPResponse) -> str | None:
+def _cache_header(response: http.client.HTTPResponse) -> str | None:
     """`cf-aig-cache-status: HIT`, `x-vsr-cache-hit: true`, `Cache-Status: name; hit` (RFC 9211) and their like."""
     for name, value in response.headers.items():
         if "cache" not in name.lower() or NO_REPLY_CACHE.search(name):
@@ -316,8 +395,8 @@ def _told_by_cache(response: http.client.HTTPResponse) -> str | None:
 def _spellings(headers: Mapping[str, str]) -> tuple[str, ...]:
     """How the keys in `headers` may be spelt by a server that repeats them: plain, and as JSON writes them; longest first."""
     keys = [value.rpartition(" ")[2] for value in headers.values()]
-    found = {form for key in keys for form in (key, json.dumps(key)[1:-1], key.replace("/", "\\/")) if form}
-    return tuple(sorted(found, key=len, reverse=True))
+    spellings = {form for key in keys for form in (key, json.dumps(key)[1:-1], key.replace("/", "\\/")) if form}
+    return tuple(sorted(spellings, key=len, reverse=True))
 
 
 def _seconds(wait: str) -> float | None:

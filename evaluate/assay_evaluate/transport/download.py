@@ -37,7 +37,7 @@ def download(urls: Sequence[str], path: Path, num_bytes: int, sha256: str) -> No
     raise NotDownloaded("; ".join(reasons))
 
 
-def is_there(url: str, timeout_s: float) -> str | None:
+def find_problem(url: str, timeout_s: float) -> str | None:
     """Why an address does not have a file; None: it answers. Nothing is downloaded."""
     try:
         with _client(timeout_s) as client:
@@ -61,23 +61,23 @@ def _from_one(url: str, path: Path, num_bytes: int, sha256: str) -> str | None:
                     for part in reply.iter_bytes():
                         received += len(part)
                         if received > num_bytes:
-                            raise _Another(f"more than {num_bytes:,} bytes")
+                            raise _WrongFile(f"more than {num_bytes:,} bytes")
                         if time.monotonic() > deadline:
-                            raise _Another(f"{received:,} of {num_bytes:,} bytes came in {limit_s:.0f} s")
+                            raise _WrongFile(f"{received:,} of {num_bytes:,} bytes came in {limit_s:.0f} s")
                         digest.update(part)
                         file.write(part)
                 if received != num_bytes:
-                    raise _Another(f"{received:,} bytes instead of {num_bytes:,}")
+                    raise _WrongFile(f"{received:,} bytes instead of {num_bytes:,}")
                 if digest.hexdigest() != sha256:
-                    raise _Another(f"SHA-256 {digest.hexdigest()[:12]} instead of {sha256[:12]}: another file")
+                    raise _WrongFile(f"SHA-256 {digest.hexdigest()[:12]} instead of {sha256[:12]}: another file")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return _shown(error)
-    except _Another as why:
-        return str(why)
+    except _WrongFile as problem:
+        return str(problem)
     return None
 
 
-class _Another(Exception):
+class _WrongFile(Exception):
     """What comes is not the file."""
 
 

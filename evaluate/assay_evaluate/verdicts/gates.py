@@ -60,7 +60,7 @@ from assay.records.verdict import (
     Verdict,
     WholeClaim,
 )
-from assay_evaluate.alike.measurements import look_at_serving, without_tasks
+from assay_evaluate.serving_faults.rules import check_serving, without_tasks
 from assay_evaluate.verdicts.acceptance import judge_acceptance
 from assay_evaluate.verdicts.divergence import judge_divergences
 from assay_evaluate.verdicts.long_context import effective_lengths, judge_effective_length, long_context
@@ -108,7 +108,7 @@ def judge(
     floor = None if repeat is None else repeat.divergence
     comparisons = compare_published(published, reference, gate_recipe.level)
     suspect = suspect_tasks(comparisons)
-    serving = {candidate.label: look_at_serving(reference, candidate, repeat) for candidate in candidates}
+    serving = {candidate.label: check_serving(reference, candidate, repeat) for candidate in candidates}
     verdicts: dict[str, list[Verdict]] = {}
     overall: dict[str, Status] = {}
     reasons: dict[str, str] = {}
@@ -151,7 +151,7 @@ def judge(
         effective_lengths=tuple(lengths),
         subgroups=tuple(subgroups),
         serving=tuple(finding for looked in serving.values() for finding in looked.findings),
-        not_looked_at={label: looked.not_looked_at for label, looked in serving.items() if looked.not_looked_at},
+        not_looked_at={label: looked.unchecked_rules for label, looked in serving.items() if looked.unchecked_rules},
         attempts={label: tuple(attempts) for label, attempts in earlier.items() if attempts},
     )
 

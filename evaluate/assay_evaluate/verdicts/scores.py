@@ -20,7 +20,7 @@ from assay.recipes.suite import GeneratedTask, LmEvalTask, SuiteRecipe, TaskBase
 from assay.records.base import Interval
 from assay.records.measurement import Measurement, TaskResult
 from assay.records.verdict import LookSeen, ServingFinding, Status, Verdict
-from assay_evaluate.alike.measurements import serving_fault
+from assay_evaluate.serving_faults.rules import serving_fault
 from assay_evaluate.statistics import swe_difference as swe
 from assay_evaluate.statistics.decisions import Claim, PairedEvidence, decide, holm
 from assay_evaluate.statistics.item_pairs import Pairs, accuracy_of, compare_output_tokens, find_task, pair_items

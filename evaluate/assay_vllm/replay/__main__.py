@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from assay_vllm.replay.foreseen_gpu import pretend
+from assay_vllm.replay.foreseen_gpu import pretend_gpu
 from assay_vllm.replay.request import read_request
 from assay_vllm.replay.sources import check_sources
 
@@ -14,13 +14,13 @@ from assay_vllm.replay.sources import check_sources
 def main(request_path: str, answer_path: str) -> None:
     request = read_request(Path(request_path))
     sources = check_sources()
-    pretend(request.machine)
+    pretend_gpu(request.machine)
 
     from vllm.model_executor.model_loader import register_model_loader
 
     from assay_vllm import STRICT
     from assay_vllm.loader import StrictLoader
-    from assay_vllm.replay.processes import replay_cells
+    from assay_vllm.replay.cells import replay_cells
 
     register_model_loader(STRICT)(StrictLoader)
     cells, used = replay_cells(request.cells, request.num_processes)

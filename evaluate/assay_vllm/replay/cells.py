@@ -10,10 +10,13 @@ their own, every rank loads all it has.
 from __future__ import annotations
 
 import argparse
+import gc
 import resource
 import time
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
+from multiprocessing import get_context
 from typing import Any
 
 import torch
@@ -29,8 +32,8 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.worker.workspace import init_workspace_manager
 
 from assay_vllm.replay import stand_ins
-from assay_vllm.replay.findings import Finding, finding_of, merged
-from assay_vllm.replay.headers import Shards, layer_of, planned_shards, restricted, stored_shards
+from assay_vllm.replay.findings import Finding, finding_of, merge_findings
+from assay_vllm.replay.headers import Shards, layer_of, planned_shards, restrict_to_layers, stored_shards
 from assay_vllm.replay.loading import ReplayLoader
 from assay_vllm.replay.modules import (
     Row,
@@ -42,8 +45,9 @@ from assay_vllm.replay.modules import (
     unused_tensors,
 )  # fmt: skip
 from assay_vllm.replay.rank_memory import RankMemory, kv_cache_bytes, parameter_bytes, taken_over
-from assay_vllm.replay.ranks import Rank, become, ranks_of, unknown_parallelism
+from assay_vllm.replay.ranks import Rank, become_rank, ranks_of, unknown_parallelism
 from assay_vllm.replay.request import Cell
+from assay_vllm.replay.sources import modules_used
 
 
 @dataclass
@@ -100,7 +104,7 @@ def _part_json(part: Part) -> dict[str, Any]:
         "num_ranks": part.num_ranks,
         "layers": part.layers,
         "modules": [asdict(row) for row in part.rows],
-        "findings": [{**asdict(finding), "ranks": list(ranks)} for ranks, finding in merged(part.findings)],
+        "findings": [{**asdict(finding), "ranks": list(ranks)} for ranks, finding in merge_findings(part.findings)],
     }
 
 
@@ -120,9 +124,9 @@ def configured(cell: Cell, findings: list[Finding]) -> VllmConfig | None:
         message = "vLLM's server does not take these arguments (see the lines above in the log)"
         findings.append(Finding("arguments", message, where=None, remedy="correct `vllm:` of the profile or the model"))
     except Exception as error:  # noqa: BLE001 (whatever vLLM says against a checkpoint is an answer)
-        found = finding_of(error, None)
-        kind = "arguments" if found.kind in ("refused", "shape") else found.kind
-        findings.append(Finding(kind, found.message, where=None, remedy=found.remedy))
+        finding = finding_of(error, None)
+        kind = "arguments" if finding.kind in ("refused", "shape") else finding.kind
+        findings.append(Finding(kind, finding.message, where=None, remedy=finding.remedy))
     return None
 
 
@@ -133,8 +137,8 @@ def _check_parsers(parsed: argparse.Namespace) -> None:
         ("tool call parser", parsed.tool_call_parser, parsed.tool_parser_plugin, ToolParserManager),
         ("reasoning parser", parsed.reasoning_parser, parsed.reasoning_parser_plugin, ReasoningParserManager),
     ):
-        if name and not plugin and name not in (known := manager.list_registered()):
-            raise ValueError(f"invalid {what}: {name}; vLLM has {', '.join(sorted(known))}")
+        if name and not plugin and name not in (names := manager.list_registered()):
+            raise ValueError(f"invalid {what}: {name}; vLLM has {', '.join(sorted(names))}")
 
 
 def _replay_parts(
@@ -152,7 +156,7 @@ def _replay_parts(
     memory: list[RankMemory] = []
     is_one_stage = config.parallel_config.pipeline_parallel_size == 1
     for rank in ranks_of(config.parallel_config):
-        become(rank, config.parallel_config)
+        become_rank(rank, config.parallel_config)
         config.compilation_config.static_forward_context.clear()
         config.compilation_config.static_all_moe_layers.clear()
         weight_bytes = 0
@@ -174,7 +178,7 @@ def _replay_parts(
                 part.findings += [(0, finding) for finding in wrong]
             if is_one_stage:
                 part.layers = layers_of_each_kind(shards, loaded)
-                read[part.part] = restricted(shards, part.layers)
+                read[part.part] = restrict_to_layers(shards, part.layers)
         if len(whole) == len(parts) and (rank.number == 0 or not is_one_stage):
             kv_bytes = kv_cache_bytes(config, findings) if is_one_stage else None
             memory.append(RankMemory(weight_bytes, kv_bytes, config.model_config.max_model_len))
@@ -182,7 +186,7 @@ def _replay_parts(
         every_rank_read = {layer for part in parts for layer in part.layers or ()}
         apart = config.parallel_config.enable_expert_parallel and every_rank_read  # then no rank takes all experts of a layer
         findings += unused_tensors(
-            restricted(shards, every_rank_read) if apart else shards, taken["target"], taken.get("draft")
+            restrict_to_layers(shards, every_rank_read) if apart else shards, taken["target"], taken.get("draft")
         )
     return parts, max(memory, key=lambda rank: rank.weight_bytes, default=None)
 
@@ -217,11 +221,11 @@ def load_part(
                 loader.load_weights(model, model_config)
     except Exception as error:  # noqa: BLE001 (whatever vLLM says against a checkpoint is an answer)
         tensor = None if loader is None else loader.at
-        found = finding_of(error, tensor)
-        if found.kind == "unknown tensor" and model is not None and tensor is not None:
+        finding = finding_of(error, tensor)
+        if finding.kind == "unknown tensor" and model is not None and tensor is not None:
             fused = getattr(config.quant_config, "packed_modules_mapping", {})
-            found = disagreement_of(model, tensor, str(error.args[0]), schemes, fused) or found
-        part.findings.append((rank.number, found))
+            finding = disagreement_of(model, tensor, str(error.args[0]), schemes, fused) or finding
+        part.findings.append((rank.number, finding))
         return None
     finally:
         torch.set_default_dtype(torch.float32)
@@ -233,12 +237,31 @@ def layers_of_each_kind(shards: Shards, loaded: Loaded | None) -> tuple[str, ...
     signature: dict[str, list[tuple[Any, ...]]] = {}
     for tensors in shards.values():
         for name, header in tensors.items():
-            if (found := layer_of(name)) is not None and (loaded is None or name in loaded.taken):
-                signature.setdefault(found[0], []).append((found[1], *header))
+            if (place := layer_of(name)) is not None and (loaded is None or name in loaded.taken):
+                signature.setdefault(place[0], []).append((place[1], *header))
     for name, parameter in loaded.model.named_parameters() if loaded is not None else ():
-        if (found := layer_of(name)) is not None and found[0] in signature:
-            signature[found[0]].append((found[1], str(parameter.dtype), tuple(parameter.shape)))
+        if (place := layer_of(name)) is not None and place[0] in signature:
+            signature[place[0]].append((place[1], str(parameter.dtype), tuple(parameter.shape)))
     first: dict[int, str] = {}
     for layer, parts in signature.items():
         first.setdefault(hash(tuple(sorted(parts))), layer)
     return tuple(first.values())
+
+
+# ------------------------------------------------------------------------------------------------ side by side
+def replay_cells(cells: Sequence[Cell], num_processes: int) -> tuple[list[dict[str, Any]], list[str]]:
+    """(the answer about each cell, sources of vLLM that took part). BrokenProcessPool: a process was killed.
+
+    Processes are copies of this one, which has imported vLLM: importing it takes 10 s of a core.
+    """
+    gc.collect()
+    gc.freeze()  # what is there stays; a collection need not look at it, nor copy it into a process of its own
+    if num_processes == 1:
+        return [replay_cell(cell) for cell in cells], modules_used()
+    with ProcessPoolExecutor(num_processes, mp_context=get_context("fork")) as pool:
+        answers = list(pool.map(_replay_with_sources, cells))
+    return [answer for answer, _ in answers], sorted({*modules_used()}.union(*(used for _, used in answers)))
+
+
+def _replay_with_sources(cell: Cell) -> tuple[dict[str, Any], list[str]]:
+    return replay_cell(cell), modules_used()

@@ -30,7 +30,7 @@ def names_taken(model: Any, *, first_mtp_layer: int | None) -> tuple[dict[str, l
     """
     members, renamed = _members(model), _renamed(model)
     came = _follow(model)
-    found: dict[str, list[str]] = {}
+    parameters_of: dict[str, list[str]] = {}
     unknown: list[str] = []
     kinds: set[str] = set()
     for parameter, _ in model.named_parameters():
@@ -47,9 +47,9 @@ def names_taken(model: Any, *, first_mtp_layer: int | None) -> tuple[dict[str, l
         for proposed in (_unfused(model, parameter, members), [parameter]):
             names = [name for own in proposed for name in _stored(own, renamed, first_mtp_layer, taken)]
             taking = taking or list(dict.fromkeys(names))
-        found.update({name: [parameter] for name in taking})
+        parameters_of.update({name: [parameter] for name in taking})
         unknown += [] if taking else [parameter]
-    return found, unknown
+    return parameters_of, unknown
 
 
 def stored_ndim(model: Any, parameter: str) -> int:
@@ -89,39 +89,39 @@ def _members(model: Any) -> dict[str, list[str]]:
     Of three places: `packed_modules_mapping`, the stacked names of a `hf_to_vllm_mapper`, and the (fused, member, shard) that
     stand as constants in a `load_weights`.
     """
-    found: dict[str, dict[str, None]] = defaultdict(dict)
+    members: dict[str, dict[str, None]] = defaultdict(dict)
     for module in model.modules():
         for fused, parts in (getattr(module, "packed_modules_mapping", None) or {}).items():
-            found[fused].update(dict.fromkeys(parts))
+            members[fused].update(dict.fromkeys(parts))
         mapper = getattr(module, "hf_to_vllm_mapper", None)
         for part, (fused, _) in getattr(mapper, "orig_to_new_stacked", {}).items():
-            found[fused.rpartition(".")[2]][part.rpartition(".")[2]] = None
+            members[fused.rpartition(".")[2]][part.rpartition(".")[2]] = None
         code = getattr(getattr(type(module), "load_weights", None), "__code__", None)
         for fused, part in _triples(() if code is None else code.co_consts):
-            found[fused][part] = None
-    return {fused: list(parts) for fused, parts in found.items()}
+            members[fused][part] = None
+    return {fused: list(parts) for fused, parts in members.items()}
 
 
 def _triples(constants: tuple[Any, ...]) -> Iterator[tuple[str, str]]:
-    for one in constants:
-        if not isinstance(one, tuple):
+    for triple in constants:
+        if not isinstance(triple, tuple):
             continue
-        if len(one) == 3 and isinstance(one[0], str) and isinstance(one[1], str) and isinstance(one[2], int | str):
-            yield one[0].strip("."), one[1].strip(".")
+        if len(triple) == 3 and isinstance(triple[0], str) and isinstance(triple[1], str) and isinstance(triple[2], int | str):
+            yield triple[0].strip("."), triple[1].strip(".")
         else:
-            yield from _triples(one)
+            yield from _triples(triple)
 
 
 def _renamed(model: Any) -> tuple[list[tuple[str, str]], ...]:
     """(part of vLLM's name, part of the checkpoint's): of the model's own mapper, and of all that are in it."""
-    found: list[tuple[str, str]] = []
+    names: list[tuple[str, str]] = []
     own = 0
     for module in model.modules():
         mapper = getattr(module, "hf_to_vllm_mapper", None)
         for kind in ("orig_to_new_substr", "orig_to_new_prefix", "orig_to_new_suffix"):
-            found += [(new, old) for old, new in getattr(mapper, kind, {}).items() if new]
-        own = own or len(found) if module is model else own
-    return list(dict.fromkeys(found[:own])), list(dict.fromkeys(found))
+            names += [(new, old) for old, new in getattr(mapper, kind, {}).items() if new]
+        own = own or len(names) if module is model else own
+    return list(dict.fromkeys(names[:own])), list(dict.fromkeys(names))
 
 
 def _unfused(model: Any, parameter: str, members: dict[str, list[str]]) -> Iterator[str]:
@@ -141,8 +141,8 @@ def _unfused(model: Any, parameter: str, members: dict[str, list[str]]) -> Itera
 
 def _with_experts(owner: str) -> str:
     """`model.layers.1.mlp.experts.routed_experts` -> up to and with `experts`, where a checkpoint numbers them."""
-    before, found, _ = owner.partition(".experts")
-    return f"{before}{found}"
+    before, experts, _ = owner.partition(".experts")
+    return f"{before}{experts}"
 
 
 def _stored(
@@ -158,9 +158,9 @@ def _stored(
     for rules in renamed:
         applied = [rule for rule in rules if rule[0] in name]
         for count in range(min(len(applied), _MOST_RENAMED), 0, -1):
-            forms = (functools.reduce(_rename, some, name) for some in itertools.combinations(applied, count))
-            if found := _taken_places(forms, first_mtp_layer, taken):
-                return found
+            forms = (functools.reduce(_rename, group, name) for group in itertools.combinations(applied, count))
+            if names := _taken_places(forms, first_mtp_layer, taken):
+                return names
     return _taken_places([name], first_mtp_layer, taken)
 
 

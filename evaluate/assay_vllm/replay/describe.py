@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay_vllm.replay.foreseen_gpu import pretend
+from assay_vllm.replay.foreseen_gpu import pretend_gpu
 from assay_vllm.replay.request import Cell, read_request
 from assay_vllm.replay.sources import check_sources
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def main(request_path: str, answer_path: str) -> None:
     request = read_request(Path(request_path))
     sources = check_sources()
-    pretend(request.machine)
+    pretend_gpu(request.machine)
 
     from vllm.model_executor.model_loader import register_model_loader
 
@@ -46,29 +46,29 @@ def _described(plain: Cell, quantized: Cell) -> dict[str, Any]:
     `findings`: why a part could not be built or loaded."""
     from assay_vllm.replay.cells import Part, configured, drafts_itself, load_part
     from assay_vllm.replay.headers import planned_shards
-    from assay_vllm.replay.ranks import become, ranks_of
+    from assay_vllm.replay.ranks import become_rank, ranks_of
 
-    said: dict[str, Any] = {}
+    answer: dict[str, Any] = {}
     findings: list[Finding] = []
     shards = None if plain.headers is None else planned_shards(plain.headers)
     config, other = configured(plain, findings), configured(quantized, findings)
     if config is None or other is None:
-        return {"parts": said, "findings": [asdict(finding) for finding in findings]}
+        return {"parts": answer, "findings": [asdict(finding) for finding in findings]}
     for name in ("target", "draft") if drafts_itself(config) else ("target",):
-        become(next(ranks_of(config.parallel_config)), config.parallel_config)
-        for one in (config, other):
-            one.compilation_config.static_forward_context.clear()
-            one.compilation_config.static_all_moe_layers.clear()
+        become_rank(next(ranks_of(config.parallel_config)), config.parallel_config)
+        for vllm_config in (config, other):
+            vllm_config.compilation_config.static_forward_context.clear()
+            vllm_config.compilation_config.static_all_moe_layers.clear()
         if shards is None:
-            said |= _derived(config, other, name, findings)
+            answer |= _derived(config, other, name, findings)
             continue
         part = Part(name)
         loaded = load_part(config, part, next(ranks_of(config.parallel_config)), shards, {})
         findings += [finding for _, finding in part.findings]
         if loaded is not None:
             methods = _methods(other, name)
-            said[name] = {"model_class": part.model_class, "tensors": _tensors(loaded.model, loaded.taken, methods)}
-    return {"parts": said, "findings": [asdict(finding) for finding in findings]}
+            answer[name] = {"model_class": part.model_class, "tensors": _tensors(loaded.model, loaded.taken, methods)}
+    return {"parts": answer, "findings": [asdict(finding) for finding in findings]}
 
 
 def _derived(config: Any, other: Any, part: str, findings: list[Finding]) -> dict[str, Any]:
@@ -124,19 +124,19 @@ def _built(config: Any, part: str) -> Any:
 def _tensors(model: Any, taken: Mapping[str, Sequence[str]], methods: Mapping[str, str]) -> dict[str, Any]:
     """Tensor of the checkpoint -> where it goes. ranks: over how many its module is split; method: None: it has none."""
     modules = dict(model.named_modules())
-    said = {}
+    answer = {}
     for tensor, parameters in taken.items():
         parameter = parameters[0]
         owner, _, leaf = parameter.rpartition(".")
         module = modules[owner]
-        said[tensor] = {
+        answer[tensor] = {
             "module": owner,
             "parameter": leaf,
             "classes": list(_classes(module)),
             "ranks": getattr(module, "tp_size", 1),
             "method": methods.get(owner),
         }
-    return said
+    return answer
 
 
 def _classes(module: Any) -> Iterator[str]:

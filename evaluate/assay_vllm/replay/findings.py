@@ -102,16 +102,16 @@ def _missing(message: str, remedy: str | None) -> Finding:
 
 def module_in(traceback: TracebackType | None) -> str | None:
     """The module that was being built when an error was raised: vLLM's layers call its name `prefix`."""
-    found = None
+    module = None
     while traceback is not None:
         prefix = traceback.tb_frame.f_locals.get("prefix")
         if isinstance(prefix, str) and prefix:
-            found = prefix
+            module = prefix
         traceback = traceback.tb_next
-    return found
+    return module
 
 
-def merged(findings: Iterable[tuple[int, Finding]]) -> list[tuple[tuple[int, ...], Finding]]:
+def merge_findings(findings: Iterable[tuple[int, Finding]]) -> list[tuple[tuple[int, ...], Finding]]:
     """(rank, finding) -> equal findings once, with the ranks that have them."""
     ranks: dict[Finding, list[int]] = {}
     for rank, finding in findings:

@@ -17,7 +17,7 @@ from assay_vllm.replay import stand_ins
 from assay_vllm.replay.request import Machine
 
 
-def pretend(machine: Machine) -> None:
+def pretend_gpu(machine: Machine) -> None:
     """Let vLLM, not imported yet, find `machine`. For the rest of the process."""
     os.environ.update(
         VLLM_PLUGINS="",  # ours is registered by hand: its repairs are for CPUs

@@ -36,16 +36,16 @@ Shards = dict[str, dict[str, Header]]
 
 def layer_of(name: str) -> tuple[str, str] | None:
     """`model.layers.3.mlp.gate.weight` -> (`model.layers.3`, `mlp.gate.weight`); None: in no layer."""
-    found = _LAYER.fullmatch(name)
-    return None if found is None else (found["layer"], found["rest"])
+    match = _LAYER.fullmatch(name)
+    return None if match is None else (match["layer"], match["rest"])
 
 
 def in_layers(name: str, layers: Collection[str]) -> bool:
     """Whether a tensor or parameter is in one of `layers`, or in none at all."""
-    return (found := layer_of(name)) is None or found[0] in layers
+    return (place := layer_of(name)) is None or place[0] in layers
 
 
-def restricted(shards: Shards, layers: Collection[str]) -> Shards:
+def restrict_to_layers(shards: Shards, layers: Collection[str]) -> Shards:
     """Only `layers` and what is in no layer."""
     kept = {file: {n: header for n, header in tensors.items() if in_layers(n, layers)} for file, tensors in shards.items()}
     return {file: tensors for file, tensors in kept.items() if tensors}

@@ -43,8 +43,8 @@ class ReplayLoader(StrictLoader):
     def _get_weights_iterator(self, source: Any) -> Iterator[tuple[str, torch.Tensor]]:
         """As vLLM: without shards in which the model wants nothing (`filter_safetensors_files_by_weight_name`)."""
         unused = source.is_unused_weight
-        wanted = {file: tensors for file, tensors in self._shards.items() if unused is None or not all(map(unused, tensors))}
-        for tensors in (wanted or self._shards).values():
+        shards = {file: tensors for file, tensors in self._shards.items() if unused is None or not all(map(unused, tensors))}
+        for tensors in (shards or self._shards).values():
             for name, (dtype, shape) in tensors.items():
                 tensor = torch.empty(shape, dtype=DTYPES[dtype], device="meta")
                 setattr(tensor, _NAME, name)

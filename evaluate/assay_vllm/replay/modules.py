@@ -38,15 +38,15 @@ class Row:
 
 def stored_schemes(shards: Shards, schemes: Mapping[str, str | None] | None) -> dict[str, str | None]:
     """Module of the checkpoint -> scheme of its weight; without a plan `quantized` where it has scales beside it."""
-    found: dict[str, str | None] = {}
+    by_module: dict[str, str | None] = {}
     for tensors in shards.values():
         for name, header in tensors.items():
             module, _, part = name.rpartition(".")
             if part in _PARTS:
-                found[module] = "quantized"
+                by_module[module] = "quantized"
             elif part == "weight" and len(header.shape) > 1:
-                found.setdefault(module, None)
-    return found if schemes is None else {module: schemes.get(module, stored) for module, stored in found.items()}
+                by_module.setdefault(module, None)
+    return by_module if schemes is None else {module: schemes.get(module, stored) for module, stored in by_module.items()}
 
 
 def check_modules(
@@ -143,10 +143,10 @@ def unused_tensors(shards: Shards, by_target: Collection[str], by_draft: Collect
     unused: dict[str, None] = {}
     for tensors in shards.values():
         for name in tensors:
-            module, found = name.rpartition(".")[0], layer_of(name)
-            no_part = found is not None and found[0] not in layers
+            module, place = name.rpartition(".")[0], layer_of(name)
+            no_part = place is not None and place[0] not in layers
             of_a_draft = name.startswith("mtp.") or no_part
-            if found is not None and no_part and _root(found[0]) in of_the_block:
+            if place is not None and no_part and _root(place[0]) in of_the_block:
                 continue
             if module not in used and (drafts or not of_a_draft) and not name.endswith(_COMPUTED):
                 unused[module] = None
@@ -158,7 +158,7 @@ def unused_tensors(shards: Shards, by_target: Collection[str], by_draft: Collect
 
 
 def _layers(names: Collection[str]) -> set[str]:
-    return {found[0] for name in names if (found := layer_of(name)) is not None}
+    return {place[0] for name in names if (place := layer_of(name)) is not None}
 
 
 def _root(layer: str) -> str:
@@ -200,7 +200,7 @@ def cut_scales(model: torch.nn.Module, taken: Mapping[str, Sequence[str]], shard
 
 # ------------------------------------------------------------------------------------------------ methods and kernels
 def _rows(modules: Mapping[str, torch.nn.Module], scheme_of: Mapping[str, str | None]) -> list[Row]:
-    seen: dict[_Key, list[str]] = {}
+    parameters: dict[_Key, list[str]] = {}
     key: _Key
     for name, module in modules.items():
         if (attention := getattr(module, "attn_backend", None)) is not None:
@@ -211,8 +211,8 @@ def _rows(modules: Mapping[str, torch.nn.Module], scheme_of: Mapping[str, str | 
             key = (_what(module), scheme_of[name], method, kernel, LATER if kernel is None else None)
         else:
             continue
-        seen.setdefault(key, []).append(name)
-    return [Row(*key, num_modules=len(names), example=names[0]) for key, names in seen.items()]
+        parameters.setdefault(key, []).append(name)
+    return [Row(*key, num_modules=len(names), example=names[0]) for key, names in parameters.items()]
 
 
 def _what(module: torch.nn.Module) -> str:

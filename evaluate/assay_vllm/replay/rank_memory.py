@@ -67,9 +67,9 @@ def kv_cache_bytes(config: VllmConfig, findings: list[Finding]) -> int | None:
             resolve_kv_cache_layout(config, [layouts], list(specs.values()))
             return _of_one_sequence(config, specs)
     except Exception as error:  # noqa: BLE001 (whatever vLLM says against a checkpoint is an answer)
-        found = finding_of(error, None)
-        kind = found.kind if found.kind == "unknown" else "refused"
-        findings.append(Finding(kind, f"KV cache: {found.message}", where=found.where, remedy=None))
+        finding = finding_of(error, None)
+        kind = finding.kind if finding.kind == "unknown" else "refused"
+        findings.append(Finding(kind, f"KV cache: {finding.message}", where=finding.where, remedy=None))
         return None
     finally:
         vars(cache).update(before)

@@ -68,7 +68,7 @@ def unknown_parallelism(parallel: Any) -> str | None:
     return None
 
 
-def become(rank: Rank, parallel: Any) -> None:
+def become_rank(rank: Rank, parallel: Any) -> None:
     """This process is `rank` from now on."""
     tensor, pipeline, data = (getattr(parallel, f"{kind}_parallel_size") for kind in ("tensor", "pipeline", "data"))
     parallel.rank = rank.number

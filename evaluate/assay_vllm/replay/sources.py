@@ -27,21 +27,21 @@ class OtherSources(RuntimeError):
 
 def check_sources() -> dict[str, Any]:
     """What was compared; OtherSources if the vLLM installed here is another one."""
-    known: dict[str, Any] = json.loads(DATA.read_text(encoding="utf-8"))
+    recorded: dict[str, Any] = json.loads(DATA.read_text(encoding="utf-8"))
     distribution, version = installed_version()
-    if version != known["vllm"]:
+    if version != recorded["vllm"]:
         raise OtherSources(
-            f"{distribution} {version} is installed; the replay knows vLLM {known['vllm']}, whose sources were compared with "
-            "the wheel for CUDA: install that version, or compare again with `python -m assay_vllm.replay.sources WHEEL`"
+            f"{distribution} {version} is installed; the replay knows vLLM {recorded['vllm']}, whose sources were compared "
+            "with the wheel for CUDA: install that version, or compare again with `python -m assay_vllm.replay.sources WHEEL`"
         )
     files = python_files(installed_folder())
-    found = hash_of(_compared(files, known), lambda name: (installed_folder() / name).read_bytes())
-    if found != known["sources_sha256"]:
+    differing = hash_of(_compared(files, recorded), lambda name: (installed_folder() / name).read_bytes())
+    if differing != recorded["sources_sha256"]:
         raise OtherSources(
-            f"{distribution} {version}: its Python sources are not those of the wheel {known['wheel']}; it was changed after "
-            "it was installed, or built otherwise: install the published one"
+            f"{distribution} {version}: its Python sources are not those of the wheel {recorded['wheel']}; it was changed "
+            "after it was installed, or built otherwise: install the published one"
         )
-    return {"vllm": version, "distribution": distribution, "wheel": known["wheel"], "different": known["different"]}
+    return {"vllm": version, "distribution": distribution, "wheel": recorded["wheel"], "different": recorded["different"]}
 
 
 def modules_used() -> list[str]:
@@ -71,9 +71,10 @@ def python_files(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.py"))
 
 
-def _compared(files: Iterable[str], known: dict[str, Any]) -> list[str]:
+def _compared(files: Iterable[str], recorded: dict[str, Any]) -> list[str]:
     return [
-        name for name in files if name not in known["different"] and not name.startswith(tuple(known["only_in_cuda_wheel"]))
+        name for name in files if name not in recorded["different"] and not
+        name.startswith(tuple(recorded["only_in_cuda_wheel"]))
     ]  # fmt: skip
 
 
@@ -89,17 +90,15 @@ def compare(wheel: Path) -> dict[str, Any]:
     """The contents of `vllm_sources.json`. ValueError if this vLLM has sources that the wheel lacks, or another version."""
     here = installed_folder()
     with zipfile.ZipFile(wheel) as archive:
-        theirs = {
-            name.removeprefix("vllm/") for name in archive.namelist() if name.startswith("vllm/") and name.endswith(".py")
-        }
-        ours = set(python_files(here))
-        if lacking := sorted(ours - theirs):
+        cuda = {name.removeprefix("vllm/") for name in archive.namelist() if name.startswith("vllm/") and name.endswith(".py")}
+        cpu = set(python_files(here))
+        if lacking := sorted(cpu - cuda):
             raise ValueError(f"{wheel.name} lacks {len(lacking)} files that are installed here, first {lacking[0]}")
-        different = [name for name in sorted(ours) if archive.read(f"vllm/{name}") != (here / name).read_bytes()]
+        different = [name for name in sorted(cpu) if archive.read(f"vllm/{name}") != (here / name).read_bytes()]
     version = wheel.name.split("-")[1]
     if version != installed_version()[1]:
         raise ValueError(f"{wheel.name} is vLLM {version}, installed is {installed_version()[1]}")
-    same = ours - set(different)
+    same = cpu - set(different)
     with wheel.open("rb") as file:
         wheel_sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     return {
@@ -109,7 +108,7 @@ def compare(wheel: Path) -> dict[str, Any]:
         "num_same": len(same),
         "sources_sha256": hash_of(same, lambda name: (here / name).read_bytes()),
         "different": different,
-        "only_in_cuda_wheel": sorted({_highest_absent(name, ours) for name in theirs - ours}),
+        "only_in_cuda_wheel": sorted({_highest_absent(name, cpu) for name in cuda - cpu}),
     }
 
 

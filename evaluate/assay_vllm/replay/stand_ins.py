@@ -86,8 +86,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        wanted = (*OF_THE_CUDA_WHEEL, *self._versions)
-        if any(fullname == root or fullname.startswith(f"{root}.") for root in wanted):
+        roots = (*OF_THE_CUDA_WHEEL, *self._versions)
+        if any(fullname == root or fullname.startswith(f"{root}.") for root in roots):
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
         return None
 

@@ -147,10 +147,10 @@ def model_of(sides: list[Side], target: str | None) -> Target:
 
     MeasureError: two sides name one server, or only some name one; nothing was asked then.
     """
-    from assay_evaluate.run.answering.weights import require_separate
+    from assay_evaluate.run.weights import require_separate_servers
 
     unasked = _unasked(sides)
-    require_separate(unasked)
+    require_separate_servers(unasked)
     if target is not None:
         return resolve_target(target)
     folder = sides[0].folder
@@ -191,7 +191,7 @@ def _provisional(side: Side, number: int) -> str:
 
 
 def _join(candidate: Candidate) -> Server | None:
-    from assay_evaluate.serving.given import join
+    from assay_evaluate.serving.server import join
 
     if candidate.endpoint is None:
         return None
@@ -263,7 +263,7 @@ def _identity_of_folder(folder: Path, earlier: list[ReferenceCheckpoint]) -> Ref
 
 
 def _identity_of_server(server: Server, earlier: list[ReferenceCheckpoint]) -> ReferenceCheckpoint:
-    from assay_evaluate.run.answering.weights import sign_given, unnamed_sha256
+    from assay_evaluate.run.weights import sign_given, unnamed_sha256
 
     signature = sign_given("reference", server)
     for reference in earlier:

@@ -21,7 +21,7 @@ from assay_pipeline.hardware.plan import experts_scheme, known_model, weights_of
 from assay_pipeline.targets import resolve_target
 
 if TYPE_CHECKING:
-    from assay_evaluate.roofline.beside import Beside
+    from assay_evaluate.roofline.rows import RooflineComparison
     from assay_evaluate.roofline.weights import StepWeights
     from assay_quantize.plan.stored import StoredModel
 
@@ -171,11 +171,11 @@ def _users(planned: Planned, profile: ProfileRecipe, context: int) -> int:
     return max(0, fit.free_bytes) // max(1, fit.kv_bytes(context))
 
 
-def beside_floor(plans: Mapping[str, Planned], row: SpeedRow) -> Beside | None:
+def beside_floor(plans: Mapping[str, Planned], row: SpeedRow) -> RooflineComparison | None:
     """The row beside its floor; None: its checkpoint has no plan, or the hardware no bandwidth in the table."""
-    from assay_evaluate.roofline.beside import beside
+    from assay_evaluate.roofline.rows import compare_with_roofline
 
-    return beside(row, plans[row.checkpoint].weights) if row.checkpoint in plans else None
+    return compare_with_roofline(row, plans[row.checkpoint].weights) if row.checkpoint in plans else None
 
 
 def predictions(
@@ -184,7 +184,7 @@ def predictions(
     """Rows that nobody measured, of every plan, where its KV cache fits; with and without speculation."""
     from assay.recipes.model import Serving
     from assay_evaluate.roofline.devices import device_named
-    from assay_evaluate.roofline.predicted import predicted_rows
+    from assay_evaluate.roofline.rows import predicted_rows
     from assay_quantize.plan.fits import fit_on, kv_read_bytes, ranks_of
 
     device = None if profile is None else device_named(profile.hardware.gpu)

@@ -148,7 +148,7 @@ def plan_for_hardware(
 
 
 _ACCEPTED = 0.52
-"""Of drafted tokens, as published for natural text (`roofline/shares.py: ACCEPTED_SHARE`; its upper end, for floors)."""
+"""Of drafted tokens, as published for natural text (`roofline/rows.py: ACCEPTED_SHARE`; its upper end, for floors)."""
 
 
 def _rows(
@@ -220,7 +220,7 @@ def _row(
 
 def _step(weights: StepWeights, profile: ProfileRecipe, users: int, drafted: int, kv_read: float) -> StepRead:
     from assay_evaluate.roofline.devices import device_named
-    from assay_evaluate.roofline.steps import step_of, tpot_floor_s
+    from assay_evaluate.roofline.weights import step_of, tpot_floor_s
 
     device = device_named(profile.hardware.gpu)
     step = step_of(weights, users=users, drafted=drafted, kv_bytes_each=kv_read)

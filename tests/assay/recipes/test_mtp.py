@@ -122,7 +122,7 @@ def launch(checkpoint: Path) -> VllmCommand:
 def test_the_source_is_planned_and_launched_with_speculation(qwen3_next: Path, plans: dict[str, Plan]) -> None:
     assert mtp_line(plans["w4a16"]) == "mtp.* (1,553 tensors, 3.30 GB) is kept, BF16 as is"
     command = launch(qwen3_next)
-    assert (command.speculation, command.why_undrafted) == (DRAFTS, None)
+    assert (command.speculation, command.reason_undrafted) == (DRAFTS, None)
     assert json.loads(command.arguments[command.arguments.index("--speculative-config") + 1]) == DRAFTS
     assert command.flags["per-request-spec-decode-metrics"] == "summary"
     assert resolve_target(str(qwen3_next)).recipe.serving.num_speculative_tokens == 1
@@ -131,7 +131,7 @@ def test_the_source_is_planned_and_launched_with_speculation(qwen3_next: Path, p
 @pytest.mark.slow
 def test_a_candidate_with_its_mtp_block_is_launched_alike(qwen3_next: Path, plans: dict[str, Plan], tmp_path: Path) -> None:
     command, source = launch(candidate(plans["w4a16"], tmp_path / "w4a16")), launch(qwen3_next)
-    assert (command.speculation, command.flags, command.why_undrafted) == (DRAFTS, source.flags, None)
+    assert (command.speculation, command.flags, command.reason_undrafted) == (DRAFTS, source.flags, None)
     assert "num_nextn_predict_layers" not in config_json(plans["w4a16"])
 
 
@@ -142,7 +142,7 @@ def test_a_dropped_block_is_not_drafted_with_and_that_is_said(plans: dict[str, P
     command = launch(folder)
     assert command.speculation is None and "--speculative-config" not in command.arguments
     said = f"{folder}: served without the 2 draft tokens that were asked for: config.json declares 0 MTP layers"
-    assert command.why_undrafted == said
+    assert command.reason_undrafted == said
     assert resolve_target(str(folder)).recipe.serving.num_speculative_tokens is None
     lines: list[str] = []
     spec = ServerSpec(
@@ -164,10 +164,10 @@ def test_an_index_without_the_block_is_not_drafted_with(qwen3_next: Path, tmp_pa
     command = launch(tmp_path)
     assert command.speculation is None
     asked = f"{tmp_path}: served without the 2 draft tokens that were asked for"
-    assert command.why_undrafted == f"{asked}: no MTP layers are declared in config.json or stored"
+    assert command.reason_undrafted == f"{asked}: no MTP layers are declared in config.json or stored"
     declared = {**hollow.QWEN3_NEXT_CONFIG, "num_nextn_predict_layers": 1}
     (tmp_path / "config.json").write_text(json.dumps(declared))
-    why = launch(tmp_path).why_undrafted
+    why = launch(tmp_path).reason_undrafted
     assert why == f"{asked}: config.json declares 1 MTP layer(s), but none is stored"
 
 
@@ -176,9 +176,9 @@ def test_other_ways_to_draft_need_no_mtp_block(tmp_path: Path) -> None:
     ngram = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}
     serving, profile = Serving(vllm={"speculative-config": ngram}), load_recipe(ProfileRecipe, "8xh200")
     command = vllm_command(tmp_path, profile, serving, speculate=True, port=1, served_model_name="m")
-    assert (command.speculation, command.why_undrafted) == (ngram, None)
+    assert (command.speculation, command.reason_undrafted) == (ngram, None)
     quiet = vllm_command(tmp_path, profile, serving, speculate=False, port=1, served_model_name="m")
-    assert (quiet.speculation, quiet.why_undrafted) == (None, None)
+    assert (quiet.speculation, quiet.reason_undrafted) == (None, None)
 
 
 def test_the_card_recommends_drafting_only_with_a_block() -> None:

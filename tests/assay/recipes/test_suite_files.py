@@ -17,7 +17,7 @@ from assay.records.comparable import check_comparable
 from assay.records.measurement import AskedWith
 from assay.records.serving import Fingerprint
 from assay_evaluate.asking.dialect import Dialect
-from assay_evaluate.run.asked_with import describe, template_sha256
+from assay_evaluate.run.suite import describe_asking, template_sha256
 
 
 def suite_over(folder: Path) -> SuiteRecipe:
@@ -85,7 +85,7 @@ def test_template_of_a_checkpoint_or_of_a_flag(tmp_path: Path) -> None:
         environment={}, speculation=None, checkpoint_flags={}, emulated=None, kernels=(),
     )  # fmt: skip
     dialect = Dialect(True, True, {"enable_thinking": True})
-    assert describe(tmp_path, Serving(reasoning_parser="glm45"), fingerprint, dialect, False) == AskedWith(
+    assert describe_asking(tmp_path, Serving(reasoning_parser="glm45"), fingerprint, dialect, False) == AskedWith(
         is_chat=True, chat_template_sha256=sha256_of("{{ mine }}"), chat_template_kwargs={"enable_thinking": True},
         reasoning_parser="glm45", tool_call_parser=None, sends_seeds=False,
     )  # fmt: skip

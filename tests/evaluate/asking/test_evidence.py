@@ -10,7 +10,7 @@ import pytest
 
 from assay.records.measurement import Truncation
 from assay.records.served.evidence import PromptCount, ServedEvidence, TextCounts
-from assay_evaluate.asking.evidence import BesideReference, ServedTally, key_of, marks_of
+from assay_evaluate.asking.evidence import ReferenceComparison, ServedTally, key_of, marks_of
 from assay_evaluate.client.journal import Identity, Journal, Reply, Request
 
 SENTENCE = "The ferry leaves at seven, and the harbour is empty by then. "
@@ -104,7 +104,7 @@ def test_the_shortest_and_longest_prompts_are_counted() -> None:
     assert set(found.prompt_counts) == {
         PromptCount(item=f"i{number}", billed=10 * number, counted=10 * number) for number in (1, 3, 6, 7, 8)
     }
-    assert [one.item for one in tally.shortest_questions] == [f"i{number}" for number in range(1, 9)]
+    assert [one.item for one in tally.prompts.shortest] == [f"i{number}" for number in range(1, 9)]
 
 
 def test_many_short_questions_are_kept_and_few_long_ones() -> None:
@@ -112,7 +112,7 @@ def test_many_short_questions_are_kept_and_few_long_ones() -> None:
         tally = ServedTally()
         for number in range(300):
             tally.note(request(number, words=words), reply(prompt_tokens=words))
-        return len(tally.shortest_questions)
+        return len(tally.prompts.shortest)
 
     assert (kept(10), kept(20_000)) == (256, 24)
 
@@ -156,9 +156,9 @@ def test_a_word_that_begins_as_the_references_is_not_cut(tmp_path: Path, whole: 
         key = asked.key(reference)
         journal.write_requests([(key, asked)], reference)
         journal.write_replies([(key, reply(whole, output_tokens=4), 1)])
-        beside = BesideReference(journal, reference)
-        beside.note(asked, reply(text, output_tokens=4))
-        assert tuple(beside.counted().values()) == (1, is_cut, 0)
+        comparison = ReferenceComparison(journal, reference)
+        comparison.note(asked, reply(text, output_tokens=4))
+        assert tuple(comparison.counted().values()) == (1, is_cut, 0)
 
 
 @pytest.mark.parametrize(
@@ -181,10 +181,10 @@ def test_a_text_that_ends_before_the_references(
         journal.write_requests([(key, asked)], reference)
         whole = reply("So it is #### 42", output_tokens=9, reasoning="hm")
         journal.write_replies([(key, whole, 1)])
-        beside = BesideReference(journal, reference)
-        beside.note(dataclasses.replace(asked, sample=1), reply(text, output_tokens=tokens, reasoning=thinking))
-        beside.note(request(1), reply(text, output_tokens=tokens, reasoning=thinking))  # it was not asked that
-        assert tuple(beside.counted().values()) == cut
+        comparison = ReferenceComparison(journal, reference)
+        comparison.note(dataclasses.replace(asked, sample=1), reply(text, output_tokens=tokens, reasoning=thinking))
+        comparison.note(request(1), reply(text, output_tokens=tokens, reasoning=thinking))  # it was not asked that
+        assert tuple(comparison.counted().values()) == cut
 
 
 def test_other_scripts_are_compared_among_themselves() -> None:

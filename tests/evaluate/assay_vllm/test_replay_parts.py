@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from assay_vllm.replay import sources
-from assay_vllm.replay.findings import Finding, finding_of, merged
-from assay_vllm.replay.headers import Header, layer_of, planned_shards, restricted, stored_shards
+from assay_vllm.replay.findings import Finding, finding_of, merge_findings
+from assay_vllm.replay.headers import Header, layer_of, planned_shards, restrict_to_layers, stored_shards
 from assay_vllm.replay.modules import cut_scales, stored_schemes, unused_tensors
 
 
@@ -109,7 +109,7 @@ def test_layers(tmp_path: Path) -> None:
     (tmp_path / "headers.json").write_text(
         json.dumps({"one": {name: ["BF16", [2, 2]] for name in names}, "two": {names[1] + "y": ["U8", [1]]}})
     )
-    assert restricted(planned_shards(tmp_path / "headers.json"), ["model.layers.1"]) == {
+    assert restrict_to_layers(planned_shards(tmp_path / "headers.json"), ["model.layers.1"]) == {
         "one": {"model.layers.1.x": Header("BF16", (2, 2)), "lm_head.weight": Header("BF16", (2, 2))}
     }
 
@@ -238,4 +238,4 @@ def test_groups_that_are_cut_in_silence() -> None:
 
 def test_findings_of_several_ranks_are_one() -> None:
     one, two = (Finding("refused", text, where=None, remedy=None) for text in ("one", "two"))
-    assert merged([(0, one), (1, two), (2, one)]) == [((0, 2), one), ((1,), two)]
+    assert merge_findings([(0, one), (1, two), (2, one)]) == [((0, 2), one), ((1,), two)]

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from assay_evaluate.client.arrays import read_array
+from assay_evaluate.client.logprobs import read_array
 
 
 def packed(array: np.ndarray) -> str:

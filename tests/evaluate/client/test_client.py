@@ -16,7 +16,7 @@ from assay.records.serving import Fingerprint
 from assay_evaluate.asking.dialect import CHAT, Dialect, count_tokens, learn_dialect, sampling
 from assay_evaluate.client.client import Client, NotMeasured
 from assay_evaluate.client.journal import Identity, Journal, Reply, Request
-from assay_evaluate.client.truncation import truncated_by
+from assay_evaluate.client.truncation import truncation_of
 from assay_evaluate.divergence.scoring import Scoring, learn_scoring
 
 WHO = Identity("checkpoint", "fingerprint")
@@ -216,7 +216,7 @@ def test_another_batch_composition(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_truncation_rule(reply: Reply, max_tokens: int, max_model_len: int | None, parser: bool, truncated: bool) -> None:
-    by = truncated_by(reply, max_tokens=max_tokens, max_model_len=max_model_len, has_reasoning_parser=parser)
+    by = truncation_of(reply, max_tokens=max_tokens, max_model_len=max_model_len, has_reasoning_parser=parser)
     assert (by is not None) is truncated
 
 

@@ -32,7 +32,7 @@ from assay.recipes.suite import SuiteRecipe
 from assay.records.base import canonical_json
 from assay.records.measurement import Measurement
 from assay_evaluate.client.journal import _unpack
-from assay_evaluate.run.answering import asked_again
+from assay_evaluate.run import asked_again
 from assay_evaluate.run.candidate import Candidate
 from assay_evaluate.run.evaluate import evaluate
 

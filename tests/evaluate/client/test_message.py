@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from assay_evaluate.client.journal import Reply
-from assay_evaluate.client.message import ends_inside_thinking, thinking_apart
+from assay_evaluate.client.message import ends_inside_thinking, separate_thinking
 
 MARKS = [
     ("<think>", "</think>"), ("<think:opensource>", "</think:opensource>"), ("[THINK]", "[/THINK]"),
@@ -22,11 +22,11 @@ MARKS = [
 @pytest.mark.parametrize(("opens", "closes"), MARKS)
 def test_marks_of_families(opens: str, closes: str) -> None:
     whole = f"\n{opens}\n2 + 5{closes}\n\n#### 7"
-    apart = thinking_apart(Reply("answered", whole))
+    apart = separate_thinking(Reply("answered", whole))
     assert apart.text == "#### 7" and "2 + 5" in str(apart.reasoning)
     assert not ends_inside_thinking(whole)
     cut = f"{opens}\n2 + 5"
-    assert ends_inside_thinking(cut) and thinking_apart(Reply("answered", cut)) == Reply("answered", cut)
+    assert ends_inside_thinking(cut) and separate_thinking(Reply("answered", cut)) == Reply("answered", cut)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_marks_of_families(opens: str, closes: str) -> None:
     ],
 )
 def test_what_is_thinking_and_what_is_not(text: str, reasoning: str | None, answer: str, thought: str | None) -> None:
-    apart = thinking_apart(Reply("answered", text, reasoning))
+    apart = separate_thinking(Reply("answered", text, reasoning))
     assert (apart.text, apart.reasoning) == (answer, thought)
 
 
@@ -57,4 +57,4 @@ def test_what_is_thinking_and_what_is_not(text: str, reasoning: str | None, answ
 def test_thinking_that_is_taken_out_of_the_text_is_not_counted_as_zero(
     text: str, counted: int, thinking_tokens: int | None
 ) -> None:
-    assert thinking_apart(Reply("answered", text, thinking_tokens=counted)).thinking_tokens == thinking_tokens
+    assert separate_thinking(Reply("answered", text, thinking_tokens=counted)).thinking_tokens == thinking_tokens

@@ -11,19 +11,19 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from assay_evaluate.client.checks.decoded_text import compare_text, is_known_mark
-from assay_evaluate.client.checks.reply_checks import (
+from assay_evaluate.client.decoded_text import compare_text, is_known_mark
+from assay_evaluate.client.journal import Reply
+from assay_evaluate.client.logprobs import TokenRow
+from assay_evaluate.client.reply_checks import (
     EndTokens,
     check_count,
     check_end,
     check_rows,
     find_contradictions,
-    repeated_texts,
+    find_repeated_texts,
+    find_unlike_counts,
     text_of_rows,
-    unlike_counts,
 )
-from assay_evaluate.client.generated_logprobs import TokenRow
-from assay_evaluate.client.journal import Reply
 
 HARMONY = "<|channel|>analysis<|message|>Two and two.<|end|><|start|>assistant<|channel|>final<|message|>It is 4.<|return|>"
 ALIKE = {
@@ -236,13 +236,17 @@ def test_repeated_texts() -> None:
         "The fox waits near the river until the night has come.",
         "Another text of more than forty-eight characters, it is.",
     )
-    told = repeated_texts([("a", 1, long), ("b", 2, long), ("c", 1, long), ("d", 3, other), ("e", 4, "42"), ("f", 5, "42")])
+    told = find_repeated_texts(
+        [("a", 1, long), ("b", 2, long), ("c", 1, long), ("d", 3, other), ("e", 4, "42"), ("f", 5, "42")]
+    )
     assert told == {"a": "b", "b": "a"}
 
 
 def test_unlike_counts() -> None:
     """Equal replies to equal questions have equal counts."""
-    told = unlike_counts([("a", 1, 96), ("b", 1, 103), ("c", 2, 7), ("d", 2, 7), ("e", 1, None), ("f", 1, 96), ("g", 3, 9)])
+    told = find_unlike_counts(
+        [("a", 1, 96), ("b", 1, 103), ("c", 2, 7), ("d", 2, 7), ("e", 1, None), ("f", 1, 96), ("g", 3, 9)]
+    )
     assert told == {"b": (103, 96)}
 
 

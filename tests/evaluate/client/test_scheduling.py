@@ -22,8 +22,7 @@ from assay_evaluate.client.client import WINDOW, Client
 from assay_evaluate.client.dispatch import Flight
 from assay_evaluate.client.journal import Identity, Journal, Request
 from assay_evaluate.client.sending import LONGEST_RETRY_AFTER_S, wait_s
-from assay_evaluate.serving.given import join
-from assay_evaluate.serving.server import Server
+from assay_evaluate.serving.server import Server, join
 
 WHO = Identity("checkpoint", "fingerprint", "suite")
 
@@ -181,9 +180,9 @@ def test_share_of_time_with_requests_in_flight(monkeypatch: pytest.MonkeyPatch) 
     flight = Flight()
     clock.now += 2  # nothing in flight
     assert flight.shares() is None
-    with flight.one():
+    with flight.sending():
         clock.now += 3  # one
-        with flight.one():
+        with flight.sending():
             clock.now += 4  # two
     clock.now += 1
     assert flight.num_sent == 2

@@ -20,7 +20,7 @@ from raw_server import RawServer, endless, trickle
 
 from assay.errors import MeasureError
 from assay_evaluate.client import client as module
-from assay_evaluate.client.client import MOST_MISCONFIGURED, Address, Client, Told
+from assay_evaluate.client.client import MOST_MISCONFIGURED, Address, Client, ServerAnswer
 from assay_evaluate.client.exchanges import Ask, Ledger, exchange_of
 from assay_evaluate.client.journal import Identity, Journal, Reply, Request
 from assay_evaluate.client.sending import Attempts, Received, Sender, most_reply_bytes, received_of
@@ -341,7 +341,7 @@ def test_whatever_a_server_answers_can_be_kept(tmp_path: Path) -> None:
 def test_a_question_about_the_server_that_is_answered_with_something_else(body: str, status: int, message: str) -> None:
     """Whoever asks finds nothing in it: the endpoint is not offered."""
     with RawServer(http(body)) as server, Client(Address(server.base_url, "model"), max_attempts=1) as client:
-        assert client.post("/tokenize", {}) == Told(status, {}, message)
+        assert client.post("/tokenize", {}) == ServerAnswer(status, {}, message)
 
 
 def test_lone_surrogates_are_written_down_everywhere(tmp_path: Path) -> None:

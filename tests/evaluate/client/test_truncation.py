@@ -24,9 +24,9 @@ from assay_evaluate.client.journal import Reply
 from assay_evaluate.client.truncation import (
     count_thinking_cut,
     count_truncations,
-    loops,
-    repeats_to_the_end,
-    truncated_by,
+    ends_in_loop,
+    is_looping,
+    truncation_of,
 )
 from assay_evaluate.run.candidate import Candidate
 from assay_evaluate.run.evaluate import evaluate
@@ -70,7 +70,7 @@ PLAIN = Reply(status="answered", text="#### 7", finish_reason="stop", prompt_tok
 def test_reasons(changes: dict[str, Any], parser: bool, reason: str | None) -> None:
     """Budget of 50 tokens, context of 200."""
     reply = dataclasses.replace(PLAIN, **changes)
-    assert truncated_by(reply, max_tokens=50, max_model_len=200, has_reasoning_parser=parser) == reason
+    assert truncation_of(reply, max_tokens=50, max_model_len=200, has_reasoning_parser=parser) == reason
 
 
 def test_counts() -> None:
@@ -284,7 +284,7 @@ SENTENCE = "The pump on the left runs at 40 bar, so the valve opens after 12 s. 
     ],
 )  # fmt: skip
 def test_what_repeats_itself_to_the_end(text: str, is_loop: bool) -> None:
-    assert repeats_to_the_end(text) == is_loop
+    assert ends_in_loop(text) == is_loop
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ def test_what_repeats_itself_to_the_end(text: str, is_loop: bool) -> None:
     ],
 )
 def test_which_replies_loop(changes: dict[str, Any], cut_by: Any, budget: int | None, found: bool | None) -> None:
-    assert loops(dataclasses.replace(PLAIN, **changes), cut_by, budget) is found
+    assert is_looping(dataclasses.replace(PLAIN, **changes), cut_by, budget) is found
 
 
 @pytest.mark.parametrize("parser", [None, "deepseek_r1"])

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from distributions import log_softmax, top_k_of
 
-from assay_evaluate.client.checks.logprob_checks import why_no_logprobs, why_not_believed
 from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.client.journal import Reply, TokenLogprobs
+from assay_evaluate.client.logprob_checks import find_logprob_problem, find_scoring_problem
 from assay_evaluate.divergence.documents import Document
 from assay_evaluate.divergence.scoring import pair_scores
 
@@ -69,7 +69,7 @@ def test_logits_are_named_with_the_remedy() -> None:
     )
     assert compared(OURS, logits) == text
     assert compared(logits, THEIRS) == f"the reference's server: {text}"
-    assert why_no_logprobs([-1.0, 3.0, None, float("nan")]) == text.split(";")[0] + "; 1 of 2 values, up to 3"
+    assert find_logprob_problem([-1.0, 3.0, None, float("nan")]) == text.split(";")[0] + "; 1 of 2 values, up to 3"
 
 
 @pytest.mark.parametrize(
@@ -178,4 +178,4 @@ def test_padded_lists_never_and_sure_positions_are_no_fault() -> None:
         ids_PK = np.where(np.arange(K) < 7, np.arange(K) + 7, -1).astype(np.int32) * np.ones((POSITIONS, 1), np.int32)
         ids_PK[:, 0] = entry.tokens_P + 200
         sure.append(TokenLogprobs(entry.tokens_P + 200, ids_PK, logprobs_PK, logprobs_PK[:, 0]))
-    assert why_not_believed(sure) is None
+    assert find_scoring_problem(sure) is None

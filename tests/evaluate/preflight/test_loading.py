@@ -17,7 +17,7 @@ from assay.recipes.profile import ProfileRecipe
 from assay.records.preflight.replay import Finding, Modules, RankMemory, Replay, ReplayedPart
 from assay.records.preflight.report import Check
 from assay_evaluate.preflight.loading import check_loading, checks_of, too_large
-from assay_evaluate.serving.replay import Candidate, Unwritten, planned
+from assay_evaluate.serving.replay import Candidate, PlannedCheckpoint, planned
 from assay_evaluate.serving.server import find_interpreter
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.formats.config_groups import config_json
@@ -164,6 +164,6 @@ def eight_h200(folder: Path) -> ProfileRecipe:
     return profile.model_copy(update={"interpreter": str(path), "vllm": {**profile.vllm, "max-model-len": 4096}})
 
 
-def quantized(source: Path) -> Unwritten:
+def quantized(source: Path) -> PlannedCheckpoint:
     plan = make_plan(open_checkpoint(source), load_recipe(PrecisionRecipe, "w4a16"), model="m", family=None)
     return planned(plan, config_json(plan))

@@ -7,11 +7,9 @@ import pytest
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.speed import SpeedRepeat, SpeedRow
-from assay_evaluate.roofline.beside import beside
 from assay_evaluate.roofline.devices import DEVICES
-from assay_evaluate.roofline.predicted import SHARE, predicted_rows
-from assay_evaluate.roofline.steps import floor_s, step_of, tpot_floor_s
-from assay_evaluate.roofline.weights import ServedWeights, StepWeights, step_weights
+from assay_evaluate.roofline.rows import SHARE, compare_with_roofline, predicted_rows
+from assay_evaluate.roofline.weights import ServedWeights, StepWeights, floor_s, step_of, step_weights, tpot_floor_s
 from assay_quantize.plan.planner import make_plan
 from assay_quantize.plan.shipped import ShippedModel, shipped_model
 from assay_quantize.plan.stored import is_draft, stored_by
@@ -88,13 +86,6 @@ def test_a_step_by_hand() -> None:
     assert tpot_floor_s(step, DEVICES["H100"], 2, 1.5) == pytest.approx(step.num_bytes / (2 * 3.35e12) / 1.5)
 
 
-def test_measured_coverage_stands_in_for_uniform_routing() -> None:
-    """Linear in the logarithm of tokens, level beyond the ends."""
-    coverage = {1: 0.125, 16: 0.5}
-    for tokens, share in ((1, 0.125), (4, 0.3125), (16, 0.5), (64, 0.5)):
-        assert step_of(WEIGHTS, users=tokens, coverage=coverage).experts_share == pytest.approx(share)
-
-
 def row(tokens_s: float, *, speculation: int | None = 0, acceptance: float | None = None, hardware: str = "1xH100") -> SpeedRow:
     return SpeedRow(
         checkpoint="w4a16", origin="imported", source="s", hardware=hardware, num_gpus=0 if hardware == "a CPU" else 1,
@@ -107,17 +98,17 @@ def test_rows_beside_their_floor() -> None:
     """One token alone reads 1e9 + 2e9 bytes: 1,117 tokens/s at most on an H100."""
     most = 3.35e12 / 3e9
     for share, flag in ((1.01, "faster than memory allows"), (0.9, None), (0.04, "far from the roofline")):
-        seen = beside(row(share * most), WEIGHTS)
+        seen = compare_with_roofline(row(share * most), WEIGHTS)
         assert seen is not None
         assert (seen.flag, seen.share) == (flag, pytest.approx(share))
         assert seen.floor_tpot_s == pytest.approx(1 / most)
         assert (seen.words is None) == (flag is None)
-    drafting = beside(row(100.0, speculation=1, acceptance=1.5), WEIGHTS)
+    drafting = compare_with_roofline(row(100.0, speculation=1, acceptance=1.5), WEIGHTS)
     assert drafting is not None and drafting.acceptance == 1.5
-    untold = beside(row(100.0, speculation=1), WEIGHTS)
+    untold = compare_with_roofline(row(100.0, speculation=1), WEIGHTS)
     assert untold is not None and untold.acceptance == 2.0  # the most there can be: nothing is flagged that may be true
-    assert beside(row(100.0, speculation=None), WEIGHTS) is None
-    assert beside(row(100.0, hardware="a CPU"), WEIGHTS) is None
+    assert compare_with_roofline(row(100.0, speculation=None), WEIGHTS) is None
+    assert compare_with_roofline(row(100.0, hardware="a CPU"), WEIGHTS) is None
 
 
 def test_predicted_rows_say_what_they_assume() -> None:

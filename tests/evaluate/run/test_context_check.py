@@ -12,8 +12,7 @@ from assay.errors import MeasureError
 from assay.recipes.model import Serving
 from assay.recipes.profile import GivenServer, Hardware, ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
-from assay_evaluate.run.candidate import Candidate
-from assay_evaluate.run.context_check import check_context
+from assay_evaluate.run.candidate import Candidate, check_context
 
 
 def profile(**options: object) -> ProfileRecipe:

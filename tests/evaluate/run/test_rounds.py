@@ -23,7 +23,7 @@ from assay.recipes.suite_files import as_model_asks
 from assay.records.measurement import Measurement
 from assay.records.serving import Fingerprint
 from assay.records.verdict import GateReport
-from assay_evaluate.run.answering import served
+from assay_evaluate.run import reply_evidence
 from assay_evaluate.run.candidate import Candidate
 from assay_evaluate.run.evaluate import evaluate
 from assay_evaluate.serving.server import ServerSpec
@@ -67,7 +67,7 @@ def sampled(chance: float, salt: str = "") -> Callable[[dict[str, Any]], Scripte
 @pytest.fixture(autouse=True)
 def rounds_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is asked twice, to see whether a server does as it is told, belongs to no round."""
-    monkeypatch.setattr(served, "FIRST_QUESTIONS", 0)
+    monkeypatch.setattr(reply_evidence, "FIRST_QUESTIONS", 0)
 
 
 class Seeded(World):

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from assay.errors import AssayError, CheckpointError, MeasureError, ServeError
-from assay_evaluate.client.conversations import conversations
-from assay_evaluate.client.journal import Identity, Journal, Reply, Request
+from assay_evaluate.client.journal import Identity, Journal, Reply, Request, conversations
 from assay_evaluate.divergence.structural import structural_ids
-from assay_evaluate.run.asked_with import template_sha256
+from assay_evaluate.run.suite import template_sha256
 from assay_evaluate.serving.external import sum_metrics
 from assay_evaluate.serving.vllm_command import read_config
 from assay_evaluate.tasks.ruler.draft import RulerError

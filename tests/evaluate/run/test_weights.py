@@ -25,10 +25,10 @@ from assay_evaluate.asking import signature
 from assay_evaluate.asking.signature import PROMPTS, take_signature
 from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.client.journal import Journal, _unpack
-from assay_evaluate.run.answering.weights import sign_given
 from assay_evaluate.run.candidate import Candidate
 from assay_evaluate.run.evaluate import evaluate
-from assay_evaluate.serving.external import why_another
+from assay_evaluate.run.weights import sign_given
+from assay_evaluate.serving.external import describe_mismatch
 from assay_evaluate.serving.server import Server
 
 pytestmark = pytest.mark.slow
@@ -347,15 +347,15 @@ def test_what_a_server_says_it_loaded(tmp_path: Path) -> None:
     folder, other = tmp_path / "w4a16", tmp_path / "fp8"
     folder.mkdir()
     other.mkdir()
-    assert why_another(str(folder), folder) is None
-    assert why_another(str(folder / ".." / "w4a16"), folder) is None
-    assert why_another(str(other), folder) == "that is another folder of this machine"
-    assert why_another("/elsewhere/fp8", folder) is None  # a path at the server
-    assert why_another("zai-org/GLM-5", folder) is None  # the folder may be a download of it
+    assert describe_mismatch(str(folder), folder) is None
+    assert describe_mismatch(str(folder / ".." / "w4a16"), folder) is None
+    assert describe_mismatch(str(other), folder) == "that is another folder of this machine"
+    assert describe_mismatch("/elsewhere/fp8", folder) is None  # a path at the server
+    assert describe_mismatch("zai-org/GLM-5", folder) is None  # the folder may be a download of it
     cached = tmp_path / "models--zai-org--GLM-5" / "snapshots" / "abc"
     cached.mkdir(parents=True)
-    assert why_another("zai-org/GLM-5", cached) is None
-    assert why_another("zai-org/GLM-5-FP8", cached) == "that is another model of the hub"
+    assert describe_mismatch("zai-org/GLM-5", cached) is None
+    assert describe_mismatch("zai-org/GLM-5-FP8", cached) == "that is another model of the hub"
 
 
 def test_a_server_of_another_folder_is_refused(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from assay.recipes.profile import GivenServer, Hardware, ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
 from assay.records.measurement import Measurement
 from assay_evaluate.client.journal import Reply
-from assay_evaluate.run.answering.asked_again import ALPHA, OTHER_WORDS_SHARE, Question, other_than_before
+from assay_evaluate.run.asked_again import ALPHA, OTHER_WORDS_SHARE, Question, find_difference
 from assay_evaluate.run.candidate import Candidate
 from assay_evaluate.run.evaluate import evaluate
 from assay_evaluate.tasks.generated import arithmetic_items
@@ -212,10 +212,10 @@ def test_noise_of_batches_is_no_change() -> None:
     pairs = [exchanged(answered("a" * 80 + "b"), answered("a" * 80 + "c", None)) for _ in range(18)]
     pairs += [exchanged(answered("begins so"), answered("begins otherwise")) for _ in range(5)]
     pairs += [exchanged(answered("text"), answered(""))]
-    assert other_than_before(pairs) is None
-    assert other_than_before([exchanged(answered("one"), answered("two"), 1.0) for _ in range(24)]) is None
+    assert find_difference(pairs) is None
+    assert find_difference([exchanged(answered("one"), answered("two"), 1.0) for _ in range(24)]) is None
     assert (
-        other_than_before([exchanged(answered("one"), answered("two")) for _ in range(24)])
+        find_difference([exchanged(answered("one"), answered("two")) for _ in range(24)])
         == "24 of the 24 at temperature 0 begin with other words"
     )
 

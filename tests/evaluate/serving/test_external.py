@@ -11,7 +11,7 @@ from raw_server import RawServer
 
 from assay.errors import ServeError, UnreachableError
 from assay_evaluate.serving import external
-from assay_evaluate.serving.external import External, ListedModel, find_version, get, list_models, meet_server, sum_metrics
+from assay_evaluate.serving.external import External, ListedModel, find_version, get, identify_server, list_models, sum_metrics
 
 DEEP = "[" * 100_000 + "]" * 100_000
 DIGITS = "9" * 5000
@@ -129,7 +129,7 @@ class Telling(FakeServer):
 
 
 def meet(server: FakeServer) -> External:
-    return meet_server(server.base_url, label="w4a16", checkpoint=None, profile="given")
+    return identify_server(server.base_url, label="w4a16", checkpoint=None, profile="given")
 
 
 def test_a_server_that_is_busy_for_a_moment_is_no_other_server(monkeypatch: pytest.MonkeyPatch) -> None:

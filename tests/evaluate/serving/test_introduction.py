@@ -16,7 +16,7 @@ from assay.recipes.load import load_recipe
 from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe
 from assay_evaluate.serving import server as starting
-from assay_evaluate.serving.external import meet_server
+from assay_evaluate.serving.external import identify_server
 from assay_evaluate.serving.server import ServerSpec
 from assay_evaluate.serving.vllm_command import vllm_command
 
@@ -117,7 +117,7 @@ def test_garbage_in_the_list_of_models(body: str | dict[str, Any], spec: ServerS
     assert str(refused.value).isprintable() and len(str(refused.value)) < 600
     with FirstWords(http(text), keys=()) as server:
         try:
-            meet_server(server.base_url, label="fp8", checkpoint=tmp_path, profile="mine")
+            identify_server(server.base_url, label="fp8", checkpoint=tmp_path, profile="mine")
         except ServeError as error:
             assert str(error).isprintable()
 

@@ -21,7 +21,7 @@ from assay.recipes.model import ModelRecipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay.records.preflight.replay import Replay
-from assay_evaluate.serving.replay import Candidate, Unwritten, planned, replay
+from assay_evaluate.serving.replay import Candidate, PlannedCheckpoint, planned, replay
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.formats.config_groups import config_json
 from assay_quantize.plan.fits import fit_on
@@ -62,25 +62,25 @@ def profile(interpreter: str, name: str = "8xh200", ranks: int = 8, **flags: Any
     return recipe.model_copy(update={"interpreter": interpreter, "vllm": flags})
 
 
-def quantized(source: Path, precision: str) -> Unwritten:
+def quantized(source: Path, precision: str) -> PlannedCheckpoint:
     plan = make_plan(open_checkpoint(source), load_recipe(PrecisionRecipe, precision), model="m", family=None)
     return planned(plan, config_json(plan))
 
 
-def fp8_release(source: Path) -> Unwritten:
+def fp8_release(source: Path) -> PlannedCheckpoint:
     """The source as its FP8 release stores it; what is on disk is told from names."""
     config = json.loads((source / "config.json").read_text())
     shapes, dtypes = hollow.fp8_blocks((name, header.shape) for name, header in open_checkpoint(source).tensors.items())
     tensors = {name: (dtypes.get(name, hollow.dtype_of(name)), shape) for name, shape in shapes}
-    return Unwritten({**config, "quantization_config": hollow.FP8_BLOCKS}, {"model.safetensors": tensors})
+    return PlannedCheckpoint({**config, "quantization_config": hollow.FP8_BLOCKS}, {"model.safetensors": tensors})
 
 
-def without(checkpoint: Unwritten, *names: str) -> Unwritten:
+def without(checkpoint: PlannedCheckpoint, *names: str) -> PlannedCheckpoint:
     shards = {s: {n: header for n, header in tensors.items() if n not in names} for s, tensors in checkpoint.shards.items()}
     return replace(checkpoint, shards=shards)
 
 
-def with_ignore(checkpoint: Unwritten, ignore: list[str]) -> Unwritten:
+def with_ignore(checkpoint: PlannedCheckpoint, ignore: list[str]) -> PlannedCheckpoint:
     config = json.loads(json.dumps(checkpoint.config))
     config["quantization_config"]["ignore"] = ignore
     return replace(checkpoint, config=config)

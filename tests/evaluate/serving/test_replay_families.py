@@ -20,7 +20,7 @@ from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay.records.plan import Plan
 from assay.records.preflight.replay import Replay
-from assay_evaluate.serving.replay import Candidate, Unwritten, planned, replay
+from assay_evaluate.serving.replay import Candidate, PlannedCheckpoint, planned, replay
 from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from assay_quantize.engine.quantize import quantize
 from assay_quantize.formats.config_groups import config_json
@@ -130,7 +130,7 @@ def said(folder: Path) -> dict[str, Replay]:
     return {record.checkpoint: record for record in replay(cases)}
 
 
-def checkpoints(folder: Path) -> Iterator[tuple[str, str, int, Path | Unwritten]]:
+def checkpoints(folder: Path) -> Iterator[tuple[str, str, int, Path | PlannedCheckpoint]]:
     """(model, what, ranks, checkpoint): sources and what is planned at true widths, and what was made of small ones."""
     for model, case in CASES.items():
         source = hollow.hollow_model(folder / model, model, layers=LAYERS.get(model, 2), dense=1)

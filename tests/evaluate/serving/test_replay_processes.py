@@ -19,7 +19,7 @@ def test_large_checkpoints_are_divided_among_processes(tensors: list[int], proce
     group = [
         replay.Candidate(
             str(count),
-            replay.Unwritten({}, {"one.safetensors": {f"{number}": ("BF16", (1,)) for number in range(count)}}),
+            replay.PlannedCheckpoint({}, {"one.safetensors": {f"{number}": ("BF16", (1,)) for number in range(count)}}),
             profile,
             Serving(),
         )

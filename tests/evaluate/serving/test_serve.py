@@ -28,11 +28,10 @@ from assay.records.serving import as_arguments
 from assay_evaluate.serving import hardware
 from assay_evaluate.serving import server as starting
 from assay_evaluate.serving.external import sum_metrics
-from assay_evaluate.serving.given import join
 from assay_evaluate.serving.hardware import Gpu, choose_profile, fits, parse_gpus
 from assay_evaluate.serving.kernel_evidence import cause_of_death, kernels_in
-from assay_evaluate.serving.process import SupervisedProcess, as_activated, group_members
-from assay_evaluate.serving.server import Server, ServerSpec, find_interpreter, serve
+from assay_evaluate.serving.process import SupervisedProcess, activated_environment, group_members
+from assay_evaluate.serving.server import Server, ServerSpec, find_interpreter, join, serve
 from assay_evaluate.serving.vllm_command import vllm_command
 
 MESSAGES = [{"role": "user", "content": "12 + 7 = ?"}]
@@ -273,7 +272,7 @@ def test_the_server_finds_the_programs_of_its_environment(
 def test_a_path_that_has_the_folder_already_is_left_in_its_order(before: str | None, after: str) -> None:
     """`/usr/bin` before `/usr/local/cuda/bin` would change which nvcc is found."""
     environment = {"HOME": "/home/user"} if before is None else {"HOME": "/home/user", "PATH": before}
-    assert as_activated(environment, Path("/env/bin/python")) == {"HOME": "/home/user", "PATH": after}
+    assert activated_environment(environment, Path("/env/bin/python")) == {"HOME": "/home/user", "PATH": after}
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from assay.records.base import canonical_json
 from assay.records.measurement import TaskResult
 from assay_evaluate.asking.language import is_wrong_script
 from assay_evaluate.client.journal import Reply
-from assay_evaluate.client.truncation import repeats_to_the_end
+from assay_evaluate.client.truncation import ends_in_loop
 from assay_evaluate.tasks.generated import run_generated
 from assay_evaluate.tasks.items import arithmetic_item, extract_answer, score
 from assay_evaluate.tasks.ruler.items import match_all, match_any
@@ -43,7 +43,7 @@ def test_texts(text: str) -> None:
     extract_answer(text)
     assert 0 <= match_all(text, ["7"]) <= 1 and match_any(text, ["7"]) in (0.0, 1.0)
     is_wrong_script(text, "x", "y")
-    repeats_to_the_end(text)
+    ends_in_loop(text)
 
 
 ARGUMENTS: dict[str, Any] = {

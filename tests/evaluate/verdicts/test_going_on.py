@@ -120,7 +120,7 @@ def test_a_task_that_was_left_undecided_says_so(until: str, is_said: bool) -> No
     reference = asked("fp8", 2, range(100, 112), nothing, nothing, nothing)
     candidate = asked("w4a16", 1, range(12), nothing, nothing, nothing)
     rounds = Rounds(SuiteRecipe.model_validate(reference.suite_recipe), recipe)
-    assert set(rounds.wanted(candidate, reference)) == (set() if is_said else {"a"})
+    assert set(rounds.due(candidate, reference)) == (set() if is_said else {"a"})
     report = judge([reference, candidate], recipe, model="tiny-glm")
     assert report.overall == {"w4a16": "PASS"}
     alone = next(entry for entry in report.verdicts if entry.gate == "score a")

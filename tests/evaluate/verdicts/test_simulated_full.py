@@ -83,7 +83,7 @@ def really(designs: list[Design], replies: Replies) -> Outcome:
 
     while True:
         reference, candidate = sides()
-        if now := rounds.wanted_now(candidate, reference):
+        if now := rounds.due_now(candidate, reference):
             at[1] |= {name: look for name, (look, _) in now.items()}
         elif requested := rounds.wanted_of_reference(reference, [candidate]):
             at[0] |= {name: look for name, (look, _) in requested.items()}

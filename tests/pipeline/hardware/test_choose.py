@@ -141,7 +141,7 @@ def test_the_published_table_alone(run: Run, table: str) -> None:
 
 
 def test_floors_stand_beside_the_published_rows(run: Run, table: str) -> None:
-    """Shares of the roofline as `roofline/shares.py` quotes them; nothing is flagged."""
+    """Shares of the roofline as `roofline/rows.py` quotes them; nothing is flagged."""
     code, out, _ = run("choose", "--speed", table, "--quality", "assumed", "--model", "glm-5.2", "--json")
     found = Choice.model_validate_json(out)
     shares = [one.roofline_share for one in found.cells if one.roofline_share is not None]

@@ -16,7 +16,7 @@ from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe
 from assay_evaluate.diagnosis.locate.reading import with_watching
 from assay_evaluate.serving.server import Server, ServerSpec
-from assay_evaluate.serving.vllm_command import with_cores
+from assay_evaluate.serving.vllm_command import bind_cores
 
 SUPPORT = Path(__file__).resolve().parents[1]
 TINY_GLM = SUPPORT.parents[1] / "examples" / "tiny_glm" / "checkpoint"
@@ -30,7 +30,7 @@ def faulty_spec(log_path: Path, *, speculate: bool = True, checkpoint: Path = TI
     environment = {**profile.environment, "PYTHONPATH": str(SUPPORT), "VLLM_COMPUTE_NANS_IN_LOGITS": "1"}
     return ServerSpec(
         checkpoint=checkpoint,
-        profile=with_cores(profile.model_copy(update={"environment": environment}), own.get("tensor-parallel-size", 1)),
+        profile=bind_cores(profile.model_copy(update={"environment": environment}), own.get("tensor-parallel-size", 1)),
         serving=Serving(num_speculative_tokens=1, reasoning_parser="glm45"),
         speculate=speculate,
         log_path=log_path,

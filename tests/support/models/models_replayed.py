@@ -22,7 +22,7 @@ from assay.recipes.model import ModelRecipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay.records.preflight.replay import Replay, ReplayedPart
-from assay_evaluate.serving.replay import Candidate, Unwritten, planned, replay
+from assay_evaluate.serving.replay import Candidate, PlannedCheckpoint, planned, replay
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.formats.config_groups import config_json
 from assay_quantize.plan.planner import make_plan
@@ -91,7 +91,7 @@ def replay_all(cells: Iterable[Asked]) -> dict[Asked, Replay]:
     return dict(zip(wanted, records, strict=True))
 
 
-def _candidate(cell: Asked, made: dict[tuple[str, str], Path | Unwritten], interpreter: str) -> Candidate:
+def _candidate(cell: Asked, made: dict[tuple[str, str], Path | PlannedCheckpoint], interpreter: str) -> Candidate:
     """On a machine of eight GPUs, whatever the profile has: of a GPU only one process need start vLLM."""
     recipe = load_recipe(ProfileRecipe, cell.profile)
     assert recipe.vllm["tensor-parallel-size"] == recipe.hardware.num_gpus
@@ -101,7 +101,7 @@ def _candidate(cell: Asked, made: dict[tuple[str, str], Path | Unwritten], inter
     return Candidate(" ".join(cell), made[cell.model, cell.checkpoint], profile, serving)
 
 
-def _checkpoint(folder: Path, model: str, checkpoint: str) -> Path | Unwritten:
+def _checkpoint(folder: Path, model: str, checkpoint: str) -> Path | PlannedCheckpoint:
     """The published release, on disk; or what the plan of a precision will make."""
     release = checkpoint == "reference"
     path = folder / f"{model}{'-release' if release else ''}"

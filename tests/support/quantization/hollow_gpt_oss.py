@@ -12,7 +12,7 @@ import hollow
 
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
-from assay_evaluate.serving.replay import Unwritten
+from assay_evaluate.serving.replay import PlannedCheckpoint
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.formats.config_groups import config_json
 from assay_quantize.plan.planner import make_plan
@@ -97,10 +97,10 @@ def declared(precision: str | None, folder: Path) -> dict[str, Any]:
     return {**quantization, "ignore": ["lm_head", r"re:.*\.self_attn\..*$", r"re:.*\.attn\..*$", r"re:.*\.router$"]}
 
 
-def checkpoints(folder: Path) -> dict[str, Unwritten]:
+def checkpoints(folder: Path) -> dict[str, PlannedCheckpoint]:
     """Case -> checkpoint."""
     return {
-        name: Unwritten(
+        name: PlannedCheckpoint(
             {**GPT_OSS_20B_CONFIG, "quantization_config": declared(precision, folder / str(number))},
             {"model.safetensors": tensors_of(experts)},
         )

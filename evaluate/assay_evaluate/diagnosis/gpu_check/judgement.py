@@ -17,8 +17,8 @@ import numpy as np
 
 from assay.records.preflight.gpu_check import CheckOutcome, Drafts, ForeseenKernel, FormatCheck, Greedy, Kernels, Logprobs
 from assay.records.preflight.replay import Replay
-from assay_evaluate.client.generated_logprobs import TokenRow
 from assay_evaluate.client.journal import TokenLogprobs
+from assay_evaluate.client.logprobs import TokenRow
 from assay_evaluate.diagnosis.gpu_check.questions import GreedyReplies
 
 

@@ -15,8 +15,8 @@ from assay_evaluate.asking.acceptance import AcceptanceTally
 from assay_evaluate.asking.dialect import COMPLETIONS, sampling
 from assay_evaluate.client.client import Client
 from assay_evaluate.client.exchanges import Ask, Exchange
-from assay_evaluate.client.generated_logprobs import TokenRow
 from assay_evaluate.client.journal import TokenLogprobs
+from assay_evaluate.client.logprobs import TokenRow
 from assay_evaluate.serving.server import Server
 from assay_evaluate.tasks.items import LANGUAGES, arithmetic_item, writing_item
 

@@ -18,7 +18,7 @@ from assay_evaluate.diagnosis.locate.reading import with_flags
 from assay_evaluate.serving.external import get
 from assay_evaluate.serving.hardware import find_gpus
 from assay_evaluate.serving.server import ServerSpec, serve
-from assay_evaluate.serving.vllm_command import with_cores
+from assay_evaluate.serving.vllm_command import bind_cores
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def with_setting(profile: ProfileRecipe, setting: Setting) -> ProfileRecipe:
     flags = {name: value for name, value in flags.items() if value is not None}
     if setting.chunked_prefill is False and "max-model-len" in profile.vllm:  # a prompt must fit into one step then
         flags["max-num-batched-tokens"] = profile.vllm["max-model-len"]
-    return with_cores(with_flags(profile, flags), setting.tensor_parallel_size or 1)
+    return bind_cores(with_flags(profile, flags), setting.tensor_parallel_size or 1)
 
 
 def facts_of(endpoint: ProbedEndpoint, *, can_restart: bool) -> Facts:

@@ -41,7 +41,7 @@ from assay_evaluate.diagnosis.locate.compare import (
 from assay_evaluate.diagnosis.locate.reading import Reading, WatchedServer, read_activations, read_weights, with_watching
 from assay_evaluate.serving.external import list_models
 from assay_evaluate.serving.server import ServerSpec, serve
-from assay_evaluate.serving.vllm_command import with_cores
+from assay_evaluate.serving.vllm_command import bind_cores
 from assay_evaluate.tasks.items import arithmetic_item
 from assay_evaluate.transport.connection import root_url
 
@@ -139,7 +139,7 @@ def watch_side(side: Side, on_progress: Say = lambda line: None) -> Iterator[Wat
         return
     assert side.checkpoint is not None and side.profile is not None
     flags = {"tensor-parallel-size": side.tensor_parallel_size} if side.tensor_parallel_size > 1 else {}
-    profile = with_cores(with_watching(side.profile, **flags), side.tensor_parallel_size)
+    profile = bind_cores(with_watching(side.profile, **flags), side.tensor_parallel_size)
     spec = ServerSpec(side.checkpoint, profile, side.serving, speculate=False, log_path=side.log_path)
     with serve(spec, on_progress) as server:
         yield WatchedServer(server.base_url, server.model, server.headers)

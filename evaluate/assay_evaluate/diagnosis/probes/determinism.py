@@ -20,7 +20,7 @@ import numpy as np
 from assay.records.probe import ProbeResult, Value, Witness
 from assay_evaluate.client.client import Client
 from assay_evaluate.client.exchanges import Ask, Exchange
-from assay_evaluate.client.generated_logprobs import Token
+from assay_evaluate.client.logprobs import Token
 from assay_evaluate.diagnosis.endpoint import ProbedEndpoint
 from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, not_run, renamed, witness
 from assay_evaluate.diagnosis.probes.ranking import DECIDED_NATS, NOISE_FACTOR

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from assay.records.probe import ProbeResult, Witness
-from assay_evaluate.client.checks.decoded_text import Compared
+from assay_evaluate.client.decoded_text import TextComparison
 from assay_evaluate.client.exchanges import Ask, Exchange
 from assay_evaluate.diagnosis.probes.nonfinite import nonfinite_sign
 from assay_evaluate.diagnosis.probes.probe_session import (
@@ -213,7 +213,7 @@ def _not_written(session: ProbeSession, scan: Sequence[Exchange], suspects: Sequ
 
 # ------------------------------------------------------------------------------------------------ habits
 def sort_out(
-    session: ProbeSession, suspects: Sequence[Suspect], compared: dict[str, Compared], usual: UsualLength
+    session: ProbeSession, suspects: Sequence[Suspect], compared: dict[str, TextComparison], usual: UsualLength
 ) -> SortedSuspects:
     """Score them all, and ask the most urgent ones again."""
     groups = SortedSuspects([], [], [])
@@ -256,7 +256,7 @@ def _has_signs_again(suspect: Suspect, alone: Exchange, usual: UsualLength) -> b
     return again >= set(suspect.kinds)
 
 
-def _is_cleared_by_its_ids(suspect: Suspect, compared: dict[str, Compared]) -> bool:
+def _is_cleared_by_its_ids(suspect: Suspect, compared: dict[str, TextComparison]) -> bool:
     """Whether the model's having chosen the ids says all about the reply's signs."""
     if "wrong_script" in suspect.kinds:
         return False

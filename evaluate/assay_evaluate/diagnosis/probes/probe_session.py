@@ -13,8 +13,8 @@ from typing import Any
 
 from assay.records.probe import Detail, ProbeResult, ProbeSettings, Witness
 from assay_evaluate.asking.dialect import CHAT, COMPLETIONS, sampling
-from assay_evaluate.client.checks.decoded_text import Compared
 from assay_evaluate.client.client import Client
+from assay_evaluate.client.decoded_text import TextComparison
 from assay_evaluate.client.exchanges import Ask, Exchange
 from assay_evaluate.client.journal import TokenLogprobs
 from assay_evaluate.diagnosis.endpoint import ProbedEndpoint
@@ -58,7 +58,7 @@ class ProbeSession:
     without_speculation: ProbedEndpoint | None = None
     """Another server of the same checkpoint that drafts nothing, for the pair."""
     on_progress: Callable[[str], None] = lambda line: None
-    compared: dict[str, Compared] = field(default_factory=dict)
+    compared: dict[str, TextComparison] = field(default_factory=dict)
     """By id of a reply: its text against what its ids decode to, as far as that was asked."""
     is_text_of_rows: dict[str, bool] = field(default_factory=dict)
     """By id of a reply without ids: whether the tokens of its log-probabilities read as its text."""

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from assay.records.probe import ProbeResult
-from assay_evaluate.client.arrays import read_array
 from assay_evaluate.client.exchanges import Exchange
+from assay_evaluate.client.logprobs import read_array
 from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, not_run, witness
 
 LEAST_AGREEMENT = 0.9

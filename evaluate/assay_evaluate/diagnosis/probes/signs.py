@@ -15,9 +15,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from assay_evaluate.asking.language import MAX_FOREIGN_SHARE_IN_FORMULAS, count_scripts
-from assay_evaluate.client.checks.reply_checks import repeated_texts
 from assay_evaluate.client.exchanges import Exchange
-from assay_evaluate.client.generated_logprobs import TokenRow
+from assay_evaluate.client.logprobs import TokenRow
+from assay_evaluate.client.reply_checks import find_repeated_texts
 
 MIN_REPEATS = 4
 MIN_LOOP_TOKENS = 24
@@ -206,7 +206,7 @@ def usual_length_of(replies: Sequence[Exchange]) -> UsualLength:
 def signs_among(replies: Sequence[Exchange], usual: UsualLength) -> dict[str, list[Sign]]:
     """By id, of greedy replies."""
     signs: dict[str, list[Sign]] = defaultdict(list)
-    others = repeated_texts((exchange.id, exchange.ask.prompt, exchange.text) for exchange in replies)
+    others = find_repeated_texts((exchange.id, exchange.ask.prompt, exchange.text) for exchange in replies)
     for exchange in replies:
         num_tokens = exchange.reply.output_tokens
         if exchange.id in others:

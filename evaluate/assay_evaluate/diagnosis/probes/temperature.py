@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from assay.records.probe import ProbeResult
 from assay_evaluate.client.exchanges import Exchange
-from assay_evaluate.client.generated_logprobs import TokenRow
+from assay_evaluate.client.logprobs import TokenRow
 from assay_evaluate.diagnosis.probes.determinism import count_equal, tokens_of
 from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, not_run, renamed, witness
 

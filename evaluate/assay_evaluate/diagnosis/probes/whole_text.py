@@ -1,7 +1,7 @@
 """Replies against themselves: every reply of the run, its text, ids, counts, log-probabilities and the reason for its end.
 
 Scores hardly show it when a gateway, a detokenizer or a filter cuts, empties or changes some texts, renames `length` to `stop`
-or caps a few requests; the evidence stands in each reply (`client/checks/reply_checks.py`). No model makes what is looked for
+or caps a few requests; the evidence stands in each reply (`client/reply_checks.py`). No model makes what is looked for
 here, so one reply is an alarm.
 """
 
@@ -11,17 +11,17 @@ from collections import Counter
 from collections.abc import Sequence
 
 from assay.records.probe import ProbeResult, Witness
-from assay_evaluate.client.checks.decoded_text import MARK, Compared, compare_text, is_known_mark
-from assay_evaluate.client.checks.reply_checks import (
+from assay_evaluate.client.decoded_text import MARK, TextComparison, compare_text, is_known_mark
+from assay_evaluate.client.exchanges import Exchange
+from assay_evaluate.client.reply_checks import (
     Contradiction,
     EndTokens,
     check_count,
     check_rows,
     find_contradictions,
+    find_unlike_counts,
     text_of_rows,
-    unlike_counts,
 )
-from assay_evaluate.client.exchanges import Exchange
 from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, not_run, witness
 from assay_evaluate.transport.foreign_json import text_of
 
@@ -82,7 +82,7 @@ def _witness(exchange: Exchange, contradiction: Contradiction) -> Witness:
 
 
 # ------------------------------------------------------------------------------------------------ texts and ids
-def texts_against_ids(session: ProbeSession, replies: Sequence[Exchange]) -> dict[str, Compared]:
+def texts_against_ids(session: ProbeSession, replies: Sequence[Exchange]) -> dict[str, TextComparison]:
     """By id: text against what the server's /detokenize makes of the ids, of replies that have ids. Each is asked once."""
     if not session.endpoint.offer.detokenize:
         return {}
@@ -95,12 +95,12 @@ def texts_against_ids(session: ProbeSession, replies: Sequence[Exchange]) -> dic
         if not comparison.is_equal and reply.finish_reason == "stop" and len(reply.token_ids) > 1:
             # the token that ended it may be text of its own, which a reply leaves out
             before = _compare(session, exchange, reply.token_ids[:-1])
-            comparison = Compared(True, None, True) if before is not None and before.is_equal else comparison
+            comparison = TextComparison(True, None, True) if before is not None and before.is_equal else comparison
         session.compared[exchange.id] = comparison
     return {exchange.id: session.compared[exchange.id] for exchange in replies if exchange.id in session.compared}
 
 
-def _compare(session: ProbeSession, exchange: Exchange, ids: Sequence[int]) -> Compared | None:
+def _compare(session: ProbeSession, exchange: Exchange, ids: Sequence[int]) -> TextComparison | None:
     decoded = _detokenized(session, ids)
     if decoded is None:
         return None
@@ -123,7 +123,7 @@ def _tokenized(session: ProbeSession, text: str) -> tuple[int, ...]:
     return session.client.post("/tokenize", {"prompt": text, "add_special_tokens": False}).tokens
 
 
-def credible_texts(session: ProbeSession, replies: Sequence[Exchange]) -> tuple[dict[str, Compared], str | None]:
+def credible_texts(session: ProbeSession, replies: Sequence[Exchange]) -> tuple[dict[str, TextComparison], str | None]:
     """`texts_against_ids`; and why they are not believed: many differ, and /detokenize writes those texts otherwise, too.
 
     A text that /tokenize and /detokenize give back as it is can be written with this tokenizer. If its reply's ids decode to
@@ -151,7 +151,7 @@ def _comes_back(session: ProbeSession, exchange: Exchange) -> bool:
 
 # ------------------------------------------------------------------------------------------------ each reply
 def _find_all_contradictions(
-    session: ProbeSession, replies: Sequence[Exchange], compared: dict[str, Compared]
+    session: ProbeSession, replies: Sequence[Exchange], compared: dict[str, TextComparison]
 ) -> dict[str, list[Contradiction]]:
     ends = EndTokens()
     for exchange in replies:
@@ -215,6 +215,6 @@ def _billed_otherwise(replies: Sequence[Exchange]) -> list[tuple[str, Contradict
     ]  # fmt: skip
     return [
         (str(name), Contradiction("count", f"{count} tokens are billed, and {usual} for the same reply to the same question"))
-        for name, (count, usual) in unlike_counts(counted).items()
+        for name, (count, usual) in find_unlike_counts(counted).items()
         if abs(count - usual) > 1
     ]

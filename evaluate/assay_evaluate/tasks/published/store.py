@@ -11,7 +11,7 @@ from huggingface_hub import constants
 
 from assay.records.base import sha256_of, sha256_of_file
 from assay_evaluate.tasks.published.pins import PINS, PinnedFile, SourceName
-from assay_evaluate.transport.download import NotDownloaded, download, is_there
+from assay_evaluate.transport.download import NotDownloaded, download, find_problem
 
 AT_ONCE = 8
 """Downloads of the files of one source."""
@@ -79,7 +79,7 @@ def look(source: SourceName) -> tuple[bool, str]:
         return False, f"{where}, and HF_HUB_OFFLINE is set"
     reasons = []
     for url in lacking[0].urls:
-        reason = is_there(url, LOOK_S)
+        reason = find_problem(url, LOOK_S)
         if reason is None:
             size = f"{sum(file.num_bytes for file in lacking) / 1e6:.1f} MB"
             return True, f"{where}; {url} has it: {size}, read when the run begins"

@@ -21,8 +21,7 @@ from assay.recipes.swe import OPERATIONAL
 from assay.records.base import Interval, sha256_of
 from assay.records.measurement import ItemResult, TaskResult
 from assay.records.swe import SweFigures, Trajectory
-from assay_evaluate.asking.look_ahead import InLine
-from assay_evaluate.asking.session import Session
+from assay_evaluate.asking.session import InLine, Session
 from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.client.journal import Identity
 from assay_evaluate.statistics.clustered import cluster_bootstrap_mean

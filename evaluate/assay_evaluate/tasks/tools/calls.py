@@ -15,7 +15,7 @@ from assay_evaluate.statistics.paired import mcnemar_midp
 from assay_evaluate.statistics.proportions import wilson
 from assay_evaluate.tasks.tools.parameters import Schema
 from assay_evaluate.tasks.tools.questions import ToolQuestion
-from assay_evaluate.transport.foreign_json import plain, read_json
+from assay_evaluate.transport.foreign_json import clean_json, read_json
 
 CALL_MARKS = re.compile(
     r"</?[|｜]?[\w:]{0,20}tool[_▁]calls?|</?[|｜]?(?:start_|end_)?function(?:_?calls?)?[=>]|<function\s?=|<arg_key>|<invoke\b"
@@ -41,7 +41,7 @@ def read_calls(reply: Reply) -> tuple[Call, ...]:
         arguments = function.get("arguments")
         if isinstance(arguments, str):  # as the API sends them; some servers send the object itself
             try:
-                arguments = plain(read_json(arguments.encode()))
+                arguments = clean_json(read_json(arguments.encode()))
             except ValueError:  # not JSON, NaN, a number of thousands of digits, or nested without end
                 arguments = None
         calls.append(Call(str(function.get("name") or ""), arguments if isinstance(arguments, dict) else None))

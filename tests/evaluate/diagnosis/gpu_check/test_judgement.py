@@ -10,8 +10,8 @@ import pytest
 from synthetic_run import make_fingerprint
 
 from assay.records.preflight.gpu_check import Drafts, ExactIds, ForeseenKernel, FormatCheck, Greedy, Kernels, Logprobs
-from assay_evaluate.client.generated_logprobs import TokenRow
 from assay_evaluate.client.journal import TokenLogprobs
+from assay_evaluate.client.logprobs import TokenRow
 from assay_evaluate.diagnosis.gpu_check.judgement import BOUNDS, Bounds, compare_drafts, compare_replies, compare_scores, judge
 from assay_evaluate.diagnosis.gpu_check.questions import GreedyReplies
 

@@ -20,8 +20,8 @@ from assay.errors import MeasureError
 from assay.records.probe import ProbeReport, ProbeResult, ProbeSettings
 from assay_evaluate.client.client import Address, Client
 from assay_evaluate.client.exchanges import Ask, Exchange
-from assay_evaluate.client.generated_logprobs import TokenRow, read_rows
 from assay_evaluate.client.journal import Reply, TokenLogprobs
+from assay_evaluate.client.logprobs import TokenRow, read_rows
 from assay_evaluate.diagnosis.endpoint import find_endpoint
 from assay_evaluate.diagnosis.probes import garble
 from assay_evaluate.diagnosis.probes.determinism import compare_replies

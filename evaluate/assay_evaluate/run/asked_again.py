@@ -14,7 +14,6 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 
 from scipy.stats import binom
 
@@ -31,7 +30,7 @@ MOST_SUSPECT = 8
 DRAWN = 400
 """Replies of the journal that are read to choose from."""
 FIRST_LETTERS = 64
-"""At temperature 0 a reply that differs among so many is another one."""
+"""At temperature 0 a reply that differs among so many is another reply."""
 OTHER_WORDS_SHARE = 0.1
 OTHER_FORM_SHARE = 0.01
 """Shares of replies of a server that has not changed that begin with other words, or have another form, at most."""
@@ -51,24 +50,34 @@ class Question:
     def is_greedy(self) -> bool:
         return self.ask.body.get("temperature") == 0
 
+    @property
+    def num_tokens(self) -> int:
+        return self.reply.output_tokens or 0
+
+    @property
+    def is_suspect(self) -> bool:
+        """The reply had no text, or did not end by itself."""
+        is_empty = not self.reply.text.strip() and not self.reply.has_tool_calls
+        return is_empty or self.reply.finish_reason not in {"stop", "tool_calls"}
+
 
 def require_as_before(label: str, server: Server, journal: Journal, who: Identity, when: str, concurrency: int) -> int:
     """How many questions were asked again. MeasureError: the server answers otherwise than it did.
 
     when: what was done when they were asked first, for the message: `measured, on 2026-11-28`.
     """
-    questions = draw_questions(journal, who, label)
+    questions = _draw_questions(journal, who, label)
     if not questions:
         return 0
     exchanges = _ask(questions, server, concurrency)
-    answered = [pair for pair in zip(questions, exchanges, strict=True) if pair[1].is_answered]
+    answered = [(question, exchange) for question, exchange in zip(questions, exchanges, strict=True) if exchange.is_answered]
     if 2 * len(answered) < len(questions):
         failed = next(exchange for exchange in exchanges if not exchange.is_answered)
         raise MeasureError(
             f"{label}: was {when}, but {len(questions) - len(answered)} of {len(questions)} of its questions, asked again, got "
             f"no reply ({failed.reply.error}); run again when {server.base_url} answers"
         )
-    if difference := other_than_before(answered):
+    if difference := find_difference(answered):
         raise MeasureError(
             f"{label}: {server.base_url} does not answer as it did when {label} was {when}: of {len(answered)} questions asked "
             f"again, {difference}; `--again {label}` measures it anew"
@@ -86,8 +95,13 @@ def _ask(questions: Sequence[Question], server: Server, concurrency: int) -> lis
         for attempt in range(1, MOST_ATTEMPTS + 1):
             try:
                 with Client(Address(url, server.model, server.headers), concurrency=concurrency) as client:
-                    exchanges |= {exchange.id: exchange for exchange in client.ask_together(asks, concurrency)}
-                asks = [ask for ask in asks if _may_come(exchanges[ask.id])]
+                    new = client.ask_together(asks, concurrency)
+                exchanges |= {exchange.id: exchange for exchange in new}
+                asks = [
+                    exchange.ask
+                    for exchange in new
+                    if not exchange.is_answered and exchange.reply.http_status in {None, *TRY_AGAIN}
+                ]
             except MeasureError:  # nobody is there
                 if attempt == MOST_ATTEMPTS:
                     raise
@@ -97,79 +111,64 @@ def _ask(questions: Sequence[Question], server: Server, concurrency: int) -> lis
     return [exchanges[question.ask.id] for question in questions]
 
 
-def _may_come(exchange: Exchange) -> bool:
-    """Whether a reply may come if it is asked for once more."""
-    status = exchange.reply.http_status
-    return not exchange.is_answered and (status is None or status in TRY_AGAIN)
+def _draw_questions(journal: Journal, who: Identity, label: str) -> list[Question]:
+    """Suspect replies first, then others, none longer than half of them are; other ones each time.
 
-
-def draw_questions(journal: Journal, who: Identity, label: str) -> list[Question]:
-    """Suspect replies first, then others, none longer than half of them are; other ones each time."""
+    Texts of divergence are written and scored in forms of their own, and not asked again.
+    """
     counter = f"asked again:{label}"
     times = int(journal.counters(counter).get("times", 0))
     journal.add_counters(counter, {"times": 1})
     draw = random.Random(f"asked again:{who.checkpoint_sha256}:{times}")
-    keys = [key for task, items in journal.answered_items(who).items() if not _is_text(task) for _, key in items]
+    keys = [
+        key for task, items in journal.answered_items(who).items() if not task.startswith("divergence.") for _, key in items
+    ]
     replies = journal.find_all(draw.sample(keys, min(len(keys), DRAWN)))
-    questions = [_question(journal, key, reply) for key, reply in replies.items() if reply.status == "answered"]
+    questions = [
+        Question(Ask(key, *journal.request_of(key)), reply) for key, reply in replies.items() if reply.status == "answered"
+    ]
     if not questions:
         return []
-    lengths = sorted(question.reply.output_tokens or 0 for question in questions)
-    short = [question for question in questions if (question.reply.output_tokens or 0) <= lengths[len(lengths) // 2]]
-    suspect = [question for question in questions if _is_suspect(question.reply)][:MOST_SUSPECT]
-    others = [question for question in short if question not in suspect]
-    return [*suspect, *others][:MOST_QUESTIONS]
+    median = sorted(question.num_tokens for question in questions)[len(questions) // 2]
+    suspects = [question for question in questions if question.is_suspect][:MOST_SUSPECT]
+    others = [question for question in questions if question.num_tokens <= median and question not in suspects]
+    return [*suspects, *others][:MOST_QUESTIONS]
 
 
-def _is_text(task: str) -> bool:
-    """Texts of divergence are written and scored in forms of their own."""
-    return task.startswith("divergence.")
-
-
-def _question(journal: Journal, key: str, reply: Reply) -> Question:
-    path, body = journal.request_of(key)
-    return Question(Ask(key, path, body), reply)
-
-
-def _is_suspect(reply: Reply) -> bool:
-    return (not reply.text.strip() and not reply.has_tool_calls) or reply.finish_reason not in {"stop", "tool_calls"}
-
-
-def other_than_before(answered: Sequence[tuple[Question, Exchange]]) -> str | None:
+def find_difference(answered: Sequence[tuple[Question, Exchange]]) -> str | None:
     """What differs, beyond what the same server does by itself, in one clause; None: nothing."""
-    pairs = [(question, exchange.reply) for question, exchange in answered]
-    prompts = [
-        (question.reply.prompt_tokens, now.prompt_tokens)
-        for question, now in pairs
-        if None not in (question.reply.prompt_tokens, now.prompt_tokens)
-        and question.reply.prompt_tokens != now.prompt_tokens
-    ]  # fmt: skip
-    if prompts:
-        before, after = prompts[0]
-        return f"{len(prompts)} have prompts of another length (the first: {before} tokens then, {after} now)"
-    forms = [clause for question, now in pairs if (clause := _other_form(question.reply, now)) is not None]
+    pairs = [(question.reply, exchange.reply) for question, exchange in answered]
+    lengths = [
+        (before.prompt_tokens, after.prompt_tokens)
+        for before, after in pairs
+        if None not in (before.prompt_tokens, after.prompt_tokens) and before.prompt_tokens != after.prompt_tokens
+    ]
+    if lengths:
+        return f"{len(lengths)} have prompts of another length (the first: {lengths[0][0]} tokens then, {lengths[0][1]} now)"
+    forms = [clause for before, after in pairs if (clause := _other_form(before, after)) is not None]
     if binom.sf(len(forms) - 1, len(pairs), OTHER_FORM_SHARE) < ALPHA:
         return f"{len(forms)} get replies of another form (the first: {forms[0]})"
-    greedy = [(question.reply, now) for question, now in pairs if question.is_greedy]
-    num_other = sum(_begins_otherwise(before, now) for before, now in greedy)
+    greedy = [(question.reply, exchange.reply) for question, exchange in answered if question.is_greedy]
+    num_other = sum(_begins_otherwise(before, after) for before, after in greedy)
     if greedy and binom.sf(num_other - 1, len(greedy), OTHER_WORDS_SHARE) < ALPHA:
         return f"{num_other} of the {len(greedy)} at temperature 0 begin with other words"
     return None
 
 
-def _other_form(before: Reply, now: Reply) -> str | None:
+def _other_form(before: Reply, after: Reply) -> str | None:
     """Text, thinking or a tool call where there was none, or the other way round."""
     for name, had, has in (
-        ("a tool call", before.has_tool_calls, now.has_tool_calls),
-        ("text", bool(before.text.strip()), bool(now.text.strip())),
-        ("reasoning", bool(before.reasoning), bool(now.reasoning)),
+        ("a tool call", before.has_tool_calls, after.has_tool_calls),
+        ("text", bool(before.text.strip()), bool(after.text.strip())),
+        ("reasoning", bool(before.reasoning), bool(after.reasoning)),
     ):
         if had != has:
             return f"{name} then, none now" if had else f"no {name.removeprefix('a ')} then, but now"
     return None
 
 
-def _begins_otherwise(before: Reply, now: Reply) -> bool:
-    texts = [((reply.reasoning or "") + reply.text)[:FIRST_LETTERS] for reply in (before, now)]
-    num_same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False)))
-    return num_same < min(map(len, texts))
+def _begins_otherwise(before: Reply, after: Reply) -> bool:
+    """Within the first letters, or all of the shorter one."""
+    first, second = (((reply.reasoning or "") + reply.text)[:FIRST_LETTERS] for reply in (before, after))
+    length = min(len(first), len(second))
+    return first[:length] != second[:length]

@@ -42,13 +42,13 @@ PROBABILITIES = "log-probabilities lie between 0 and 1: the server gives probabi
 Floats = npt.NDArray[np.float64]
 
 
-def why_no_logprobs(values: Iterable[float | None]) -> str | None:
+def find_logprob_problem(values: Iterable[float | None]) -> str | None:
     """Of single values, the tokens' own and listed ones: a sentence, or None if they may be log-probabilities."""
-    found = np.array([value for value in values if value is not None], np.float64)
-    return _above_zero(found[np.isfinite(found)])
+    numbers = np.array([value for value in values if value is not None], np.float64)
+    return _above_zero(numbers[np.isfinite(numbers)])
 
 
-def why_not_believed(texts: Sequence[TokenLogprobs]) -> str | None:
+def find_scoring_problem(texts: Sequence[TokenLogprobs]) -> str | None:
     """Of all texts that one side scored: a sentence without a capital, or None. What is not finite is not looked at."""
     if not texts:
         return None
@@ -94,11 +94,11 @@ def _clamped(texts: Sequence[TokenLogprobs]) -> str | None:
     least = [np.where(_known(text), text.logprobs_PK, np.inf).min(axis=1, initial=np.inf) for text in texts]
     for values_N in (np.concatenate([text.chosen_P for text in texts]), np.concatenate(least)):
         low = values_N[(values_N < CLAMPED_BELOW) & (values_N > NEVER)]
-        found, counts = np.unique(low, return_counts=True)
+        distinct, counts = np.unique(low, return_counts=True)
         most = int(counts.max(initial=0))
         if most >= CLAMPED_TIMES and most >= CLAMPED_SHARE * len(low):
             return (
-                f"{most} log-probabilities are exactly {found[counts.argmax()]:g}: the server cuts them off there, so how "
+                f"{most} log-probabilities are exactly {distinct[counts.argmax()]:g}: the server cuts them off there, so how "
                 "unlikely these tokens are is not known; have it give all of them as they are"
             )
     return None

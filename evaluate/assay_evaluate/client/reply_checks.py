@@ -10,8 +10,8 @@ whatever its model writes, so that it speaks of the serving (a gateway, a detoke
     stop_without_end  `stop`, with a last token that ends no reply (the end was cut, or `length` renamed)
     row               a log-probability that is another token's: the drawn token is likelier than the listed ones and not listed
 
-`find_contradictions` looks at one reply; `EndTokens` learns from many which tokens end a reply; `unlike_counts` finds equal
-replies that are billed differently, `repeated_texts` one text for different questions (models write that, too: no
+`find_contradictions` looks at one reply; `EndTokens` learns from many which tokens end a reply; `find_unlike_counts` finds
+equal replies that are billed differently, `find_repeated_texts` one text for different questions (models write that, too: no
 contradiction, but worth asking again).
 """
 
@@ -22,9 +22,9 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from assay_evaluate.client.checks.decoded_text import BROKEN, Compared
-from assay_evaluate.client.generated_logprobs import TokenRow
+from assay_evaluate.client.decoded_text import BROKEN, TextComparison
 from assay_evaluate.client.journal import Reply
+from assay_evaluate.client.logprobs import TokenRow
 from assay_evaluate.transport.foreign_json import count_in
 
 ContradictionKind = Literal["text", "count", "cut_early", "stop_at_limit", "stop_without_end", "row"]
@@ -56,7 +56,7 @@ def find_contradictions(
     max_tokens: int,
     room_tokens: int | None = None,
     rows: Sequence[TokenRow] = (),
-    compared: Compared | None = None,
+    compared: TextComparison | None = None,
     ends: EndTokens | None = None,
 ) -> list[Contradiction]:
     """All that contradict each other in one answered reply.
@@ -66,13 +66,13 @@ def find_contradictions(
     not known). ends: tokens that end replies, learned from replies of the same server. The text of a reply with tool calls is
     of the parser's making, and that of one with a stop string ends elsewhere than its ids: neither is held against them.
     """
-    found: list[Contradiction] = []
+    contradictions: list[Contradiction] = []
     is_text_comparable = not reply.has_tool_calls and not isinstance(reply.stop_reason, str)
     if compared is not None and not compared.is_equal and is_text_comparable:
-        found.append(Contradiction("text", f"the text is not what its token ids decode to: {compared.difference}"))
-    found += [*check_count(reply, max_tokens=max_tokens, rows=rows), *check_rows(rows)]
+        contradictions.append(Contradiction("text", f"the text is not what its token ids decode to: {compared.difference}"))
+    contradictions += [*check_count(reply, max_tokens=max_tokens, rows=rows), *check_rows(rows)]
     end = check_end(reply, max_tokens=max_tokens, room_tokens=room_tokens, compared=compared, ends=ends)
-    return [*found, *([end] if end is not None else [])]
+    return [*contradictions, *([end] if end is not None else [])]
 
 
 def check_count(reply: Reply, *, max_tokens: int, rows: Sequence[TokenRow] = ()) -> list[Contradiction]:
@@ -96,7 +96,7 @@ def check_end(
     *,
     max_tokens: int,
     room_tokens: int | None = None,
-    compared: Compared | None = None,
+    compared: TextComparison | None = None,
     ends: EndTokens | None = None,
 ) -> Contradiction | None:
     """The reason that the reply gives for its end against its number of tokens and its last one. None: nothing is wrong."""
@@ -111,8 +111,8 @@ def check_end(
         return None
     if reply.stop_reason is not None:
         last = reply.token_ids[-1]
-        said = f"it was stopped by token {reply.stop_reason}, it says, and its last one is {last}"
-        return Contradiction("stop_without_end", said) if last != reply.stop_reason else None
+        sentence = f"it was stopped by token {reply.stop_reason}, it says, and its last one is {last}"
+        return Contradiction("stop_without_end", sentence) if last != reply.stop_reason else None
     if ends is None or ends.ends_a_reply(reply.token_ids[-1], compared) is not False:
         return None
     if count >= max_tokens:
@@ -123,16 +123,16 @@ def check_end(
 def check_rows(rows: Sequence[TokenRow]) -> list[Contradiction]:
     """The first log-probability that cannot be that of its token."""
     for position, row in enumerate(rows):
-        known = [value for _, value in row.top if value == value]
-        if not known or row.logprob != row.logprob:
+        values = [value for _, value in row.top if value == value]
+        if not values or row.logprob != row.logprob:
             continue
         listed = [value for token, value in row.top if token == row.token]
-        if not listed and row.logprob > min(known) + LIKELIER_NATS:
-            what = f"a token of log-probability {row.logprob:.3f} is not listed, and others down to {min(known):.3f} are"
-            return [Contradiction("row", what, position)]
+        if not listed and row.logprob > min(values) + LIKELIER_NATS:
+            sentence = f"a token of log-probability {row.logprob:.3f} is not listed, and others down to {min(values):.3f} are"
+            return [Contradiction("row", sentence, position)]
         if isinstance(row.token, int) and listed and all(abs(value - row.logprob) > LIKELIER_NATS for value in listed):
-            what = f"a token has log-probability {row.logprob:.3f}, and {listed[0]:.3f} in the list of the likeliest"
-            return [Contradiction("row", what, position)]
+            sentence = f"a token has log-probability {row.logprob:.3f}, and {listed[0]:.3f} in the list of the likeliest"
+            return [Contradiction("row", sentence, position)]
     return []
 
 
@@ -157,7 +157,7 @@ class EndTokens:
         self._marked = [0, 0]
         """Replies that ended, by whether what they decode to ends with a mark."""
 
-    def learn(self, reply: Reply, compared: Compared | None = None) -> None:
+    def learn(self, reply: Reply, compared: TextComparison | None = None) -> None:
         """Look at one answered reply."""
         ids = reply.token_ids
         if not ids:
@@ -170,7 +170,7 @@ class EndTokens:
         elif reply.finish_reason == "length":
             self._inside.add(ids[-1])
 
-    def ends_a_reply(self, token: int, compared: Compared | None = None) -> bool | None:
+    def ends_a_reply(self, token: int, compared: TextComparison | None = None) -> bool | None:
         """Whether a reply that ends with `token` has ended. None: not known."""
         ended = sum(self._last.values())
         if ended < LEAST_ENDS:
@@ -181,7 +181,7 @@ class EndTokens:
         return None if 2 * own <= ended else token not in self._inside
 
 
-def repeated_texts(replies: Iterable[tuple[Hashable, Hashable, str]]) -> dict[Hashable, Hashable]:
+def find_repeated_texts(replies: Iterable[tuple[Hashable, Hashable, str]]) -> dict[Hashable, Hashable]:
     """Of replies as (id, question, text): id of each whose text another question's reply has, too -> id of that reply.
 
     Texts below 48 characters are answers that many questions share, and left out.
@@ -190,26 +190,26 @@ def repeated_texts(replies: Iterable[tuple[Hashable, Hashable, str]]) -> dict[Ha
     for name, question, text in replies:
         if len(text.strip()) >= SHORTEST_REPEATED:
             by_text[text.strip()].append((name, question))
-    found: dict[Hashable, Hashable] = {}
+    repeats: dict[Hashable, Hashable] = {}
     for having in by_text.values():
         first = having[0]
         others = [name for name, question in having[1:] if question != first[1]]
         if others:
-            found |= {first[0]: others[0], **dict.fromkeys(others, first[0])}
-    return found
+            repeats |= {first[0]: others[0], **dict.fromkeys(others, first[0])}
+    return repeats
 
 
-def unlike_counts(replies: Iterable[tuple[Hashable, Hashable, int | None]]) -> dict[Hashable, tuple[int, int]]:
+def find_unlike_counts(replies: Iterable[tuple[Hashable, Hashable, int | None]]) -> dict[Hashable, tuple[int, int]]:
     """Of replies as (id, what was asked and came back, billed tokens): id -> (its tokens, those that the equal ones have).
 
     Of two that differ the later one is named; of more, those that differ from the most common number.
     """
-    alike: dict[Hashable, list[tuple[Hashable, int]]] = defaultdict(list)
+    by_content: dict[Hashable, list[tuple[Hashable, int]]] = defaultdict(list)
     for name, content, count in replies:
         if count is not None:
-            alike[content].append((name, count))
-    found: dict[Hashable, tuple[int, int]] = {}
-    for having in alike.values():
+            by_content[content].append((name, count))
+    unlike: dict[Hashable, tuple[int, int]] = {}
+    for having in by_content.values():
         [(usual, _)] = Counter(count for _, count in having).most_common(1)
-        found |= {name: (count, usual) for name, count in having if count != usual}
-    return found
+        unlike |= {name: (count, usual) for name, count in having if count != usual}
+    return unlike

@@ -1,15 +1,69 @@
-"""Log-probabilities of a prompt's tokens, in the three forms in which vLLM gives them, as `TokenLogprobs`."""
+"""Log-probabilities in a reply: of the tokens that it generated, and of its prompt in the three forms in which vLLM gives
+them."""
 
 from __future__ import annotations
 
-from typing import Any
+import base64
+import math
+import re
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from assay_evaluate.client.arrays import read_array
 from assay_evaluate.client.journal import Request, TokenLogprobs
 from assay_evaluate.transport.errors import AnothersReply
+from assay_evaluate.transport.foreign_json import text_of
+
+Token = int | str
+"""An id where the server tells ids, else the token's text."""
+
+
+class TokenRow(NamedTuple):
+    """One generated token: its log-probability, and the likeliest tokens with theirs, best first. NaN: not a number came."""
+
+    token: Token
+    logprob: float
+    top: tuple[tuple[Token, float], ...]
+    has_null: bool = False
+    """One of these was null, which is NaN here: nothing that the model computed."""
+
+
+def read_rows(choice: dict[str, Any]) -> tuple[TokenRow, ...]:
+    """Generated log-probabilities of a choice, of the chat or the completions API; empty if there are none."""
+    logprobs = choice.get("logprobs")
+    if not logprobs:
+        return ()
+    if logprobs.get("content") is not None:
+        return tuple(
+            _row(row["token"], row["logprob"], ((other["token"], other["logprob"]) for other in row["top_logprobs"]))
+            for row in logprobs["content"]
+        )
+    tops = logprobs.get("top_logprobs") or [None] * len(logprobs["tokens"])
+    return tuple(
+        _row(token, logprob, (top or {}).items())
+        for token, logprob, top in zip(logprobs["tokens"], logprobs["token_logprobs"], tops, strict=True)
+    )
+
+
+def _row(token: str, logprob: float | None, top: Iterable[tuple[str, float | None]]) -> TokenRow:
+    """The likeliest best first; what is not a number comes last. Equal ones keep the server's order."""
+    entries = list(top)
+    tokens = [(_token(other), _number(value)) for other, value in entries]
+    ranked = sorted(tokens, key=lambda entry: -entry[1] if entry[1] == entry[1] else float("inf"))
+    has_null = logprob is None or any(value is None for _, value in entries)
+    return TokenRow(_token(token), _number(logprob), tuple(ranked), has_null)
+
+
+def _token(name: str) -> Token:
+    """`token_id:42` -> 42 (vLLM's return_tokens_as_token_ids)."""
+    text = text_of(name) or ""
+    return int(text.removeprefix("token_id:")) if text.startswith("token_id:") else text
+
+
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else float(value)
 
 
 def read_prompt_logprobs(data: dict[str, Any], choice: dict[str, Any], request: Request) -> TokenLogprobs | None:
@@ -32,11 +86,11 @@ def read_prompt_logprobs(data: dict[str, Any], choice: dict[str, Any], request: 
     if len(rows) != len(prompt):
         raise AnothersReply(f"{len(rows)} rows of prompt_logprobs for {len(prompt)} tokens")
     try:
-        found = _from_rows(rows, request.logprobs_from, tokens_P, top_k)
+        logprobs = _from_rows(rows, request.logprobs_from, tokens_P, top_k)
     except TypeError:
         raise LookupError("prompt_logprobs of another shape, or null in place of a log-probability") from None
-    asked = sampling.get("prompt_logprob_token_ids")
-    return found if asked is None or packed is None else _with_exact_ids(found, asked, _array(packed))
+    token_ids = sampling.get("prompt_logprob_token_ids")
+    return logprobs if token_ids is None or packed is None else _with_exact_ids(logprobs, token_ids, _array(packed))
 
 
 def _array(packed: str) -> npt.NDArray[np.float32]:
@@ -93,9 +147,9 @@ def _from_array(
     return TokenLogprobs(tokens_P, ids_PK, logprobs_PK, chosen_P)
 
 
-def _with_exact_ids(top: TokenLogprobs, asked: list[list[int]], scores_PK: npt.NDArray[np.float32]) -> TokenLogprobs:
+def _with_exact_ids(top: TokenLogprobs, requested: list[list[int]], scores_PK: npt.NDArray[np.float32]) -> TokenLogprobs:
     """The server's own first choice, then the ids that were asked for (vLLM's `prompt_logprob_token_ids`)."""
-    ids_PK = np.asarray(asked, np.int32)
+    ids_PK = np.asarray(requested, np.int32)
     if scores_PK.shape != ids_PK.shape or len(ids_PK) != len(top.tokens_P):
         raise LookupError(f"exact log-probabilities of shape {scores_PK.shape}, asked for {ids_PK.shape}")
     first_P1, value_P1 = top.ids_PK[:, :1], top.logprobs_PK[:, :1]
@@ -106,3 +160,32 @@ def _with_exact_ids(top: TokenLogprobs, asked: list[list[int]], scores_PK: npt.N
         np.concatenate([value_P1, np.where(is_first_PK, np.float32(np.nan), scores_PK)], axis=1),
         top.chosen_P,
     )
+
+
+_NPY = re.compile(
+    rb"\x93NUMPY\x01\x00.."
+    rb"\{'descr': '([<>|][biuf][0-9]{1,2})', 'fortran_order': (True|False), 'shape': \(([0-9, ]{0,200})\), \} *\n",
+    re.DOTALL,
+)
+"""Magic, version 1.0, length, header as numpy writes it (numpy/lib/_format_impl.py), for numbers only."""
+
+
+def read_array(packed: Any, dtype: type[np.generic]) -> npt.NDArray[Any]:
+    """Base64 of an .npy file, as `dtype`. ValueError: it is something else, or claims a shape that it does not have.
+
+    Not `numpy.load`: it reads the header with `ast`, whose counter of recursion all threads share before Python 3.13
+    ("SystemError: AST constructor recursion depth mismatch"), and replies are read by many threads at once.
+    """
+    try:
+        data = base64.b64decode(packed)
+        header = _NPY.match(data)
+        if header is None:
+            raise ValueError("it does not start as one of numbers does")
+        kind, fortran, lengths = header.groups()
+        shape = tuple(int(length) for length in lengths.split(b",") if length.strip())
+        numbers = np.frombuffer(data, np.dtype(kind.decode()), offset=header.end())
+        if math.prod(shape) != len(numbers):
+            raise ValueError(f"shape {shape} and {len(numbers):,} numbers")
+        return numbers.reshape(shape, order="F" if fortran == b"True" else "C").astype(dtype)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"no base64 .npy array: {error}") from None

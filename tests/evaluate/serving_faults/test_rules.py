@@ -12,8 +12,8 @@ import pytest
 from assay.records.measurement import ItemResult, TaskResult
 from assay.records.served.evidence import AskedTwice, PromptCount, ServedEvidence, TextCounts
 from assay.records.serving import Signature, SignedPrompt
-from assay_evaluate.alike.rules import RULES, look, not_looked_at
-from assay_evaluate.alike.sides import Pair, Repeated, Side
+from assay_evaluate.serving_faults.rules import RULES, check_pair, unchecked_rules
+from assay_evaluate.serving_faults.sides import Pair, Repeated, Side
 
 NUM = 200
 EVIDENCE = ServedEvidence(
@@ -57,7 +57,7 @@ def other(label: str = "new", **more: Any) -> Side:
 
 
 def said(reference: Side, candidate: Side) -> list[tuple[str, str, str]]:
-    return [(rule.name, finding.side, finding.clause) for rule, finding in look(Pair(reference, candidate))]
+    return [(rule.name, finding.side, finding.clause) for rule, finding in check_pair(Pair(reference, candidate))]
 
 
 def first(count: int, **changes: Any) -> Callable[[int], dict[str, Any]]:
@@ -468,10 +468,10 @@ def test_records_of_an_earlier_version_are_not_looked_at_and_say_so() -> None:
     old = side("old", lambda number: bare, asked_twice=())
     old = dataclasses.replace(old, task=old.task.model_copy(update={"served": None}))
     assert said(side("ref"), old) == [] and said(old, old) == []
-    lacking = not_looked_at(Pair(side("ref"), old))
+    lacking = unchecked_rules(Pair(side("ref"), old))
     assert lacking == [rule.name for rule in RULES if rule.needs != "nothing"]
-    assert not_looked_at(Pair(side("ref"), other())) == []
-    assert not_looked_at(Pair(side("ref"), side("ref-repeat", is_repeat=True, asked_twice=()))) == []
+    assert unchecked_rules(Pair(side("ref"), other())) == []
+    assert unchecked_rules(Pair(side("ref"), side("ref-repeat", is_repeat=True, asked_twice=()))) == []
 
 
 def test_the_page_on_trust_has_every_rule() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,8 +13,6 @@ from assay.records.serving import Signature
 
 LEAST_SHARE = 0.005
 """Of a task's replies: so few that are at fault move a score by no more than half a point, and are let be."""
-
-
 SHORT_TOKENS = 64
 """Of a reply that batches hardly change within."""
 
@@ -63,16 +61,11 @@ class Pair:
     reference: Side
     candidate: Side
 
-    def __iter__(self) -> Iterator[tuple[Side, Side]]:
-        """Each side, with the other."""
-        yield self.reference, self.candidate
-        yield self.candidate, self.reference
-
     @functools.cached_property
-    def both(self) -> list[tuple[ItemResult, ItemResult]]:
-        """Replies of both sides to the same question: reference, candidate."""
-        theirs = self.candidate.by_key
-        return [(ours, theirs[key]) for key, ours in self.reference.by_key.items() if key in theirs]
+    def matched(self) -> list[tuple[ItemResult, ItemResult]]:
+        """Replies of the two sides to the same question: reference, candidate."""
+        replies = self.candidate.by_key
+        return [(reply, replies[key]) for key, reply in self.reference.by_key.items() if key in replies]
 
 
 @dataclass(frozen=True)
@@ -86,21 +79,28 @@ class Finding:
     of: int
 
 
-def found(pair: Pair, side: Side, clause: str, num: int, of: int) -> Finding:
-    """A finding about one side."""
-    return Finding("reference" if side is pair.reference else "candidate", clause, num, of)
+Fault = tuple[int, int, str]
+"""(replies or questions of one side at fault, of how many, the clause)."""
 
 
-def says_it_ended(item: ItemResult) -> bool:
-    """The server says of a reply that it ended by itself, and no count says otherwise."""
-    return not item.truncated or item.truncated_by not in {"length", "budget", "context"}
+def each_side(find_faults: Callable[[Side, Side], Iterator[Fault]]) -> Callable[[Pair], Iterator[Finding]]:
+    """A rule that looks at each side by itself, with the other beside it."""
+
+    @functools.wraps(find_faults)
+    def find(pair: Pair) -> Iterator[Finding]:
+        for num, of, clause in find_faults(pair.reference, pair.candidate):
+            yield Finding("reference", clause, num, of)
+        for num, of, clause in find_faults(pair.candidate, pair.reference):
+            yield Finding("candidate", clause, num, of)
+
+    return find
 
 
-def exceeds(num: int, of: int, *, share: float = LEAST_SHARE, least: int = 1) -> bool:
-    """Whether so many are too many: at least `least`, and more than the share."""
+def is_too_many(num: int, of: int, *, share: float = LEAST_SHARE, least: int = 1) -> bool:
+    """At least `least`, and more than the share."""
     return num >= least and num > share * of
 
 
-def some(num: int, of: int) -> str:
+def count_of(num: int, of: int) -> str:
     """`all 120`, `12 of 120`: how many, before a noun."""
     return f"all {of}" if num == of else f"{num} of {of}"

@@ -55,7 +55,7 @@ def is_known_mark(mark: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Compared:
+class TextComparison:
     """How a reply's text stands to what its ids decode to."""
 
     is_equal: bool
@@ -65,7 +65,7 @@ class Compared:
     """The ids end in a token that is no text, as they do where a model ended its reply itself."""
 
 
-def compare_text(decoded: str, text: str, reasoning: str | None = None, *, left_out: LeftOut = is_known_mark) -> Compared:
+def compare_text(decoded: str, text: str, reasoning: str | None = None, *, left_out: LeftOut = is_known_mark) -> TextComparison:
     """Compare a reply's text, and the thinking that a parser split from it, with what all of its ids decode to.
 
     left_out: which of the marks in `decoded` may be missing; at the very end any may be.
@@ -73,7 +73,7 @@ def compare_text(decoded: str, text: str, reasoning: str | None = None, *, left_
     body, ending = _without_last_mark(decoded)
     has_mark = bool(ending)
     if not reasoning and text in (decoded, body):
-        return Compared(True, None, has_mark)
+        return TextComparison(True, None, has_mark)
     parts = [part for part in (reasoning, text) if part]
     is_equal = _stands_in(decoded, body, parts, is_split=bool(reasoning), left_out=left_out)
     if not is_equal and (opened := OPENING.search(body)) is not None:
@@ -85,7 +85,7 @@ def compare_text(decoded: str, text: str, reasoning: str | None = None, *, left_
         is_equal = _stands_in(decoded, body, [rest] if rest else [], is_split=False, left_out=left_out)
     if not is_equal and (call := CALL.search(body)) is not None:
         is_equal = _letters("".join(parts), left_out).startswith(_letters(body[: call.start()], left_out))
-    return Compared(is_equal, None if is_equal else _difference(body, "".join(parts), left_out), has_mark)
+    return TextComparison(is_equal, None if is_equal else _difference(body, "".join(parts), left_out), has_mark)
 
 
 def _without_last_mark(decoded: str) -> tuple[str, str]:
@@ -125,16 +125,16 @@ def _stands_in(decoded: str, body: str, parts: list[str], *, is_split: bool, lef
         return True
     if BROKEN in body and not is_split:
         text = parts[0] if parts else ""
-        return any(_is_but_for_broken(body, some, left_out) for some in dict.fromkeys((text, text.removeprefix(" "))))
+        return any(_is_but_for_broken(body, variant, left_out) for variant in dict.fromkeys((text, text.removeprefix(" "))))
     cleaned = [_SPACE_BEFORE.sub(r"\1", part) for part in parts]
     return _is_made_of(_SPACE_BEFORE.sub(r"\1", body), cleaned, is_split, left_out)
 
 
 def _is_made_of(decoded: str, parts: list[str], is_split: bool, left_out: LeftOut) -> bool:
     """Whether `decoded` is the parts one behind the other, with marks between that may be left out."""
-    written, said = _canonical(decoded), [_canonical(part) for part in parts]
+    written, canonical_parts = _canonical(decoded), [_canonical(part) for part in parts]
     at = 0
-    for part in said:
+    for part in canonical_parts:
         end = _behind_gap(written, at, part.strip(), left_out) if is_split else _consumed(written, at, part, left_out)
         if end is None:
             return False
@@ -158,22 +158,22 @@ def _is_but_for_broken(decoded: str, text: str, left_out: LeftOut) -> bool:
     As many characters as there are broken ones may stand in their place; of the last, what came with it may be missing.
     """
     written = MARK.sub(lambda mark: MARKED if left_out(mark.group()) else mark.group(), decoded)
-    said = MARK.sub(lambda mark: "" if left_out(mark.group()) else mark.group(), text)
+    shown = MARK.sub(lambda mark: "" if left_out(mark.group()) else mark.group(), text)
     ends, at, before, length = {0}, 0, {0}, 0
     for broken in re.finditer(f"{MARKED}*{BROKEN}[{BROKEN}{MARKED}]*", written):
         whole = written[at : broken.start()].replace(MARKED, "")
         before, length = ends, len(whole)
-        behind = {end + length for end in ends if said.startswith(whole, end)}
+        behind = {end + length for end in ends if shown.startswith(whole, end)}
         count = broken.group().count(BROKEN)
         ends, at = {end + more for end in behind for more in range(count + 1)}, broken.end()
     last = written[at:].replace(MARKED, "")
-    if any(said.startswith(last, end) and end + len(last) == len(said) for end in ends):
+    if any(shown.startswith(last, end) and end + len(last) == len(shown) for end in ends):
         return True
     if last:
         return False
     whole = re.sub(f"[{BROKEN}{MARKED}]+$", "", written).replace(MARKED, "")[-length:] if length else ""
     missing = range(1, min(MOST_HELD_BACK, length) + 1)
-    return any(said[end:] == whole[: length - count] for end in before for count in missing)
+    return any(shown[end:] == whole[: length - count] for end in before for count in missing)
 
 
 def _consumed(decoded: str, at: int, part: str, left_out: LeftOut) -> int | None:
@@ -221,16 +221,16 @@ def _gap_end(decoded: str, at: int, left_out: LeftOut) -> int | None:
     return at + 1 if at < len(decoded) and decoded[at].isspace() else None
 
 
-def _difference(decoded: str, said: str, left_out: LeftOut) -> str:
+def _difference(decoded: str, shown: str, left_out: LeftOut) -> str:
     """What is wrong, in words, of a text that is not what its ids decode to."""
     written = MARK.sub(lambda mark: "" if left_out(mark.group()) else mark.group(), decoded)
-    if not said:
+    if not shown:
         return f"it is empty, and its ids decode to {len(written)} characters"
-    if written.startswith(said):
-        return f"its last {len(written) - len(said)} of {len(written)} characters are lost"
-    if said.strip() == written.strip():
+    if written.startswith(shown):
+        return f"its last {len(written) - len(shown)} of {len(written)} characters are lost"
+    if shown.strip() == written.strip():
         return "white space at its ends is lost or added"
-    if "".join(said.split()) == "".join(written.split()):
+    if "".join(shown.split()) == "".join(written.split()):
         return "its white space or line ends are changed"
-    at = next((i for i, (a, b) in enumerate(zip(written, said, strict=False)) if a != b), min(len(written), len(said)))
-    return f"they part at character {at + 1}: {written[at : at + 12]!r} decoded, {said[at : at + 12]!r} in the reply"
+    at = next((i for i, (a, b) in enumerate(zip(written, shown, strict=False)) if a != b), min(len(written), len(shown)))
+    return f"they part at character {at + 1}: {written[at : at + 12]!r} decoded, {shown[at : at + 12]!r} in the reply"
