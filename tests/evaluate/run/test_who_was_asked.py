@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +19,8 @@ from assay.errors import MeasureError
 from assay.recipes.profile import GivenServer, Hardware, ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
 from assay.records.measurement import Measurement
-from assay_evaluate.client.journal import Reply
+from assay_evaluate.client.journal import Reply, Request
+from assay_evaluate.run.answering import served
 from assay_evaluate.run.answering.asked_again import ALPHA, OTHER_WORDS_SHARE, Question, other_than_before
 from assay_evaluate.run.candidate import Candidate
 from assay_evaluate.run.evaluate import evaluate
@@ -251,3 +254,15 @@ def test_a_copy_of_the_reference_that_is_started_is_asked(tmp_path: Path) -> Non
     )  # fmt: skip
     assert reference.checkpoint_sha256 == candidate.checkpoint_sha256
     assert [one.tasks[0].accuracy and one.tasks[0].accuracy.value for one in (reference, candidate)] == [1.0, 0.0]
+
+
+def test_of_long_questions_few_are_asked_twice_whatever_the_number_of_tasks() -> None:
+    """Prompts are paid for: a suite of long-context tasks does not ask 256 of them twice."""
+
+    def questions(task: str, num_chars: int) -> SimpleNamespace:
+        bodies = [{"max_tokens": 8, "prompt": "x" * num_chars} for _ in range(30)]
+        return SimpleNamespace(shortest_questions=[Request(task, str(i), 0, CHAT, body) for i, body in enumerate(bodies)])
+
+    session: Any = SimpleNamespace(served={"a": questions("a", 20_000), "b": questions("b", 20_000), "c": questions("c", 10)})
+    tasks = Counter(request.task for request in served._questions(session, ["a", "b", "c"]))
+    assert tasks == {"a": 12, "b": 12, "c": 30}

@@ -13,7 +13,15 @@ from assay.recipes.suite import SweTask, TaskBase
 from assay.records.measurement import TaskResult
 from assay.records.served.evidence import AskedTwice
 from assay_evaluate.asking.dialect import seed_of
-from assay_evaluate.asking.evidence import BesideReference, CountPrompt, CountText, all_said, key_of
+from assay_evaluate.asking.evidence import (
+    LONG_QUESTION_CHARS,
+    NUM_LONG_QUESTIONS,
+    BesideReference,
+    CountPrompt,
+    CountText,
+    all_said,
+    key_of,
+)
 from assay_evaluate.asking.session import Session
 from assay_evaluate.client.journal import Identity, Reply, Request
 from assay_evaluate.tasks.ruler import RulerError, TokenCounter
@@ -109,10 +117,16 @@ def ask_twice(session: Session, tasks: Sequence[TaskBase]) -> tuple[AskedTwice, 
 
 
 def _questions(session: Session, names: Sequence[str]) -> list[Request]:
-    """Of every task in turn, those with the shortest prompts."""
+    """Of every task in turn, those with the shortest prompts; of long ones a few, whatever the number of tasks."""
     kept = [session.served[name].shortest_questions for name in names if name in session.served]
-    in_turn = (one for some in itertools.zip_longest(*kept) for one in some if one is not None)
-    return list(itertools.islice(in_turn, MOST_QUESTIONS))
+    chosen: list[Request] = []
+    num_long = 0
+    for request in (one for some in itertools.zip_longest(*kept) for one in some if one is not None):
+        is_long = len(request.body_json) > LONG_QUESTION_CHARS
+        num_long += is_long
+        if not is_long or num_long <= NUM_LONG_QUESTIONS:
+            chosen.append(request)
+    return chosen[:MOST_QUESTIONS]
 
 
 def _asked(session: Session, kind: Literal["zero", "above zero"], questions: Sequence[Request]) -> AskedTwice:
