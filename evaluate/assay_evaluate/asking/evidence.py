@@ -262,8 +262,8 @@ class _Prompts:
         if reply.prompt_tokens is None or size > MOST_PROMPT_CHARS:
             return
         self._number += 1
-        if size <= LONG_QUESTION_CHARS or len(self._shortest) < NUM_LONG_QUESTIONS:
-            _keep_largest(self._shortest, (-size, -self._number, request, reply.prompt_tokens), NUM_QUESTIONS)
+        most = NUM_QUESTIONS if size <= LONG_QUESTION_CHARS else NUM_LONG_QUESTIONS
+        _keep_largest(self._shortest, (-size, -self._number, request, reply.prompt_tokens), most)
         _keep_largest(self._longest, (size, -self._number, request, reply.prompt_tokens), NUM_PROMPTS)
 
     @property

@@ -13,7 +13,14 @@ from assay.recipes.suite import SweTask, TaskBase
 from assay.records.measurement import TaskResult
 from assay.records.served.evidence import AskedTwice
 from assay_evaluate.asking.dialect import seed_of
-from assay_evaluate.asking.evidence import CountPrompt, ReferenceComparison, full_text, key_of
+from assay_evaluate.asking.evidence import (
+    LONG_QUESTION_CHARS,
+    NUM_LONG_QUESTIONS,
+    CountPrompt,
+    ReferenceComparison,
+    full_text,
+    key_of,
+)
 from assay_evaluate.asking.session import Session
 from assay_evaluate.client.journal import Identity, Reply, Request
 from assay_evaluate.tasks.ruler.draft import RulerError
@@ -90,9 +97,7 @@ def ask_twice(session: Session, tasks: Sequence[TaskBase]) -> tuple[AskedTwice, 
     kinds: tuple[tuple[Literal["zero", "above zero"], bool], ...] = (("zero", True), ("above zero", False))
     for kind, is_zero in kinds:
         names = [task.name for task in tasks if (task.temperature == 0) == is_zero and task.name in session.served]
-        # Of every task in turn, those with the shortest prompts.
-        turns = itertools.zip_longest(*(session.served[name].prompts.shortest for name in names))
-        questions = [question for turn in turns for question in turn if question is not None][:MOST_QUESTIONS]
+        questions = _choose_questions([session.served[name].prompts.shortest for name in names])
         if not questions:
             continue
         result = _ask_twice(session, kind, questions[:FIRST_QUESTIONS])
@@ -100,6 +105,18 @@ def ask_twice(session: Session, tasks: Sequence[TaskBase]) -> tuple[AskedTwice, 
             result = _ask_twice(session, kind, questions)
         results.append(result)
     return tuple(results)
+
+
+def _choose_questions(shortest_of_tasks: Sequence[Sequence[Request]]) -> list[Request]:
+    """Of every task in turn, those with the shortest prompts; of long ones a few, whatever the number of tasks."""
+    chosen: list[Request] = []
+    num_long = 0
+    for request in (request for turn in itertools.zip_longest(*shortest_of_tasks) for request in turn if request is not None):
+        is_long = len(request.body_json) > LONG_QUESTION_CHARS
+        num_long += is_long
+        if not is_long or num_long <= NUM_LONG_QUESTIONS:
+            chosen.append(request)
+    return chosen[:MOST_QUESTIONS]
 
 
 def _ask_twice(session: Session, kind: Literal["zero", "above zero"], questions: Sequence[Request]) -> AskedTwice:

@@ -117,6 +117,13 @@ def test_many_short_questions_are_kept_and_few_long_ones() -> None:
     assert (kept(10), kept(20_000)) == (256, 24)
 
 
+def test_the_shortest_of_long_questions_are_kept_whatever_came_first() -> None:
+    tally = ServedTally()
+    for number in range(100, 0, -1):
+        tally.note(request(number, words=20_000 + number), reply(prompt_tokens=1))
+    assert [question.item for question in tally.prompts.shortest] == [f"i{number}" for number in range(1, 25)]
+
+
 def test_texts_that_lack_billed_tokens_are_counted_among_the_thinnest() -> None:
     """A word is a token: of thirty replies two have lost their last third, and one is of long words by itself."""
     words = [" ".join(f"{number}w{place}" for place in range(60)) for number in range(30)]

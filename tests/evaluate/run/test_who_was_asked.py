@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from assay.errors import MeasureError
 from assay.recipes.profile import GivenServer, Hardware, ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
 from assay.records.measurement import Measurement
-from assay_evaluate.client.journal import Reply
+from assay_evaluate.client.journal import Reply, Request
+from assay_evaluate.run import reply_evidence
 from assay_evaluate.run.asked_again import ALPHA, OTHER_WORDS_SHARE, Question, find_difference
 from assay_evaluate.run.candidate import Candidate
 from assay_evaluate.run.evaluate import evaluate
@@ -251,3 +253,14 @@ def test_a_copy_of_the_reference_that_is_started_is_asked(tmp_path: Path) -> Non
     )  # fmt: skip
     assert reference.checkpoint_sha256 == candidate.checkpoint_sha256
     assert [one.tasks[0].accuracy and one.tasks[0].accuracy.value for one in (reference, candidate)] == [1.0, 0.0]
+
+
+def test_of_long_questions_few_are_asked_twice_whatever_the_number_of_tasks() -> None:
+    """Prompts are paid for: a suite of long-context tasks does not ask 256 of them twice."""
+
+    def questions(task: str, num_chars: int) -> list[Request]:
+        bodies = [{"max_tokens": 8, "prompt": "x" * num_chars} for _ in range(30)]
+        return [Request(task, str(number), 0, CHAT, body) for number, body in enumerate(bodies)]
+
+    chosen = reply_evidence._choose_questions([questions("a", 20_000), questions("b", 20_000), questions("c", 10)])
+    assert Counter(request.task for request in chosen) == {"a": 12, "b": 12, "c": 30}
