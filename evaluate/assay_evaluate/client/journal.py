@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import operator
 import sqlite3
 import threading
 import time
@@ -91,8 +92,13 @@ class Request:
     def key(self, who: Identity) -> str:
         """SHA-256 (hex) under which the reply is kept: of these values as one list in canonical JSON."""
         before = canonical_json([self.task, self.item, self.sample, self.path])[:-1]
-        after = canonical_json([self.logprobs_from, who.checkpoint_sha256, who.fingerprint_sha256, who.suite])[1:]
-        return hashlib.sha256(f"{before},{self.body_json},{after}".encode()).hexdigest()
+        return hashlib.sha256(f"{before},{self.body_json},{_end_of_key(self.logprobs_from, who)}".encode()).hexdigest()
+
+
+@functools.lru_cache(maxsize=64)
+def _end_of_key(logprobs_from: int, who: Identity) -> str:
+    """What the keys of a task's requests end in: the same text for thousands of them."""
+    return canonical_json([logprobs_from, who.checkpoint_sha256, who.fingerprint_sha256, who.suite])[1:]
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,6 +172,8 @@ class Reply:
 
 
 _DEFAULTS = tuple((f.name, f.default) for f in dataclasses.fields(Reply) if f.name != "logprobs")
+_values_of = operator.attrgetter(*(name for name, _ in _DEFAULTS))
+"""A reply's values, in the order of `_DEFAULTS`."""
 
 
 class Journal:
@@ -394,8 +402,8 @@ def _sha256_of_reply(key: str, status: str, kind: str, reply: bytes | None, logp
 
 def _reply_json(reply: Reply) -> str:
     """What differs from a reply of which nothing is known; `_read_reply` gives the rest its defaults back."""
-    values = ((name, getattr(reply, name), default) for name, default in _DEFAULTS)
-    return canonical_json({name: value for name, value, default in values if value != default})
+    values = zip(_DEFAULTS, _values_of(reply), strict=True)
+    return canonical_json({name: value for (name, default), value in values if value is not default and value != default})
 
 
 def _read_reply(kind: str, stored: bytes, logprobs: bytes | None) -> Reply:

@@ -383,7 +383,7 @@ def _certificates() -> ssl.SSLContext:
 
 def _cache_header(response: http.client.HTTPResponse) -> str | None:
     """`cf-aig-cache-status: HIT`, `x-vsr-cache-hit: true`, `Cache-Status: name; hit` (RFC 9211) and their like."""
-    for name, value in response.headers.items():
+    for name, value in response.headers.raw_items():  # `items` copies each value first
         if "cache" not in name.lower() or NO_REPLY_CACHE.search(name):
             continue
         is_flag = name.lower().endswith("hit") and value.strip().lower() in {"true", "1", "yes"}
