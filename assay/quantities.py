@@ -119,7 +119,7 @@ def budget_of(text: str, said: str) -> Budget:
     found = _BUDGET.fullmatch(text.strip())
     amount = 0.0 if found is None else float(found[1])
     if found is None or amount <= 0:
-        raise AssayError(f"{said}: is no size; write 405GB or 377GiB for the whole checkpoint, or 4.5bpw")
+        raise AssayError(f"{said}: not a valid size; write 405GB or 377GiB for the whole checkpoint, or 4.5bpw")
     if found[2].lower() == "bpw":
         if not 4 <= amount <= 16:
             raise AssayError(f"{said}: bits per weight lie between 4 and 16; write 4.5bpw, or a size such as 405GB")

@@ -269,7 +269,7 @@ class ModelRecipe(Recipe):
     profiles: tuple[str, ...] = ("cpu-emulated",)
     """Allowed profiles, best first; the first whose hardware is present is the default. Reference and candidates fit."""
     deployment_profiles: tuple[str, ...] = ()
-    """Profiles that the candidates fit and the reference does not: there each is held against itself (`assay deployment`)."""
+    """Profiles that the candidates fit and the reference does not: there each is compared with itself (`assay deployment`)."""
     sampling: Sampling | None = None
     """As the model's card says; tasks with `sampling: model` ask so. None: as the suite says."""
     published: dict[str, PublishedScore] = Field(default_factory=dict)
@@ -308,7 +308,7 @@ class ModelRecipe(Recipe):
             yield f"{twice} is named under `profiles` and under `deployment_profiles`; the reference fits it or does not"
 
     def _contradictions_of_automatic(self) -> Iterator[str]:
-        """A budget stands behind `auto-`; the reference is none of these, since it is what damages are held against."""
+        """A budget stands behind `auto-`; the reference is none of these, since it is what damages are compared with."""
         for name in dict.fromkeys((*self.precisions, *(one for names in self.precisions_on.values() for one in names))):
             if is_automatic(name):
                 try:

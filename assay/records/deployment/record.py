@@ -1,4 +1,4 @@
-"""`RUN/deployment/PROFILE/LABEL.json`: a candidate on a deployment profile, held against itself where it was judged."""
+"""`RUN/deployment/PROFILE/LABEL.json`: a candidate on a deployment profile, compared with itself where it was judged."""
 
 from __future__ import annotations
 

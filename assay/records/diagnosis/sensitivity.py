@@ -115,7 +115,7 @@ class RankCorrelation(Part):
     of: str
     """`proxy:NAME`, `imported:modelopt`, `imported:autoround`."""
     beside: str
-    """`served`, or a `proxy:` that it is held against."""
+    """`served`, or a `proxy:` that it is compared with."""
     spearman: Interval | None
     """`n`: parts in both. None: fewer than 4, or one side is constant."""
     parts: tuple[tuple[int | None, Role, str, float, float], ...] = ()

@@ -173,7 +173,7 @@ def test_what_nothing_can_be_done_with_is_said_before_anything_is_made(run: Run,
             "was given; make one with `assay calibrate TARGET --out FILE`, then say --importance FILE",
         ("-p", "short.yaml", "--text", "none.jsonl"): "--text none.jsonl: cannot be read: No such file or directory",
         ("-p", "short.yaml", "--withhold", "quik"): "no suite recipe called 'quik'; did you mean quick?",
-        ("-p", "auto-4.5", "--out", "made"): "precision auto-4.5: is no size",
+        ("-p", "auto-4.5", "--out", "made"): "precision auto-4.5: not a valid size",
         ("-p", "w4a16", "--importance", "texts/plain.txt"): "--importance: precision w4a16 searches no scales",
     }.items():  # fmt: skip
         assert one_error(run("quantize", "mine.yaml", *words)).startswith(said)

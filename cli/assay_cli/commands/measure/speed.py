@@ -80,7 +80,7 @@ def speed(
         ),
     ] = None,
     repeats: Annotated[
-        int | None, typer.Option("--repeats", min=1, max=1000, help="Of every point, in shuffled order. Default: 3.")
+        int | None, typer.Option("--repeats", min=1, max=1000, help="Repeats of every point, in shuffled order. Default: 3.")
     ] = None,
     starts: Annotated[
         int | None,
@@ -91,7 +91,7 @@ def speed(
     ] = None,
     requests: Annotated[
         int | None,
-        typer.Option("--requests", min=1, help="Of a repeat. Default: 8, or 2 for each request in flight."),
+        typer.Option("--requests", min=1, help="Requests per repeat. Default: 8, or 2 for each request in flight."),
     ] = None,
     output_tokens: Annotated[
         int | None, typer.Option("--output-tokens", min=2, help="Longest reply. Default: 64 on a CPU, else 512.")
@@ -111,7 +111,7 @@ def speed(
         str | None,
         typer.Option(
             "--as", metavar="FORMAT", callback=choice("vllm-bench", "inferencex", "guidellm", "table"),
-            help="Of that file: vllm-bench, inferencex, guidellm or table. Default: as it looks.",
+            help="Format of the file: vllm-bench, inferencex, guidellm or table. Default: detected.",
         ),
     ] = None,
     label: Annotated[
