@@ -136,12 +136,16 @@ class Calibration(Record):
     @property
     def most_tokens(self) -> int:
         """Of any expert; 0 where there are none."""
-        return max((max(one.tokens) for one in self.coverage), default=0)
+        return max((max(layer.tokens) for layer in self.coverage), default=0)
 
     @property
     def unseen(self) -> tuple[str, ...]:
         """Experts that no token reached: `layer 3 expert 17`."""
-        return tuple(f"layer {one.layer} expert {number}" for one in self.coverage for number in one.unseen)
+        return tuple(
+            f"layer {layer_coverage.layer} expert {number}"
+            for layer_coverage in self.coverage
+            for number in layer_coverage.unseen
+        )
 
 
 def record_of(file: Path) -> Path:

@@ -79,11 +79,11 @@ def coverage_lines(made: Calibration) -> Iterator[str]:
     """One line a layer: tokens of its experts, from none (a dot) to the most of any expert of the model (a full block)."""
     if not (most := made.most_tokens):
         return
-    width = len(str(max(one.layer for one in made.coverage)))
+    width = len(str(max(layer_coverage.layer for layer_coverage in made.coverage)))
     yield f"tokens of each expert, by layer (· none, {BLOCKS[-1]} {most:,}):"
-    for one in made.coverage:
-        unseen = f", {len(one.unseen)} unseen" if one.unseen else ""
-        yield f"  {one.layer:>{width}} {one.drawn(most)} {min(one.tokens):,} to {max(one.tokens):,}{unseen}"
+    for layer_coverage in made.coverage:
+        unseen = f", {len(layer_coverage.unseen)} unseen" if layer_coverage.unseen else ""
+        yield f"  {layer_coverage.layer:>{width}} {layer_coverage.drawn(most)} {min(layer_coverage.tokens):,} to {max(layer_coverage.tokens):,}{unseen}"
     if named := made.unseen:
         more = f" and {len(named) - SHOWN} more" if len(named) > SHOWN else ""
         yield f"no token reached {', '.join(named[:SHOWN])}{more}: their static scales are the largest of their layer"

@@ -62,9 +62,9 @@ def find_sensitivity(asked: Asked) -> Sensitivity | None:
 
     started = os.times()
     say = asked.say
-    folder = local_checkpoint(asked.aim.location, say=say)
+    folder = local_checkpoint(asked.target.location, say=say)
     checkpoint = open_checkpoint(folder)
-    layout = find_parts(checkpoint, asked.schemes, model=asked.aim.recipe.name, observer=asked.observer)
+    layout = find_parts(checkpoint, asked.schemes, model=asked.target.recipe.name, observer=asked.observer)
     layout = replace(layout, mixes=mixes_of(asked, layout))
     imported = [read_scores(path, layout) for path in asked.scores]  # what is wrong with them is said before any work
     if asked.parts_of is None:
@@ -119,8 +119,8 @@ def _calibrated(asked: Asked, layout: Layout, folder: Path) -> Iterator[Calibrat
         )
         yield None
         return
-    with calibrated_weights(layout, folder, asked.keep, calibration_of(asked), asked.say) as found:
-        yield found
+    with calibrated_weights(layout, folder, asked.keep, calibration_of(asked), asked.say) as weights:
+        yield weights
 
 
 # ------------------------------------------------------------------------------------------------ without a model
@@ -215,7 +215,7 @@ def _serve(asked: Asked, layout: Layout, source: Path, documents: Sequence[Docum
         done = folder / "measurements" / f"{label}.json"
         if not done.is_file():
             recipe = layout.recipe(label, {key: scheme})
-            plan = make_plan(layout.checkpoint, recipe, model=asked.aim.recipe.name, family=layout.family)
+            plan = make_plan(layout.checkpoint, recipe, model=asked.target.recipe.name, family=layout.family)
             made = folder / label / "checkpoint"
             quantize(plan, source, made)
             measure(asked, source, {label: made}, folder)
@@ -251,7 +251,7 @@ def _record(
         where = "say --run" if asked.run is None else f"no measured precision of {asked.run} drafted"
         figures.not_measured["acceptance by precision of the MTP block"] = where
     return Sensitivity(
-        model=asked.aim.recipe.name,
+        model=asked.target.recipe.name,
         family=layout.family,
         source=plan.source,
         source_sha256=plan.source_sha256,

@@ -32,7 +32,7 @@ Pair = tuple["Key", str]
 class Asked:
     """What the command line says. served: how many parts are also served; 0: none. keep: folder of what may be gone on with."""
 
-    aim: Target
+    target: Target
     schemes: tuple[str, ...]
     proxy: Proxy
     observer: Literal["minmax", "mse"]
@@ -302,7 +302,7 @@ def served_folder(asked: Asked, *, write: bool = False) -> Path:
     from assay_pipeline.targets import local_checkpoint
     from assay_quantize.checkpoint.checkpoint import open_checkpoint
 
-    source = local_checkpoint(asked.aim.location, say=asked.say)
+    source = local_checkpoint(asked.target.location, say=asked.say)
     suite = _suite(asked)
     made_from = [
         dict(open_checkpoint(source).data),
@@ -321,8 +321,8 @@ def measure(asked: Asked, source: Path, mixes: Mapping[str, Path], folder: Path)
 
     assert asked.profile is not None
     measurements = measure_served(
-        asked.aim.recipe.name, source, "source", mixes, suite=_suite(asked), profile=asked.profile,
-        serving=asked.aim.recipe.serving, folder=folder, on_progress=asked.say,
+        asked.target.recipe.name, source, "source", mixes, suite=_suite(asked), profile=asked.profile,
+        serving=asked.target.recipe.serving, folder=folder, on_progress=asked.say,
     )  # fmt: skip
     return {measurement.label: kl_of(measurement) for measurement in measurements if measurement.label in mixes}
 

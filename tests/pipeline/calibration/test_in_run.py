@@ -120,9 +120,9 @@ def test_a_run_calibrates_and_chooses_and_goes_on_where_it_was_stopped(
     code, out, _ = run(*again)
     assert code == 0 and out.count("done before and verified") == 4 and out.count("\n") == 4
 
-    aim = resolve_target("mine.yaml")
+    target = resolve_target("mine.yaml")
     labels = ["fp8", "nvfp4-calibrated", "short", "auto-4.5bpw"]
-    assert [one.label for one in of_target(aim, Path("runs"), None, None).candidates] == labels
+    assert [one.label for one in of_target(target, Path("runs"), None, None).candidates] == labels
     planned = planned_run("mine.yaml", profile="cpu-emulated")
     assert [one.label for one in planned.checkpoints] == labels and planned.checkpoints[-1].is_chosen
     assert all(is_made(plan, made / plan.precision / "checkpoint") for plan in planned.plans)

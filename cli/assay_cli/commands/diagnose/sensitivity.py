@@ -168,7 +168,7 @@ def sensitivity(
     resolved = resolve_target(target)
     place = place_for("sensitivity", ".", run=run, out=out, say=say)
     asked = Asked(
-        aim=resolved,
+        target=resolved,
         schemes=chosen,
         proxy=proxy,  # type: ignore[arg-type]  # checked by its callback
         observer=observer,  # type: ignore[arg-type]  # likewise
