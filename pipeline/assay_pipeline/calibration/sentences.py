@@ -83,7 +83,8 @@ def coverage_lines(made: Calibration) -> Iterator[str]:
     yield f"tokens of each expert, by layer (· none, {BLOCKS[-1]} {most:,}):"
     for layer_coverage in made.coverage:
         unseen = f", {len(layer_coverage.unseen)} unseen" if layer_coverage.unseen else ""
-        yield f"  {layer_coverage.layer:>{width}} {layer_coverage.drawn(most)} {min(layer_coverage.tokens):,} to {max(layer_coverage.tokens):,}{unseen}"
+        least, largest = min(layer_coverage.tokens), max(layer_coverage.tokens)
+        yield f"  {layer_coverage.layer:>{width}} {layer_coverage.drawn(most)} {least:,} to {largest:,}{unseen}"
     if named := made.unseen:
         more = f" and {len(named) - SHOWN} more" if len(named) > SHOWN else ""
         yield f"no token reached {', '.join(named[:SHOWN])}{more}: their static scales are the largest of their layer"
