@@ -113,7 +113,7 @@ chosen-first: .venv/.ready $(if $(filter eval,$(MAKECMDGOALS)),speed)
 	@$(assay) choose "$(MODEL)" --runs "$(RUNS)"
 
 publish: .venv/.ready ## upload the checkpoint of PRECISIONS to REPO on the hub, with card, manifest and report
-	@test -n "$(strip $(REPO))" || { echo 'say REPO=OWNER/NAME, where it is published' >&2; exit 2; }
+	@test -n "$(strip $(REPO))" || { echo 'set REPO=OWNER/NAME, the repository to publish to' >&2; exit 2; }
 	@$(assay) publish "$(MODEL)$(if $(strip $(PRECISIONS)),/$(strip $(PRECISIONS)))" "$(REPO)" --runs "$(RUNS)"
 
 doctor: .venv/.ready ## say what this machine can do and what is missing

@@ -20,26 +20,26 @@ from assay.safe_files import open_inside
 
 def data_of_files(folder: Path, files: Iterable[str]) -> dict[str, str]:
     """File -> `stamp:BYTES:MTIME_NS:CTIME_NS:INODE`, links followed. CheckpointError when one is gone."""
-    found = {}
+    data = {}
     for name in files:
         try:
             status = (folder / name).stat()
         except OSError as error:
             raise CheckpointError(f"{folder / name}: cannot be read: {error.strerror}") from None
-        found[name] = f"stamp:{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}:{status.st_ino}"
-    return found
+        data[name] = f"stamp:{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}:{status.st_ino}"
+    return data
 
 
 def hashes_of_files(folder: Path, files: Iterable[str]) -> dict[str, str]:
     """File -> `sha256:HEX`, for small files. CheckpointError when one cannot be read, or is a link out of the folder."""
-    found = {}
+    hashes = {}
     for name in files:
         try:
             with open_inside(folder, name) as file:
-                found[name] = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+                hashes[name] = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
         except OSError as error:
             raise CheckpointError(f"{folder / name}: cannot be read: {error.strerror}") from None
-    return found
+    return hashes
 
 
 def content_differs(data: str, num_bytes: int, file: io.BufferedIOBase) -> str:
@@ -48,10 +48,10 @@ def content_differs(data: str, num_bytes: int, file: io.BufferedIOBase) -> str:
     assert kind in ("sha256", "blob"), data
     if kind == "blob":
         git_hash = hashlib.sha1(b"blob %d\0" % num_bytes, usedforsecurity=False)
-        found, what = hashlib.file_digest(file, lambda: git_hash), "git hash"
+        digest, what = hashlib.file_digest(file, lambda: git_hash), "git hash"
     else:
-        found, what = hashlib.file_digest(file, "sha256"), "SHA-256"
-    return "" if found.hexdigest() == expected else what
+        digest, what = hashlib.file_digest(file, "sha256"), "SHA-256"
+    return "" if digest.hexdigest() == expected else what
 
 
 def other_data(before: Mapping[str, str], now: Mapping[str, str]) -> str | None:

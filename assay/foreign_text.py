@@ -75,7 +75,7 @@ def in_page(html: str) -> str:
 
     They are written as in JSON, so that a name cannot show itself as another. Line ends and tabs stay.
     """
-    return _UNSEEN.sub(lambda found: json.dumps(found[0])[1:-1], html)
+    return _UNSEEN.sub(lambda match: json.dumps(match[0])[1:-1], html)
 
 
 def in_rich(text: str) -> str:

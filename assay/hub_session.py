@@ -1,4 +1,4 @@
-"""Answers of a Hugging Face hub, held against what one says: `huggingface_hub` believes each of them.
+"""Answers of a Hugging Face hub, compared with what one says: `huggingface_hub` believes each of them.
 
 guard_hub()  from here on, for all that `huggingface_hub` asks in this process, also on behalf of `datasets` and lm-eval
 

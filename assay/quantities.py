@@ -114,15 +114,15 @@ class Budget:
     bits: float | None = None
 
 
-def budget_of(text: str, said: str) -> Budget:
+def budget_of(text: str, option: str) -> Budget:
     """`405GB` (10^9), `377GiB` (2^30), `6270000B`, `4.5bpw`. AssayError: it is neither. said: how errors name it."""
-    found = _BUDGET.fullmatch(text.strip())
-    amount = 0.0 if found is None else float(found[1])
-    if found is None or amount <= 0:
-        raise AssayError(f"{said}: is no size; write 405GB or 377GiB for the whole checkpoint, or 4.5bpw")
-    if found[2].lower() == "bpw":
+    match = _BUDGET.fullmatch(text.strip())
+    amount = 0.0 if match is None else float(match[1])
+    if match is None or amount <= 0:
+        raise AssayError(f"{option}: not a valid size; write 405GB or 377GiB for the whole checkpoint, or 4.5bpw")
+    if match[2].lower() == "bpw":
         if not 4 <= amount <= 16:
-            raise AssayError(f"{said}: bits per weight lie between 4 and 16; write 4.5bpw, or a size such as 405GB")
+            raise AssayError(f"{option}: bits per weight lie between 4 and 16; write 4.5bpw, or a size such as 405GB")
         return Budget(text.strip(), bits=amount)
-    unit = found[2].upper()
+    unit = match[2].upper()
     return Budget(text.strip(), num_bytes=int(amount * (1024 if "I" in unit else 1000) ** _POWERS[unit[0]]))

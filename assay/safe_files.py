@@ -74,11 +74,11 @@ def read_record(path: Path) -> bytes:
     """
     # O_NONBLOCK: opening a pipe that nobody writes to must not wait
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
             raise AssayError(f"{path}: is no regular file (a pipe, a device or a folder), so no record; move it away")
-        if found.st_size > MAX_RECORD_BYTES:
-            raise AssayError(f"{path}: {found.st_size:,} bytes, a record has at most {MAX_RECORD_BYTES:,}; move it away")
+        if status.st_size > MAX_RECORD_BYTES:
+            raise AssayError(f"{path}: {status.st_size:,} bytes, a record has at most {MAX_RECORD_BYTES:,}; move it away")
         return file.read(MAX_RECORD_BYTES)
 
 

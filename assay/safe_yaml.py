@@ -36,15 +36,15 @@ class _UniqueKeys(_FAST):  # type: ignore[misc]  # chosen when this is imported
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         made: dict[Hashable, Any] = super().construct_mapping(node, deep=deep)
         if len(made) < len(node.value):
-            seen: set[Any] = set()
+            earlier: set[Any] = set()
             for key_node, _ in node.value:
                 key = self.construct_object(key_node, deep=True)
-                if key in seen:
+                if key in earlier:
                     line = key_node.start_mark.line + 1
                     raise NotPlainYaml(
                         f"not plain YAML: key {key!r} stands twice in one mapping, again in line {line}; keep one"
                     )
-                seen.add(key)
+                earlier.add(key)
         return made
 
 

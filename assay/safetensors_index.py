@@ -33,16 +33,20 @@ def tensor_names(folder: Path) -> frozenset[str] | None:
 
 def weight_map(where: str, index: Mapping[str, Any]) -> dict[str, str]:
     """Tensor name -> file name from an index; names that would leave the folder are refused."""
-    found = index.get("weight_map")
-    if not isinstance(found, dict) or not found or not all(isinstance(file, str) for file in found.values()):
+    file_by_tensor = index.get("weight_map")
+    if (
+        not isinstance(file_by_tensor, dict)
+        or not file_by_tensor
+        or not all(isinstance(file, str) for file in file_by_tensor.values())
+    ):
         raise CheckpointError(f"{where}: key weight_map must map tensor names to file names; download the index again")
-    if odd := next((name for name in found if not name.isprintable()), None):
+    if odd := next((name for name in file_by_tensor if not name.isprintable()), None):
         raise CheckpointError(f"{where}: {ascii(odd)[:200]} is no tensor's name; download the index again")
-    for file in set(found.values()):
+    for file in set(file_by_tensor.values()):
         path = PurePosixPath(file)
         if path.name != file or "\\" in file or not file.isprintable() or not file.endswith(".safetensors"):
             raise CheckpointError(f"{where}: {file!r} is not the name of a safetensors file in the same folder")
-    return found
+    return file_by_tensor
 
 
 def header_entries(where: str, file_bytes: int, read: Callable[[int, int], bytes]) -> tuple[dict[str, Any], int]:

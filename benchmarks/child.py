@@ -32,8 +32,8 @@ def assay_quantize(source: str, out: str, precision: str, **options: Any) -> Non
     from assay_pipeline.targets import resolve_target
     from assay_quantize.engine.quantize import quantize
 
-    aim = resolve_target(source)
-    plan = plan_for(aim, source_for(aim), load_recipe(PrecisionRecipe, precision))
+    target = resolve_target(source)
+    plan = plan_for(target, source_for(target), load_recipe(PrecisionRecipe, precision))
     quantize(plan, Path(source), Path(out), **options)
 
 

@@ -1,4 +1,4 @@
-"""The limits the engine is held against, as data, and how the value that was seen follows from the results."""
+"""The limits the engine is compared with, as data, and how the value that was seen follows from the results."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ class Section(BaseModel):
         """
         if info.context == WHOLE_ONLY and not isinstance(self, Recipe):
             return self
-        if found := list(self._contradictions()):
-            raise ValueError("\n".join(found))
+        if contradictions := list(self._contradictions()):
+            raise ValueError("\n".join(contradictions))
         return self
 
 

@@ -71,8 +71,8 @@ class FamilyNames:
 
     def runtime_name(self, module: str) -> str:
         """What vLLM calls a module of the checkpoint, before it fuses any; an MTP layer keeps its number."""
-        for part, theirs in self.runtime.items():
-            module = re.sub(rf"(?<![^.]){re.escape(part)}(?![^.])", theirs, module)
+        for part, runtime_part in self.runtime.items():
+            module = re.sub(rf"(?<![^.]){re.escape(part)}(?![^.])", runtime_part, module)
         return module
 
     def is_beside_mtp_layers(self, name: str) -> bool:
@@ -133,7 +133,7 @@ def names_of(family: str) -> FamilyNames:
         experts=of_experts[0].partition(".{expert}")[0] if of_experts else "",
         projections=tuple(name.split(".")[-2] for name in of_experts),
         kept=recipe.kept,
-        runtime={name: theirs for part in parts for name, theirs in part.runtime.items()},
+        runtime={name: runtime_part for part in parts for name, runtime_part in part.runtime.items()},
     )
 
 
@@ -182,8 +182,8 @@ def family_of(config: Mapping[str, Any]) -> str:
         raise PlanError(
             f"config.json: {what} is a dense model (it declares no experts); assay is for mixture-of-experts: {_supported()}"
         )
-    if why := _WITHOUT_FAMILY.get(what):
-        raise PlanError(f"config.json: {what} {why}")
+    if reason := _WITHOUT_FAMILY.get(what):
+        raise PlanError(f"config.json: {what} {reason}")
     raise PlanError(
         f"config.json: architecture {what} is not known; `assay family` drafts a family of what vLLM serves "
         f"(docs/families.md); supported: {_supported()}"
@@ -207,8 +207,8 @@ def quantization_of(config: Mapping[str, Any]) -> Any:
 
 def unquantized(config: Mapping[str, Any]) -> dict[str, Any]:
     """`config` without a `quantization_config`, there and in its `text_config`."""
-    found = {key: value for key, value in config.items() if key != "quantization_config"}
-    return found if (text := text_of(config)) is config else {**found, "text_config": unquantized(text)}
+    remaining = {key: value for key, value in config.items() if key != "quantization_config"}
+    return remaining if (text := text_of(config)) is config else {**remaining, "text_config": unquantized(text)}
 
 
 def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -227,7 +227,7 @@ MAX_COUNT = 100_000
 def count_of(key: str, value: Any) -> int:
     """A number of layers or experts; 0 for what counts nothing. PlanError for one that cannot be."""
     if isinstance(value, list):  # per layer, in some configs
-        return max((count_of(key, one) for one in value), default=0)
+        return max((count_of(key, element) for element in value), default=0)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0 or value > MAX_COUNT:
         if value is None or value is False:
             return 0
@@ -276,8 +276,8 @@ class InLayer(NamedTuple):
 
 def split_layer(name: str) -> InLayer | None:
     """Where in the model a tensor lies, by the first number in its name; None: there is none."""
-    found = _NUMBERED.fullmatch(name)
-    return None if found is None else InLayer(found[1], int(found[2]), found[3])
+    match = _NUMBERED.fullmatch(name)
+    return None if match is None else InLayer(match[1], int(match[2]), match[3])
 
 
 def classify(family: str, name: str, config: Mapping[str, Any]) -> Classified:
@@ -349,12 +349,14 @@ def _unknown(family: str, name: str, config: Mapping[str, Any]) -> str:
 def forms(family: str) -> dict[str, Form]:
     """Every full form of a family -> what it is. `{layer}` stands for a layer's number, `{expert}` for an expert's."""
     names = names_of(family)
-    found = {**names.outside, **names.mtp}
+    form_by_name = {**names.outside, **names.mtp}
     inlined = names.mtp_layer if names.mtp_layers is None else {}
-    found |= {f"{names.layers}.{{layer}}.{rest}": form for rest, form in {**names.layer, **inlined}.items()}
+    form_by_name |= {f"{names.layers}.{{layer}}.{rest}": form for rest, form in {**names.layer, **inlined}.items()}
     if names.mtp_layers is not None:
-        found |= {f"{names.mtp_layers}.{{layer}}.{rest}": form for rest, form in {**names.layer, **names.mtp_layer}.items()}
-    return found
+        form_by_name |= {
+            f"{names.mtp_layers}.{{layer}}.{rest}": form for rest, form in {**names.layer, **names.mtp_layer}.items()
+        }
+    return form_by_name
 
 
 # ------------------------------------------------------------------------------------------------ ignore patterns
@@ -378,8 +380,8 @@ def ignore_patterns(
     for name, form in names.layer.items():
         if form.kind in ("plain", "bare") or (form.kind == "linear" and form.part not in quantized):
             module = name.removesuffix(".weight")
-            for one in dict.fromkeys((module, names.runtime_name(module))):
-                parent, _, leaf = one.rpartition(".")
+            for spelling in dict.fromkeys((module, names.runtime_name(module))):
+                parent, _, leaf = spelling.rpartition(".")
                 kept.setdefault(parent, []).append(leaf)
     for parent, leaves in kept.items():
         leaves = asked_of_vllm(parent, leaves)
@@ -412,17 +414,17 @@ def _one_of(names: Sequence[str]) -> str:
 def _mtp_patterns(names: FamilyNames, quantized: bool, layers: list[int]) -> list[str]:
     """The whole block when it is kept; else what vLLM never loads quantized, under vLLM's own names too."""
     inside = sorted(_unquantizable(names.mtp_layer))
-    inside += [theirs for module in inside if (theirs := names.runtime_name(module)) != module]
+    inside += [runtime_module for module in inside if (runtime_module := names.runtime_name(module)) != module]
     if names.mtp_layers is None:
         which = _one_of([re.escape(module) for module in inside]) if quantized else ".*"
         return [rf"re:.*layers\.{layer}\.{which}$" for layer in layers if inside or not quantized]
     if quantized:
         modules = _unquantizable(names.mtp) + [f"{names.mtp_layers}.{{layer}}.{module}" for module in inside]
-        found = [re.escape(module).replace(r"\{layer\}", r"\d+") for module in modules]
+        expressions = [re.escape(module).replace(r"\{layer\}", r"\d+") for module in modules]
         if names.mtp_runtime_layers is not None:
             of_layers = [re.escape(f"{names.mtp_runtime_layers}.{layer}.{module}") for layer in layers for module in inside]
-            found += of_layers
-        return [rf"re:(.*\.)?{module}$" for module in found]
+            expressions += of_layers
+        return [rf"re:(.*\.)?{module}$" for module in expressions]
     modules = [name.rpartition(".")[0].removesuffix(".{layer}") for name in names.mtp if name.endswith(".weight")]
     roots = {_mtp_root(module): module for module in [*modules, names.mtp_layers]}
     whole = {root for root, module in roots.items() if root == module and f"{root}.weight" in names.mtp}

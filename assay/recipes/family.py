@@ -86,4 +86,4 @@ class FamilyRecipe(FamilyBlock):
     """Names of shared blocks, or YAML files relative to the family's, in the order in which their names follow each other."""
 
     def found_from(self, folder: Path) -> Self:
-        return self.model_copy(update={"blocks": tuple(beside(folder, one) for one in self.blocks)})
+        return self.model_copy(update={"blocks": tuple(beside(folder, block) for block in self.blocks)})

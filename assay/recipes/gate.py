@@ -45,7 +45,7 @@ class DivergenceGate(Section):
     expect: dict[Annotated[int, Field(ge=1, le=16)], float] = Field(default_factory=dict)
     """Bits of the weights -> the limit for such a checkpoint, stricter than `max` or `min`: what a good one of its format
     reaches. The entry of the most bits that are no more than the candidate's: 16 takes that of 8, 6 that of 4. One with fewer
-    bits than any entry, or whose bits are not known, is held against `max` or `min`."""
+    bits than any entry, or whose bits are not known, is compared with `max` or `min`."""
     times_noise_floor: float | None = Field(default=None, ge=1)
     """So many times the distance of the reference's own repeat is allowed where that is more, never beyond `max` or `min`."""
     texts: Literal["sampled", "held_out", "every"] = "sampled"

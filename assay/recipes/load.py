@@ -86,19 +86,19 @@ def _extended_file(kind: type[Recipe], path: Path, named: Any, above: tuple[Path
     if not isinstance(named, str):
         raise RecipeError(f"{path}: extends: must be the name of a precision or the path of its file (got {str(named)[:80]!r})")
     try:
-        found = recipe_file(kind, named)
+        base = recipe_file(kind, named)
     except RecipeError as error:
         raise RecipeError(f"{path}: extends: {error}") from None
-    found = path.parent / found  # the path of a shipped recipe is absolute
-    if not found.is_file():
-        raise RecipeError(f"{path}: extends: {found}: no such file; the path is relative to the recipe that names it")
-    chain = [*above, path, found]
-    way = " -> ".join(str(one) for one in chain)
-    if found.resolve() in {one.resolve() for one in chain[:-1]}:
+    base = path.parent / base  # the path of a shipped recipe is absolute
+    if not base.is_file():
+        raise RecipeError(f"{path}: extends: {base}: no such file; the path is relative to the recipe that names it")
+    chain = [*above, path, base]
+    way = " -> ".join(str(file) for file in chain)
+    if base.resolve() in {file.resolve() for file in chain[:-1]}:
         raise RecipeError(f"{chain[0]}: extends: circular, {way}; one of these must not use `extends`")
     if len(chain) > MAX_DEPTH + 1:
         raise RecipeError(f"{chain[0]}: extends: more than {MAX_DEPTH} levels deep, {way}; extend a later recipe of this chain")
-    return found
+    return base
 
 
 def _read(path: Path) -> dict[Any, Any]:

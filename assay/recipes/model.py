@@ -206,7 +206,7 @@ class AutomaticMix(Section):
             update={
                 "base": None if self.base is None else beside(folder, self.base),
                 "hardware": None if self.hardware is None else beside(folder, self.hardware),
-                "texts": self.texts if isinstance(self.texts, str) else tuple(str(folder / one) for one in self.texts),
+                "texts": self.texts if isinstance(self.texts, str) else tuple(str(folder / text) for text in self.texts),
             }
         )
 
@@ -235,11 +235,11 @@ class CalibrationData(Section):
 
     def found_from(self, folder: Path) -> Self:
         """With its files relative to the working directory. folder: of the recipe."""
-        more: dict[str, Any] = {"text": tuple(text_beside(folder, one) for one in self.text)}
+        more: dict[str, Any] = {"text": tuple(text_beside(folder, text) for text in self.text)}
         if self.file is not None:
             more["file"] = str(folder / self.file)
         if self.withhold is not None:
-            more["withhold"] = tuple(beside(folder, one) for one in self.withhold)
+            more["withhold"] = tuple(beside(folder, suite) for suite in self.withhold)
         return self.model_copy(update=more)
 
 
@@ -269,7 +269,7 @@ class ModelRecipe(Recipe):
     profiles: tuple[str, ...] = ("cpu-emulated",)
     """Allowed profiles, best first; the first whose hardware is present is the default. Reference and candidates fit."""
     deployment_profiles: tuple[str, ...] = ()
-    """Profiles that the candidates fit and the reference does not: there each is held against itself (`assay deployment`)."""
+    """Profiles that the candidates fit and the reference does not: there each is compared with itself (`assay deployment`)."""
     sampling: Sampling | None = None
     """As the model's card says; tasks with `sampling: model` ask so. None: as the suite says."""
     published: dict[str, PublishedScore] = Field(default_factory=dict)
@@ -279,12 +279,13 @@ class ModelRecipe(Recipe):
 
     def found_from(self, folder: Path) -> Self:
         named: dict[str, Any] = {
-            "precisions": tuple(beside(folder, one) for one in self.precisions),
+            "precisions": tuple(beside(folder, precision) for precision in self.precisions),
             "precisions_on": {
-                profile: tuple(beside(folder, one) for one in names) for profile, names in self.precisions_on.items()
+                profile: tuple(beside(folder, precision) for precision in names)
+                for profile, names in self.precisions_on.items()
             },
-            "profiles": tuple(beside(folder, one) for one in self.profiles),
-            "deployment_profiles": tuple(beside(folder, one) for one in self.deployment_profiles),
+            "profiles": tuple(beside(folder, name) for name in self.profiles),
+            "deployment_profiles": tuple(beside(folder, name) for name in self.deployment_profiles),
             "suite": beside(folder, self.suite),
             "gates": None if self.gates is None else beside(folder, self.gates),
         }
@@ -308,8 +309,10 @@ class ModelRecipe(Recipe):
             yield f"{twice} is named under `profiles` and under `deployment_profiles`; the reference fits it or does not"
 
     def _contradictions_of_automatic(self) -> Iterator[str]:
-        """A budget stands behind `auto-`; the reference is none of these, since it is what damages are held against."""
-        for name in dict.fromkeys((*self.precisions, *(one for names in self.precisions_on.values() for one in names))):
+        """A budget stands behind `auto-`; the reference is none of these, since it is what damages are compared with."""
+        for name in dict.fromkeys(
+            (*self.precisions, *(other_name for names in self.precisions_on.values() for other_name in names))
+        ):
             if is_automatic(name):
                 try:
                     automatic_of(name)

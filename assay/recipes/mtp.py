@@ -79,8 +79,8 @@ def declared_layers(config: Mapping[str, Any]) -> int | None:
 def stored_layers(family: str, config: Mapping[str, Any], names: Iterable[str]) -> tuple[int, ...]:
     """The MTP layers' numbers, sorted: from `num_hidden_layers` on where they are inlined, from 0 on in `mtp.layers`."""
     root, first = _place(family, config)
-    found = (split_layer(name) for name in names)
-    return tuple(sorted({at.layer for at in found if at is not None and at.root == root and at.layer >= first}))
+    places = (split_layer(name) for name in names)
+    return tuple(sorted({at.layer for at in places if at is not None and at.root == root and at.layer >= first}))
 
 
 def names_in_block(family: str, config: Mapping[str, Any], names: Iterable[str]) -> list[str]:
@@ -154,15 +154,19 @@ def _problems_of_layer(
     family: str, config: Mapping[str, Any], prefix: str, have: set[str], rests: Mapping[tuple[str, int], set[str]]
 ) -> Iterator[MtpProblem]:
     names = names_of(family)
-    wanted = set(names.mtp_required) - names.mtp.keys()
+    required = set(names.mtp_required) - names.mtp.keys()
     # ERNIE-4.5's block has a dense MLP, though most layers of the model have experts
     dense = not names.mtp_experts or any(form.part == "dense_mlp" and rest in have for rest, form in names.layer.items())
     experts = 0 if dense else num_experts(family, config)
     if names.mtp_experts:
-        layers = [found for (at, layer), found in rests.items() if at == names.layers and layer < num_hidden_layers(config)]
-        wanted |= _like(have, layers, f"{names.experts}.0.", dense=dense)
-        wanted |= {f"{names.experts}.{expert}.{part}.weight" for expert in range(experts) for part in names.projections}
-    for rest in sorted(wanted - have):
+        layers = [
+            names_in_layer
+            for (at, layer), names_in_layer in rests.items()
+            if at == names.layers and layer < num_hidden_layers(config)
+        ]
+        required |= _like(have, layers, f"{names.experts}.0.", dense=dense)
+        required |= {f"{names.experts}.{expert}.{part}.weight" for expert in range(experts) for part in names.projections}
+    for rest in sorted(required - have):
         yield _missing(f"{prefix}.{rest}")
     in_experts = f"{names.experts}."
     numbers = {rest.removeprefix(in_experts).split(".")[0] for rest in have if rest.startswith(in_experts)}

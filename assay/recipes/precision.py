@@ -94,7 +94,7 @@ class PrecisionRecipe(Recipe):
     def found_from(self, folder: Path) -> Self:
         if self.calibration == "none" or not self.calibration.text:
             return self
-        text = tuple(text_beside(folder, one) for one in self.calibration.text)
+        text = tuple(text_beside(folder, path) for path in self.calibration.text)
         return self.model_copy(update={"calibration": self.calibration.model_copy(update={"text": text})})
 
     @property
@@ -143,7 +143,7 @@ class PrecisionRecipe(Recipe):
             yield "`quantize` gives each role its scheme: leave `scheme` out, or list the roles that all take it"
         if not isinstance(self.quantize, dict) and self.scheme is None:
             yield f"`quantize` lists roles: say under `scheme` what all of them take, or give each its own, as in {example}"
-        seen: set[tuple[int, str]] = set()
+        earlier: set[tuple[int, str]] = set()
         for text, roles in self.layers.items():
             if _LAYERS.fullmatch(text) is None or any(first > last for first, last in _ranges(text)):
                 yield f"layers: {text!r} names no layers; write numbers and ranges, counted from 0: `0-2, 77`"
@@ -151,9 +151,9 @@ class PrecisionRecipe(Recipe):
             for role in sorted(set(roles) - set(self.quantize)):
                 yield f"layers.{text}: role {role} is quantized nowhere else; only roles under `quantize` can differ by layer"
             here = {(layer, role) for layer in layer_numbers(text) for role in roles}
-            for layer, role in sorted(here & seen)[:1]:
+            for layer, role in sorted(here & earlier)[:1]:
                 yield f"layers: role {role} of layer {layer} is named twice; name it once"
-            seen |= here
+            earlier |= here
 
     def _contradictions_of_scales(self) -> Iterator[str]:
         """What is calibrated has something to calibrate; vLLM can load it."""
@@ -195,8 +195,8 @@ class PrecisionRecipe(Recipe):
             return None
         for text, roles in self.layers.items():
             if layer is not None and role in roles and layer in layer_numbers(text):
-                there = roles[role]
-                return None if there == "bf16" else there
+                scheme = roles[role]
+                return None if scheme == "bf16" else scheme
         return self._scheme(role)
 
     def kept_dtype(self, role: str, layer: int | None = None) -> Literal["source", "bf16", "fp32"] | None:

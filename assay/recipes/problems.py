@@ -56,7 +56,7 @@ def _faults(kind: type[Recipe], data: Mapping[str, Any], context: str | None = N
     try:
         kind.model_validate(data, context=context)
     except ValidationError as error:
-        return [{**one, "loc": tuple(step for step in one["loc"] if step not in FORMS)} for one in error.errors()]
+        return [{**fault, "loc": tuple(step for step in fault["loc"] if step not in FORMS)} for fault in error.errors()]
     return []
 
 
@@ -201,8 +201,8 @@ def _mend_key(kind: type[Recipe], parent: dict[str, Any], key: str, fault: Fault
     if fault["type"] == "extra_forbidden" or fault["loc"][-1] == "[key]":
         near, value = _nearest_value(fault) or _nearest_key(kind, fault), parent.pop(key)
         if near is not None:
-            there = parent.get(near)
-            parent[near] = [*there, *value] if isinstance(there, list) and isinstance(value, list) else there or value
+            present = parent.get(near)
+            parent[near] = [*present, *value] if isinstance(present, list) and isinstance(value, list) else present or value
     elif allowed := _allowed_values(fault):
         parent[key] = _nearest_value(fault) or allowed[0]
     elif (limit := _limit(fault)) is not None:

@@ -118,18 +118,18 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 def problem_with(url: str) -> str | None:
     """Why `url` cannot be a server's address; None: it can. What may be a password or a key is not in it."""
-    said = repr(re.split(r"[?#]", url.rpartition("@")[2])[0])
+    shown_url = repr(re.split(r"[?#]", url.rpartition("@")[2])[0])
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        return f"{said} is no URL; write it as http://HOST:PORT"
+        return f"{shown_url} is no URL; write it as http://HOST:PORT"
     if parts.scheme not in _DEFAULT_PORTS or not parts.hostname or not url.isprintable() or " " in url or port == 0:
-        return f"{said} is no URL of a server; write it as http://HOST:PORT"
+        return f"{shown_url} is no URL of a server; write it as http://HOST:PORT"
     if parts.username is not None or parts.password is not None:
         return f"the URL for {parts.hostname} holds a user or password, which records would keep; name a variable (api_key_env)"
     if parts.query or parts.fragment:
-        return f"{said} has something behind its path (`?` or `#`); write it as http://HOST:PORT"
+        return f"{shown_url} has something behind its path (`?` or `#`); write it as http://HOST:PORT"
     return None
 
 

@@ -27,11 +27,11 @@ def packed_modules(family: str) -> Mapping[str, tuple[str, ...]]:
 
 
 def _fused(family: str, kinds: set[str], *, experts: bool = True) -> dict[str, tuple[str, ...]]:
-    found: dict[str, dict[str, None]] = {}
+    members_by_name: dict[str, dict[str, None]] = {}
     for name, form in names_of(family).layer.items():
         if form.fused is not None and form.kind in kinds and (experts or "{expert}" not in name):
-            found.setdefault(form.fused, {})[name.split(".")[-2]] = None
-    return {fused: tuple(members) for fused, members in found.items()}
+            members_by_name.setdefault(form.fused, {})[name.split(".")[-2]] = None
+    return {fused: tuple(members) for fused, members in members_by_name.items()}
 
 
 def role_of(name: str) -> str | None:
@@ -58,8 +58,8 @@ def _roles_outside() -> dict[str, str]:
     """Name of a module outside the layers, without what stands in front -> role."""
     roles = {"embed_tokens": "embedding", "norm": "norm", "lm_head": "lm_head", "logits_processor": "lm_head"}
     for names in map(names_of, family_names()):
-        theirs = {names.runtime_name(name.rpartition(".")[0]): form.part for name, form in names.outside.items()}
-        roles |= {module.rpartition(".")[2]: part for module, part in theirs.items()}
+        part_by_name = {names.runtime_name(name.rpartition(".")[0]): form.part for name, form in names.outside.items()}
+        roles |= {module.rpartition(".")[2]: part for module, part in part_by_name.items()}
         roles |= {name.rpartition(".")[0]: "mtp" for name in names.mtp}
     return roles
 

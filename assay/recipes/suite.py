@@ -83,8 +83,8 @@ class TaskBase(Section):
     @property
     def items(self) -> int | Range | None:
         """Items of each part of the task; what a part is depends on the kind. None: all there are."""
-        found: int | Range | None = None if self.items_field is None else getattr(self, self.items_field)
-        return found
+        num_items: int | Range | None = None if self.items_field is None else getattr(self, self.items_field)
+        return num_items
 
     @property
     def most_items(self) -> int | None:
@@ -197,7 +197,7 @@ class RulerTask(GeneratedTask):
 
     def _contradictions(self) -> Iterator[str]:
         yield from super()._contradictions()
-        for twice in sorted({str(one) for one in self.lengths_tokens if self.lengths_tokens.count(one) > 1}):
+        for twice in sorted({str(length) for length in self.lengths_tokens if self.lengths_tokens.count(length) > 1}):
             yield f"lengths_tokens names {twice} twice"
 
 

@@ -100,17 +100,17 @@ def _of_option(fault: Mapping[str, Any]) -> str:
 
 def named_files(suite: SuiteRecipe) -> list[str]:
     """Paths as the suite writes them, sorted."""
-    found: set[str | None] = set()
+    paths: set[str | None] = set()
     for task in suite.tasks:
         if isinstance(task, LmEvalTask):
-            found.add(task.include_path)
+            paths.add(task.include_path)
         elif isinstance(task, RulerTask):
-            found |= {task.essays, task.squad, task.hotpotqa}
+            paths |= {task.essays, task.squad, task.hotpotqa}
         elif isinstance(task, SweTask):
-            found |= set(task.local_paths)
+            paths |= set(task.local_paths)
     if suite.divergence is not None:
-        found.add(suite.divergence.held_out)
-    return sorted(path for path in found if path is not None)
+        paths.add(suite.divergence.held_out)
+    return sorted(path for path in paths if path is not None)
 
 
 def _hash(suite: SuiteRecipe, name: str) -> str:

@@ -48,7 +48,7 @@ class TextSource(Part):
 
 
 class WithheldItems(Part):
-    """Items of one task that every text was held against. num_items: None: they are not known here, and `why` says why.
+    """Items of one task that every text was compared with. num_items: None: they are not known here, and `why` says why.
     dropped: texts that hold one of them."""
 
     suite: str
@@ -59,7 +59,7 @@ class WithheldItems(Part):
 
 
 class TextTaken(Part):
-    """What the tokens of a calibration were made of, and what they were held against. num_repeated: sequences that are, token
+    """What the tokens of a calibration were made of, and what they were compared with. num_repeated: sequences that are, token
     for token, one before them; None: nobody counted."""
 
     sources: tuple[TextSource, ...] = ()
@@ -101,7 +101,7 @@ class Calibration(Record):
     a routed expert saw; None where there are none. nvfp4_inputs: all inputs, in the range of scheme `nvfp4`.
     file_sha256: what `importance_sha256` of a plan made with the file will be.
 
-    sources: where the text came from. withheld: items of evaluations that it was held against. coverage: by layer.
+    sources: where the text came from. withheld: items of evaluations that it was compared with. coverage: by layer.
     tokens_per_expert: what was asked for; None: nothing. ended: why no more was taken: all tokens that were asked for, every
     expert had seen enough, or the text was at its end. num_scales: modules and caches whose largest magnitude is in the file.
     num_repeated: as of `TextTaken`. These are empty or None in records from before them.
@@ -136,12 +136,16 @@ class Calibration(Record):
     @property
     def most_tokens(self) -> int:
         """Of any expert; 0 where there are none."""
-        return max((max(one.tokens) for one in self.coverage), default=0)
+        return max((max(layer.tokens) for layer in self.coverage), default=0)
 
     @property
     def unseen(self) -> tuple[str, ...]:
         """Experts that no token reached: `layer 3 expert 17`."""
-        return tuple(f"layer {one.layer} expert {number}" for one in self.coverage for number in one.unseen)
+        return tuple(
+            f"layer {layer_coverage.layer} expert {number}"
+            for layer_coverage in self.coverage
+            for number in layer_coverage.unseen
+        )
 
 
 def record_of(file: Path) -> Path:

@@ -35,11 +35,11 @@ def check_measurements(measurements: Sequence[Measurement]) -> Measurement:
 
 def find_reference(measurements: Iterable[Measurement]) -> Measurement:
     """The one measurement that the others are compared with."""
-    found = [m for m in measurements if m.is_reference and not m.is_noise_floor]
-    if len(found) != 1:
-        names = ", ".join(m.label for m in found) or "none"
+    references = [m for m in measurements if m.is_reference and not m.is_noise_floor]
+    if len(references) != 1:
+        names = ", ".join(m.label for m in references) or "none"
         raise MeasureError(f"a run needs exactly one reference measurement, found: {names}; run `assay evaluate` again")
-    return found[0]
+    return references[0]
 
 
 def other_reference(reference: Measurement, candidate: Measurement) -> tuple[str, str] | None:
@@ -57,8 +57,8 @@ def other_reference(reference: Measurement, candidate: Measurement) -> tuple[str
         compared_with.append(candidate.divergence.reference_checkpoint_sha256)
     for sha256 in compared_with:
         if sha256 is not None and sha256 != reference.checkpoint_sha256:
-            why = f"measured against checkpoint {sha256[:12]}, the reference is {reference.checkpoint_sha256[:12]}"
-            return why, "measure the candidate again"
+            reason = f"measured against checkpoint {sha256[:12]}, the reference is {reference.checkpoint_sha256[:12]}"
+            return reason, "measure the candidate again"
     return None
 
 
@@ -81,18 +81,20 @@ def served_differently(first: Measurement, second: Measurement, *, other: str = 
 
 def fingerprints_differ(first: Fingerprint, second: Fingerprint, *, other: str = "candidate") -> list[str]:
     """The same of two fingerprints."""
-    ours, theirs = (one.model_dump(mode="json", exclude=set(NOT_COMPARED)) for one in (first, second))
-    return _differences(ours, theirs, "", other)
+    first_data, second_data = (
+        fingerprint.model_dump(mode="json", exclude=set(NOT_COMPARED)) for fingerprint in (first, second)
+    )
+    return _differences(first_data, second_data, "", other)
 
 
 def asked_differently(first: Measurement, second: Measurement, *, other: str = "candidate") -> list[str]:
     """The same of what stands between a question and the model: template, parsers. Empty where it was not recorded."""
     if first.asked_with is None or second.asked_with is None:
         return []
-    ours, theirs = (asked.model_dump(mode="json") for asked in (first.asked_with, second.asked_with))
+    first_data, second_data = (asked.model_dump(mode="json") for asked in (first.asked_with, second.asked_with))
     if first.checkpoint_bytes is None or second.checkpoint_bytes is None:  # of a server alone no template is known
-        ours, theirs = ({**side, "chat_template_sha256": None} for side in (ours, theirs))
-    return _differences(ours, theirs, "", other)
+        first_data, second_data = ({**side, "chat_template_sha256": None} for side in (first_data, second_data))
+    return _differences(first_data, second_data, "", other)
 
 
 def questions_differ(first: Measurement, second: Measurement, task: str, *, other: str = "candidate") -> list[str]:
@@ -100,12 +102,12 @@ def questions_differ(first: Measurement, second: Measurement, task: str, *, othe
 
     Needles, RULER and tools are generated to the length of the reference's tokens: of another reference they are other texts.
     """
-    ours, theirs = (_asked_of(m, task) for m in (first, second))
-    lines = _differences(ours, theirs, "", other)
-    if not lines and ours["task"].get("kind") in MADE_FOR_THE_REFERENCE:
-        one, two = (m.reference_checkpoint_sha256 or "" for m in (first, second))
-        if one != two:
-            lines = [f"made for the tokens of another reference ({one[:12]}, {other} {two[:12]})"]
+    first_data, second_data = (_asked_of(m, task) for m in (first, second))
+    lines = _differences(first_data, second_data, "", other)
+    if not lines and first_data["task"].get("kind") in MADE_FOR_THE_REFERENCE:
+        first_sha256, second_sha256 = (m.reference_checkpoint_sha256 or "" for m in (first, second))
+        if first_sha256 != second_sha256:
+            lines = [f"made for the tokens of another reference ({first_sha256[:12]}, {other} {second_sha256[:12]})"]
     return lines
 
 
@@ -115,10 +117,10 @@ MADE_FOR_THE_REFERENCE = frozenset({"needle", "ruler", "tools"})
 def _asked_of(measurement: Measurement, task: str) -> dict[str, Any]:
     """What decides which questions a task asks, out of the suite's recipe."""
     recipe = measurement.suite_recipe
-    found: dict[str, Any] = next((one for one in recipe.get("tasks", ()) if one.get("name") == task), {})
+    task_recipe: dict[str, Any] = next((entry for entry in recipe.get("tasks", ()) if entry.get("name") == task), {})
     return {
-        "task": found, "seed": recipe.get("seed"), "files_sha256": recipe.get("files_sha256"),
-        "sources": next((one.sources for one in measurement.tasks if one.task == task), {}),
+        "task": task_recipe, "seed": recipe.get("seed"), "files_sha256": recipe.get("files_sha256"),
+        "sources": next((result.sources for result in measurement.tasks if result.task == task), {}),
     }  # fmt: skip
 
 

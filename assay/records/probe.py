@@ -209,6 +209,6 @@ def find_probes(reports: Sequence[ProbeReport], measured: Measurement) -> ProbeR
 
     The reference's repeat is the reference's checkpoint, so it has the same probes.
     """
-    same = [one for one in reports if one.checkpoint_sha256 == measured.checkpoint_sha256]
-    named = [one for one in reports if one.checkpoint_sha256 is None and one.label == measured.label]
-    return next(iter([one for one in same if one.label == measured.label] + same + named), None)
+    same = [report for report in reports if report.checkpoint_sha256 == measured.checkpoint_sha256]
+    named = [report for report in reports if report.checkpoint_sha256 is None and report.label == measured.label]
+    return next(iter([report for report in same if report.label == measured.label] + same + named), None)

@@ -103,7 +103,7 @@ class RunRecord(Record):
             more["source"] = other.source
         if self.reference is not None and other.reference is not None and other.reference.files is not None:
             more["reference"] = self.reference.model_copy(update={"files": other.reference.files})
-        if new := tuple(why for why in other.choices if why not in self.choices):
+        if new := tuple(choice for choice in other.choices if choice not in self.choices):
             more["choices"] = self.choices + new
         return self.model_copy(update=more)
 
@@ -149,5 +149,5 @@ def judged_bytes(run_dir: Path) -> dict[str, str]:
     """Label -> `checkpoint_sha256` that the verdicts are about; of what was not measured, of the checkpoint that is there."""
     made = {path.parent.parent.name: load_manifest(path.parent) for path in sorted(run_dir.glob(f"*/checkpoint/{MANIFEST}"))}
     measured = [Measurement.load(path) for path in sorted((run_dir / "measurements").glob("*.json"))]
-    found = {label: manifest.checkpoint_sha256 for label, manifest in made.items() if manifest is not None}
-    return found | {one.label: one.checkpoint_sha256 for one in measured}
+    made_hashes = {label: manifest.checkpoint_sha256 for label, manifest in made.items() if manifest is not None}
+    return made_hashes | {measurement.label: measurement.checkpoint_sha256 for measurement in measured}

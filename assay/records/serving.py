@@ -99,7 +99,7 @@ class Signature(Part):
     def is_of_logits(self) -> bool:
         """Whether the server gives logits under the name of log-probabilities. They say which weights answer as well, but only
         beside others of their kind."""
-        values = [value for one in self.prompts for value in (*one.logprobs, *one.next.values()) if value is not None]
+        values = [value for prompt in self.prompts for value in (*prompt.logprobs, *prompt.next.values()) if value is not None]
         return max(values, default=0.0) > MOST_LOGPROB
 
     def agrees_with(self, other: Signature) -> bool:
@@ -107,30 +107,34 @@ class Signature(Part):
         return self.distance(other) <= self.tolerance(other)
 
 
-def mean_difference(ours: tuple[SignedPrompt, ...], theirs: tuple[SignedPrompt, ...]) -> float:
+def mean_difference(first: tuple[SignedPrompt, ...], second: tuple[SignedPrompt, ...]) -> float:
     """Over all that both have, and of likeliest tokens that one does not list the least it can be, in nats.
 
     Infinity if they have nothing in common, or another tokenizer.
     """
-    if [one.token_ids for one in ours] != [one.token_ids for one in theirs]:
+    if [prompt.token_ids for prompt in first] != [prompt.token_ids for prompt in second]:
         return math.inf
-    found = [abs(a - b) for one, other in zip(ours, theirs, strict=True) for a, b in _pairs(one, other)]
-    return sum(found) / len(found) if found else math.inf
+    differences = [abs(a - b) for prompt, other in zip(first, second, strict=True) for a, b in _pairs(prompt, other)]
+    return sum(differences) / len(differences) if differences else math.inf
 
 
-def _pairs(one: SignedPrompt, other: SignedPrompt) -> Iterator[tuple[float, float]]:
-    values = [*zip(one.logprobs, other.logprobs, strict=True)]
-    values += [(one.next[token], other.next[token]) for token in one.next.keys() & other.next.keys()]
+def _pairs(first: SignedPrompt, second: SignedPrompt) -> Iterator[tuple[float, float]]:
+    values = [*zip(first.logprobs, second.logprobs, strict=True)]
+    values += [(first.next[token], second.next[token]) for token in first.next.keys() & second.next.keys()]
     yield from ((a, b) for a, b in values if a is not None and b is not None)
-    yield from _missing(one.next, other.next)
-    yield from _missing(other.next, one.next)
+    yield from _missing(first.next, second.next)
+    yield from _missing(second.next, first.next)
 
 
-def _missing(ours: dict[str, float | None], theirs: dict[str, float | None]) -> Iterator[tuple[float, float]]:
+def _missing(next_logprobs: dict[str, float | None], other_logprobs: dict[str, float | None]) -> Iterator[tuple[float, float]]:
     """Of tokens that only we list: they are no likelier there than the last of their list, so that far apart at least."""
-    known = [value for value in theirs.values() if value is not None]
+    known = [value for value in other_logprobs.values() if value is not None]
     last = min(known, default=math.inf)
-    yield from ((value, last) for token, value in ours.items() if token not in theirs and value is not None and value > last)
+    yield from (
+        (value, last)
+        for token, value in next_logprobs.items()
+        if token not in other_logprobs and value is not None and value > last
+    )
 
 
 def as_arguments(flags: Mapping[str, Any]) -> list[str]:

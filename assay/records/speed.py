@@ -143,24 +143,25 @@ class SpeedRow(Part):
     @property
     def failed_share(self) -> float | None:
         """Of the requests of all repeats that ended. None: a repeat does not say how many failed."""
-        return self._share("num_failed", lambda one: (one.num_completed or 0) + (one.num_failed or 0))
+        return self._share("num_failed", lambda repeat: (repeat.num_completed or 0) + (repeat.num_failed or 0))
 
     @property
     def incomplete_share(self) -> float | None:
         """Of all requests. None: a repeat does not say how many were cut off."""
         return self._share(
-            "num_incomplete", lambda one: (one.num_completed or 0) + (one.num_failed or 0) + (one.num_incomplete or 0)
+            "num_incomplete",
+            lambda repeat: (repeat.num_completed or 0) + (repeat.num_failed or 0) + (repeat.num_incomplete or 0),
         )
 
     def _share(self, name: str, of: Callable[[SpeedRepeat], int]) -> float | None:
-        counts = [getattr(one, name) for one in self.repeats]
+        counts = [getattr(repeat, name) for repeat in self.repeats]
         asked = sum(map(of, self.repeats))
         return None if None in counts or not asked else sum(counts) / asked
 
     @property
     def in_flight(self) -> float | None:
         """Mean over the repeats. None: a repeat does not tell it."""
-        told = [one.in_flight for one in self.repeats if one.in_flight is not None]
+        told = [repeat.in_flight for repeat in self.repeats if repeat.in_flight is not None]
         return statistics.fmean(told) if len(told) == len(self.repeats) else None
 
     @property
@@ -199,9 +200,9 @@ class SpeedRow(Part):
         return None
 
     def _lost(self, name: str, how: str, share: float) -> str:
-        lost = sum(getattr(one, name) or 0 for one in self.repeats)
-        asked = sum((one.num_completed or 0) + (one.num_failed or 0) for one in self.repeats)
-        asked += sum(one.num_incomplete or 0 for one in self.repeats) if name == "num_incomplete" else 0
+        lost = sum(getattr(repeat, name) or 0 for repeat in self.repeats)
+        asked = sum((repeat.num_completed or 0) + (repeat.num_failed or 0) for repeat in self.repeats)
+        asked += sum(repeat.num_incomplete or 0 for repeat in self.repeats) if name == "num_incomplete" else 0
         return f"{lost:,} of {asked:,} requests {how} ({100 * share:.3g} %)"
 
     @property
@@ -246,12 +247,12 @@ class SpeedRecord(Record):
 
     @model_validator(mode="after")
     def _one_row_a_point(self) -> Self:
-        seen: set[tuple[Hashable, ...]] = set()
+        earlier: set[tuple[Hashable, ...]] = set()
         for row in self.rows:
-            if row.point in seen:
+            if row.point in earlier:
                 at = f"concurrency {row.concurrency}, {row.prompts}, from {row.source}"
                 raise ValueError(f"two rows of {row.checkpoint} at {at}")
-            seen.add(row.point)
+            earlier.add(row.point)
         return self
 
     def of_bytes(self, hashes: Mapping[str, str]) -> tuple[SpeedRecord, tuple[str, ...]]:

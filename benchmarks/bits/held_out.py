@@ -244,7 +244,7 @@ def _is_calibrated(name: str) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("precisions", nargs="+", help="the first is what the others are held against")
+    parser.add_argument("precisions", nargs="+", help="the first is what the others are compared with")
     parser.add_argument("--source", default=SOURCE, metavar="FOLDER", help="the checkpoint; relative to the repository")
     parser.add_argument("--seed", type=int, default=11)
     parser.add_argument("--tokens", type=int, default=32_768)

@@ -160,7 +160,7 @@ def lines(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("precisions", nargs="+", help="the first is what the others are held against")
+    parser.add_argument("precisions", nargs="+", help="the first is what the others are compared with")
     parser.add_argument("--model", default="tiny-glm", help="a model recipe whose source lies on this machine")
     parser.add_argument("--texts", type=int, default=1000)
     parser.add_argument("--pairs", nargs="*", default=[], help="A/B: ratios of these as well")

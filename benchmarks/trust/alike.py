@@ -358,7 +358,7 @@ def page(tasks: int, each: int, seed: int) -> str:
 INTRODUCTION = """\
 # Asked and answered alike
 
-Before a task is judged, the evidence that replies carry is held against rules
+Before a task is judged, the evidence that replies carry is compared with rules
 (`evaluate/assay_evaluate/serving_faults/rules.py`): that the weights that were asked answered, that both sides got the same
 prompts, that replies are whole. This page has their false alarms and their power, simulated by `benchmarks/trust/alike.py`.
 """

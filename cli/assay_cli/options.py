@@ -270,7 +270,7 @@ ConcurrencyOption = Annotated[
 ]
 MaxTokensOption = Annotated[int, typer.Option("--max-tokens", min=8, help="Budget of a reply, in tokens.")]
 SeedOption = Annotated[
-    str, typer.Option("--seed", help="Prompts are drawn from this text: the same seed, the same prompts.")
+    str, typer.Option("--seed", help="Seed for the prompts, any text: the same seed draws the same prompts.")
 ]  # fmt: skip
 TEXT_HELP = (
     "Where text comes from: plain text, .jsonl or .parquet (text, prompt or messages), hub:OWNER/NAME[:PATTERN] (a data set), "

@@ -25,7 +25,7 @@ from assay_pipeline.run_lock import locked_run
 def deploy_candidates(
     run_dir: Path, labels: list[str] | None = None, profile: str | None = None, say: Say = say_nothing
 ) -> list[Deployment]:
-    """Serve candidates of a run on another profile, each held against itself where it was judged; report and cards are written.
+    """Serve candidates of a run on another profile, each compared with itself where it was judged; write report and cards.
 
     labels: None: all that have passed. profile: None: the first of the model's deployment profiles that fits this machine.
     AssayError: nothing was judged, no such candidate, a checkpoint is not on this machine.

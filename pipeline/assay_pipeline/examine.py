@@ -53,16 +53,16 @@ def examine() -> list[Finding]:
 
 
 def _work_environment() -> Finding:
-    found, absent = [], []
+    present, absent = [], []
     for name in WORK_PACKAGES:
         try:
-            found.append(f"{name} {importlib.metadata.version(name)}")
+            present.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
             absent.append(name)
     if absent:
         remedy = "make setup (or: pip install 'assay[quantize,evaluate,report]')"
         return Finding(state="missing", what="work environment", detail=f"lacks {', '.join(absent)}", remedy=remedy)
-    return Finding(state="ok", what="work environment", detail=", ".join(found))
+    return Finding(state="ok", what="work environment", detail=", ".join(present))
 
 
 def _serving_environment() -> Finding:

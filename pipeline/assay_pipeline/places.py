@@ -33,7 +33,7 @@ def place_for(command: str, inside: str, *, run: Path | None = None, out: Path |
     if run is not None:
         return Place(run / inside, run / "logs", run)
     folder = Path(tempfile.mkdtemp(prefix=f"assay-{command}-"))
-    say(f"this goes to {folder}; --out DIR chooses another folder")
+    say(f"writing to {folder} (--out DIR to change)")
     return Place(folder, folder)
 
 

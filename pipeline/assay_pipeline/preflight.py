@@ -40,7 +40,7 @@ def nothing_to_look_at(run: PlannedRun) -> PreflightReport:
 
 def _report(run: PlannedRun, checks: Iterable[Check], seconds: float) -> PreflightReport:
     return PreflightReport(
-        model=run.aim.recipe.name,
+        model=run.target.recipe.name,
         source=run.source.location,
         profile=run.profile.name,
         suite=run.suite.name,
@@ -129,7 +129,7 @@ def check_tokenizer(run: PlannedRun, on_progress: Callable[[str], None]) -> Iter
     if run.reference.headers is not None and run.reference.headers.location != run.source.location:
         looked_at["reference"] = run.reference.headers
     for label, checkpoint in looked_at.items():
-        yield from look(small_files(label, checkpoint), run.suite, run.profile, run.aim.recipe.serving, _required(run))
+        yield from look(small_files(label, checkpoint), run.suite, run.profile, run.target.recipe.serving, _required(run))
 
 
 def check_data_sets(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterable[Check]:
@@ -147,13 +147,13 @@ def check_context(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterab
 
 
 def _context(run: PlannedRun) -> int | None:
-    return context_tokens(run.reference.config or run.source.config, run.profile, run.aim.recipe.serving)
+    return context_tokens(run.reference.config or run.source.config, run.profile, run.target.recipe.serving)
 
 
 def _is_chat(run: PlannedRun) -> bool:
     from assay_pipeline.comparison.small_files import small_files
 
-    return "chat-template" in run.aim.recipe.serving.vllm or small_files("source", run.source).template is not None
+    return "chat-template" in run.target.recipe.serving.vllm or small_files("source", run.source).template is not None
 
 
 def counted(run: PlannedRun) -> SuiteRecipe:
@@ -173,7 +173,7 @@ def check_sampling(run: PlannedRun, on_progress: Callable[[str], None]) -> Itera
     from assay_evaluate.preflight.sampling import check_sampling as look
     from assay_pipeline.comparison.small_files import json_file
 
-    return look(run.suite, run.aim.recipe, json_file(run.source, "generation_config.json"))
+    return look(run.suite, run.target.recipe, json_file(run.source, "generation_config.json"))
 
 
 def check_cost(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterable[Check]:
@@ -183,10 +183,10 @@ def check_cost(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterable[
     return cost.check_cost(
         counted(run),
         run.profile,
-        run.aim.recipe.serving,
+        run.target.recipe.serving,
         reference=run.reference.label,
         weights=served_weights_of(run),
-        own_texts=bool(run.aim.recipe.deployment_profiles),
+        own_texts=bool(run.target.recipe.deployment_profiles),
     )
 
 
@@ -225,7 +225,7 @@ def check_disk(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterator[
     released = run.reference.headers if run.reference.plan is None else None
     allowed = JOURNAL_BYTES[run.profile.hardware.device]
     yield from look(
-        Writes(run.source, run.aim.recipe.include_source, released, folders, run_dir, allowed, run.stream_from is not None)
+        Writes(run.source, run.target.recipe.include_source, released, folders, run_dir, allowed, run.stream_from is not None)
     )
 
 
@@ -237,7 +237,7 @@ def check_memory(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterato
         yield from _memory_of_cpu(run)
     if not is_on_gpus(run.profile):
         return
-    recipe = run.aim.recipe
+    recipe = run.target.recipe
     others = [load_recipe(ProfileRecipe, name) for name in recipe.profiles]
     for label, model in run.stored():
         check = look(label, model, run.profile, recipe.serving, [other for other in others if other.name != run.profile.name])
@@ -254,7 +254,9 @@ def _memory_of_cpu(run: PlannedRun) -> Iterator[Check]:
     space = server_environment(run.profile).get("VLLM_CPU_KVCACHE_SPACE")
     held, usable_bytes = held_by(run.profile), hardware.usable_memory_bytes()
     for label, model in run.stored():
-        yield look(label, model, run.profile, run.aim.recipe.serving, bytes_each=held, space=space, memory_bytes=usable_bytes)
+        yield look(
+            label, model, run.profile, run.target.recipe.serving, bytes_each=held, space=space, memory_bytes=usable_bytes
+        )
 
 
 def check_split(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterator[Check]:
@@ -262,7 +264,7 @@ def check_split(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterator
     from assay_quantize.preflight.memory import check_split as look
 
     if is_on_gpus(run.profile):
-        yield from (look(label, model, run.profile, run.aim.recipe.serving) for label, model in run.stored())
+        yield from (look(label, model, run.profile, run.target.recipe.serving) for label, model in run.stored())
 
 
 def check_loading(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterator[Check]:
@@ -276,7 +278,7 @@ def check_loading(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterat
 def _to_replay(run: PlannedRun) -> Iterator[Candidate]:
     from assay_evaluate.serving.replay import Candidate, PlannedCheckpoint, planned
 
-    serving = run.aim.recipe.serving
+    serving = run.target.recipe.serving
     for checkpoint in run.checkpoints:
         if checkpoint.plan is not None:
             assert checkpoint.config is not None

@@ -61,7 +61,7 @@ def quantize(
     name: str | None = None,
     on_made: OnMade | None = None,
 ) -> list[MadeCheckpoint]:
-    """Make quantized checkpoints, shard by shard, and verify each. What was killed goes on where it was.
+    """Make quantized checkpoints, shard by shard, and verify each. An interrupted run resumes.
 
     precisions: names of recipes or files, the reference's is made first; None: the model's list. precision: one alone, without
     the reference; with `out` in that folder, else in the run of its source under `runs`. profile: the recipe's precisions for

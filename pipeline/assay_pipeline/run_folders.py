@@ -50,7 +50,7 @@ def open_run(
             if not _claim(folder, about if keep_suite else about.model_copy(update={"suite": None})):
                 continue
             if difference_text is not None:
-                say(f"{difference_text}; this goes to {folder}")
+                say(f"{difference_text}; writing to {folder}")
             with _freed_if_nothing_came(folder) if was_free else nullcontext():
                 yield folder
             return

@@ -79,7 +79,7 @@ def run(
     for checkpoint in planned.checkpoints:
         if checkpoint.problem is not None:
             raise PlanError(checkpoint.problem)
-    resolved, planned_here = planned.aim, with_files(planned.aim, planned.wanted, options)
+    resolved, planned_here = planned.target, with_files(planned.target, planned.plans_to_make, options)
     check_plans_served(planned.plans, resolved, planned.profile)
     for note in planned.source.notes:
         say(f"note: {note}")

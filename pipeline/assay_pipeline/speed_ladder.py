@@ -38,7 +38,7 @@ class Place:
     """A run's folder, and its model as a recipe knows it. about: of its run.json; None: it has one already."""
 
     run_dir: Path
-    aim: Target
+    target: Target
     measurements: tuple[Measurement, ...]
     about: RunRecord | None = None
 
@@ -56,7 +56,7 @@ class Place:
     def reference(self) -> str:
         """Label of the checkpoint that others are compared with."""
         measured = next((measurement.label for measurement in self.measurements if measurement.is_reference), None)
-        return measured or self.aim.recipe.reference.precision or "reference"
+        return measured or self.target.recipe.reference.precision or "reference"
 
 
 def place_of(target: str, runs: Path) -> Place:
@@ -68,10 +68,10 @@ def place_of(target: str, runs: Path) -> Place:
         about = RunRecord(model=resolved.recipe.name, source=source_now(resolved))
         return Place(choose_run(runs, about)[0], resolved, (), about)
     measured = tuple(Measurement.load(path) for path in sorted((run_dir / "measurements").glob("*.json")))
-    return Place(run_dir, _aim_of(run_dir, target), measured)
+    return Place(run_dir, _target_of(run_dir, target), measured)
 
 
-def _aim_of(run_dir: Path, target: str) -> Target:
+def _target_of(run_dir: Path, target: str) -> Target:
     """The model of a run: its recipe, or the checkpoint that it was made from."""
     record = read_run(run_dir)
     if record is None:
@@ -90,7 +90,7 @@ def _aim_of(run_dir: Path, target: str) -> Target:
 def folders_of(place: Place) -> dict[str, Path]:
     """Label -> checkpoint folder on this machine, of everything in the run: the reference first, then the source."""
     folders: dict[str, Path] = {}
-    source = place.aim.location.path
+    source = place.target.location.path
     if source is not None and (Path(source) / "config.json").is_file():
         config = read_json_object(Path(source), "config.json")
         folders[source_label(config)] = Path(source)
@@ -169,7 +169,7 @@ class PlannedLadder:
                     Subject(label, folder, checkpoint_sha256(folder, journal.file_sha256), scheme_of(label, folder))
                     for label, folder in self.folders.items()
                 ]
-            serving = self.place.aim.recipe.serving
+            serving = self.place.target.recipe.serving
             return LadderRun(subjects, ladder, prompts, self.profile, serving, run_dir, on_progress).run()
 
 
@@ -183,8 +183,8 @@ def plan_ladder(
     from assay_evaluate.speed.measure import check_concurrency
     from assay_evaluate.speed.prompts import Prompts
 
-    where = profile_for(place.aim, profile)
-    ladder = default_ladder(place.aim.recipe, where, options)
+    where = profile_for(place.target, profile)
+    ladder = default_ladder(place.target.recipe, where, options)
     check_concurrency(ladder, where)
     folders, suite = chosen_folders(place, checkpoints), _suite_of(place, where)
     if not place.measurements:  # else the journal, which has more kinds, is asked when the run is held
@@ -223,7 +223,7 @@ def predict_in_run(
     from assay_evaluate.speed.predicted import acceptance_of, predict
     from assay_evaluate.speed.rows_in_record import with_rows
 
-    recipe, where = place.aim.recipe, load_recipe(ProfileRecipe, profile)
+    recipe, where = place.target.recipe, load_recipe(ProfileRecipe, profile)
     ladder = default_ladder(recipe, where, options)
     reference = [] if recipe.reference.precision is None else [recipe.reference.precision]
     before = SpeedRecord.load_if_there(place.run_dir / SPEED_RECORD)
@@ -232,7 +232,7 @@ def predict_in_run(
     labels_asked = labels or list(schemes_before) or list(dict.fromkeys((*reference, *own)))
     schemes = {label: schemes_before.get(label) or scheme_of_precision(label) for label in labels_asked}
     acceptance = acceptance_of(before, acceptance_length, ladder.speculation)
-    model = place.aim.location.path or place.aim.location.hub
+    model = place.target.location.path or place.target.location.hub
     assert model is not None, "a source is a folder or on the hub"
     rows, left_out = predict(schemes, model, where, ladder, interpreter, acceptance)
     with place.at_work():
@@ -245,7 +245,7 @@ def _suite_of(place: Place, profile: ProfileRecipe) -> SuiteRecipe:
     """That of the run, else the model's."""
     if place.measurements:
         return SuiteRecipe.model_validate(place.measurements[0].suite_recipe)
-    return suite_for(place.aim, None, profile)[0]
+    return suite_for(place.target, None, profile)[0]
 
 
 def measure_judged(

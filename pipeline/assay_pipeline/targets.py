@@ -128,7 +128,7 @@ def local_checkpoint(location: Location, source: SourceData | None = None, say: 
     if source is None or source.files is None:
         return download_model(location.hub, location.revision, {})
     check_hashes_stated(location.hub, source.files)
-    say(f"{location.hub}: its {len(source.files)} files are held against the hashes that the hub states")
+    say(f"{location.hub}: its {len(source.files)} files are compared with the hashes that the hub states")
     return download_model(location.hub, source.revision or location.revision, source.files)
 
 

@@ -312,7 +312,7 @@ def plan_numbers(plan: Plan) -> PlanNumbers:
 
 
 def describe_calibration(plan: Plan) -> str | None:
-    """`gptq on 65,536 tokens of text, held against the items of 12 tasks (3 texts left out)`. None: no text rounded weights."""
+    """`gptq on 65,536 tokens of text, compared with the items of 12 tasks (3 texts left out)`. None: no text decided."""
     if (made := plan.calibrated) is None:
         return None
     num_tasks = sum(items.num_items is not None for items in made.withheld)

@@ -396,7 +396,7 @@ def poisoned(measurement: Measurement) -> Measurement:
 @pytest.fixture
 def poisoned_run(tmp_path: Path) -> Iterator[Path]:
     run_dir = make_run(tmp_path, change=poisoned)
-    odd = result("tools", None, None, f"the server takes no tools: {LINK}")
+    odd = result("tools", None, None, f"the server does not accept tool calls: {LINK}")
     probed("w4a16", *CLEAN, odd).model_copy(update={"label": LINK}).save(probes_place(run_dir, "foreign"))
     yield run_dir
 

@@ -78,7 +78,7 @@ def test_what_is_published_is_one_precision_of_the_model(stubbed: Path) -> None:
     assert make(stubbed, "publish", "REPO=me/x", "PRECISIONS=w4a16")[1] == "assay publish tiny-glm/w4a16 me/x --runs runs\n"
     assert make(stubbed, "publish", "REPO=me/x")[1] == "assay publish tiny-glm me/x --runs runs\n"
     code, out, err = make(stubbed, "publish")
-    assert (code, out) == (2, "") and "say REPO=OWNER/NAME, where it is published" in err
+    assert (code, out) == (2, "") and "set REPO=OWNER/NAME, the repository to publish to" in err
 
 
 def test_quantize_alone_needs_no_serving_environment(stubbed: Path) -> None:

@@ -298,9 +298,9 @@ def test_quantize_for_a_profile(run: Run, tmp_path: Path) -> None:
     assert message.startswith("precision w4a16 cannot be served on profile 8xh200: ")
     recipe |= {"precisions_on": {"8xrtx-pro-6000": ["w4a16-channel"]}}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(recipe))
-    aim = resolve_target(str(tmp_path / "mine.yaml"))
-    assert aim.on_profile(load_recipe(ProfileRecipe, "8xrtx-pro-6000")).recipe.precisions == ("w4a16-channel",)
-    assert aim.on_profile(load_recipe(ProfileRecipe, "4xh200")).recipe.precisions == ("w4a16",)
+    target = resolve_target(str(tmp_path / "mine.yaml"))
+    assert target.on_profile(load_recipe(ProfileRecipe, "8xrtx-pro-6000")).recipe.precisions == ("w4a16-channel",)
+    assert target.on_profile(load_recipe(ProfileRecipe, "4xh200")).recipe.precisions == ("w4a16",)
     assert not Path("runs").exists()
 
 

@@ -86,9 +86,9 @@ def test_two_recipes_of_one_name_never_mix(run: Run, server: GivenServers) -> No
 
 
 def test_a_draft_head_that_is_not_used_is_named(run: Run, tiny_glm: Path) -> None:
-    aim, reference = resolve_target(str(tiny_glm)), Candidate("fp8", tiny_glm, is_reference=True)
-    assert unused_draft_head(aim, reference) is None  # found in the config, and used
-    silent = replace(aim, recipe=aim.recipe.model_copy(update={"serving": Serving()}))
+    target, reference = resolve_target(str(tiny_glm)), Candidate("fp8", tiny_glm, is_reference=True)
+    assert unused_draft_head(target, reference) is None  # found in the config, and used
+    silent = replace(target, recipe=target.recipe.model_copy(update={"serving": Serving()}))
     assert unused_draft_head(silent, reference) == (
         "note: fp8 has an MTP head that is not used, so acceptance is not measured: the recipe of tiny-glm4-moe sets no "
         "`serving: {num_speculative_tokens: 1}`"

@@ -117,11 +117,11 @@ def test_a_fine_tune_of_the_same_name_and_shape_gets_a_folder_of_its_own(run: Ru
     )
     [other] = [name for name in runs() if name != "checkpoint-1000"]
     assert re.fullmatch(r"checkpoint-1000-[0-9a-f]{6}", other)
-    assert f"runs/checkpoint-1000 holds checkpoints made from {first}; this goes to runs/{other}\n" in err
+    assert f"runs/checkpoint-1000 holds checkpoints made from {first}; writing to runs/{other}\n" in err
     assert read_run(Path("runs", other)).source.location == str(second)  # type: ignore[union-attr]
 
     err = quantized(run, second, "--precision", "w4a16")
-    assert f"this goes to runs/{other}\n" in err and "done before and verified" in err and len(runs()) == 2
+    assert f"writing to runs/{other}\n" in err and "done before and verified" in err and len(runs()) == 2
     assert (find_run(str(first), Path("runs")), find_run(str(second), Path("runs"))) == (
         Path("runs/checkpoint-1000"), Path("runs", other),
     )  # fmt: skip
@@ -138,7 +138,7 @@ def test_a_model_retrained_in_place_and_a_second_suite(run: Run, base: Path, ser
 
     # Another suite: another folder, whose tables and cards find the checkpoints where they were made.
     err = evaluated(run, source, "--precisions", "w4a16", suite="two")
-    assert "runs/tuned holds measurements of suite one; this goes to runs/tuned-two\n" in err
+    assert "runs/tuned holds measurements of suite one; writing to runs/tuned-two\n" in err
     assert measured("runs/tuned") == first
     assert {m.suite for m in measured("runs/tuned-two").values()} == {"two"}
     report = Report.load(Path("runs/tuned-two/report/report.json"))
@@ -163,11 +163,11 @@ def test_a_model_retrained_in_place_and_a_second_suite(run: Run, base: Path, ser
     err = quantized(run, source, "--precisions", "w4a16")
     match = re.search(
         r"runs/tuned holds checkpoints made from tuned before its data changed \(model-00001-of-00002.safetensors was .*\); "
-        r"this goes to (runs/tuned-[0-9a-f]{6})\n", err
+        r"writing to (runs/tuned-[0-9a-f]{6})\n", err
     )  # fmt: skip
     assert match is not None, err
     err = evaluated(run, source, "--precisions", "w4a16")
-    assert f"this goes to {match[1]}\n" in err and len(measured(match[1])) == 4
+    assert f"writing to {match[1]}\n" in err and len(measured(match[1])) == 4
     assert measured("runs/tuned") == first
 
 
@@ -177,7 +177,7 @@ def test_a_second_suite_against_the_same_reference(run: Run, base: Path, server:
     evaluated(run, *two)
     before = measured("runs/fp8")
     err = evaluated(run, *two, suite="two")
-    assert "runs/fp8 holds measurements of suite one; this goes to runs/fp8-two\n" in err
+    assert "runs/fp8 holds measurements of suite one; writing to runs/fp8-two\n" in err
     assert measured("runs/fp8") == before and {m.suite for m in measured("runs/fp8-two").values()} == {"two"}
     # The suite's file is changed: other questions under the same name.
     Path("two.yaml").write_text(Path("two.yaml").read_text().replace("num_items: 2", "num_items: 3"))
@@ -195,7 +195,7 @@ def test_two_pairs_of_checkpoints_with_equal_names(run: Run, base: Path, server:
     before = measured("runs/fp8")
     err = evaluated(run, *pair(base, "B"))
     sha256 = measured("runs/fp8")["fp8"].checkpoint_sha256
-    match = re.search(r"runs/fp8 holds comparisons with A/fp8 \(checkpoint (\w{12})\); this goes to runs/(fp8-\w{6})\n", err)
+    match = re.search(r"runs/fp8 holds comparisons with A/fp8 \(checkpoint (\w{12})\); writing to runs/(fp8-\w{6})\n", err)
     assert match is not None and match[1] == sha256[:12], err
     theirs = measured(f"runs/{match[2]}")
     assert match[2] == f"fp8-{theirs['fp8'].checkpoint_sha256[:6]}" and theirs["w4a16"].checkpoint == "B/w4a16"
@@ -245,7 +245,7 @@ def test_an_older_folder_is_taken_over_if_its_records_agree(run: Run, base: Path
     reference = Path("runs/fp8/measurements/fp8.json")
     reference.write_text(reference.read_text().replace('"is_reference": true', '"is_reference": false'))
     err = evaluated(run, *two)
-    assert "runs/fp8 holds an older run whose records do not say what it was made from; this goes to runs/fp8-" in err
+    assert "runs/fp8 holds an older run whose records do not say what it was made from; writing to runs/fp8-" in err
     assert not Path("runs/fp8/run.json").exists()
 
 
@@ -328,7 +328,7 @@ def test_candidates_made_from_other_data_than_the_reference_are_refused(run: Run
         r"runs/model/w4a16/checkpoint: made from other data than model has \(model-00001-of-00002.safetensors was 1 bytes of "
         r"1970-.*\); delete it and make it again: assay quantize model --precision w4a16", message
     )  # fmt: skip
-    # The source cannot be read any more: the checkpoints are still held against each other.
+    # The source cannot be read any more: the checkpoints are still compared with each other.
     for shard in source.glob("*.safetensors"):
         shard.unlink()
     message = one_error(evaluate(run, source, "--precisions", "w4a16"))

@@ -95,7 +95,7 @@ def test_a_moved_main_gets_a_run_of_its_own(run: Run, hub: Hub) -> None:
     perturbed(hub.folder, hub.folder.with_name("next"), 1)
     hub.folder, hub.commit = hub.folder.with_name("next"), "b" * 40
     said = made(run, "quantize", "org/model", *W4A16)
-    assert "runs/model holds checkpoints made from org/model at commit aaaaaaaaaaaa; this goes to runs/model-" in said
+    assert "runs/model holds checkpoints made from org/model at commit aaaaaaaaaaaa; writing to runs/model-" in said
     [other] = [path for path in Path("runs").iterdir() if path.name != "model"]
     second = Manifest.load(other / "w4a16/checkpoint/assay_manifest.json")
     assert (first.source_revision, second.source_revision) == ("a" * 40, "b" * 40)
@@ -129,7 +129,7 @@ def test_a_download_that_is_not_what_the_hub_states_is_fetched_again_or_refused(
     assert code == 2 and f"\nerror: org/model/{name}: its {what} is not the one the hub states, downloaded twice; " in err
     assert not Path("runs/model/w4a16/checkpoint").exists()
     hub.replaced.clear()
-    assert "org/model: its 6 files are held against the hashes that" in made(run, "quantize", "org/model", *W4A16)
+    assert "org/model: its 6 files are compared with the hashes that" in made(run, "quantize", "org/model", *W4A16)
     # A copy in the cache that rotted is fetched again.
     [cached] = (hub.folder.parent / "home" / "hub").rglob(f"snapshots/*/{name}")
     shutil.rmtree("runs")

@@ -125,7 +125,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with records of every stage, judged and reported."""
     folder = tmp_path_factory.mktemp("injection")
     run_dir = make_run(folder / "runs", change=few_items)
-    odd = result("tools", None, None, "the server takes no tools")
+    odd = result("tools", None, None, "the server does not accept tool calls")
     probed("w4a16", *CLEAN, odd).save(probes_place(run_dir, "w4a16"))
     row = SpeedRow(
         checkpoint="w4a16", checkpoint_sha256=checkpoint_sha256("w4a16"), origin="measured", source="vllm bench serve",

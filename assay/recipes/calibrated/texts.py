@@ -21,7 +21,7 @@ def _listed(value: Any) -> Any:
 
 
 def _not_empty(value: tuple[str, ...]) -> tuple[str, ...]:
-    if not all(one.strip() for one in value):
+    if not all(text.strip() for text in value):
         raise ValueError("names nothing; say files, hub:OWNER/NAME, own or MIX.yaml, each with @WEIGHT if it has one")
     return value
 
@@ -39,6 +39,6 @@ def without_folders(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """A precision's content with files of text by their names: the same recipe, from whichever folder it is named."""
     made, calibration = dict(recipe), recipe.get("calibration")
     if isinstance(calibration, Mapping) and calibration.get("text"):
-        names = [one if _ELSEWHERE.fullmatch(one) else Path(one).name for one in calibration["text"]]
+        names = [source if _ELSEWHERE.fullmatch(source) else Path(source).name for source in calibration["text"]]
         made["calibration"] = {**calibration, "text": names}
     return made

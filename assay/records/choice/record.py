@@ -186,9 +186,12 @@ class Choice(Record):
             return None
         if overall is None:
             return "there are no verdicts now"
-        words = [one for one in self.quality if one.word in get_args(Status)]
-        judged = [one for one in words if overall.get(one.checkpoint, "NOT MEASURED") != one.word]
+        words = [judgement for judgement in self.quality if judgement.word in get_args(Status)]
+        judged = [judgement for judgement in words if overall.get(judgement.checkpoint, "NOT MEASURED") != judgement.word]
         if judged:
-            now = {one.checkpoint: overall.get(one.checkpoint, "not judged") for one in judged}
-            return "; ".join(f"{one.checkpoint} was {one.word} then and is {now[one.checkpoint]} now" for one in judged)
+            now = {judgement.checkpoint: overall.get(judgement.checkpoint, "not judged") for judgement in judged}
+            return "; ".join(
+                f"{judgement.checkpoint} was {judgement.word} then and is {now[judgement.checkpoint]} now"
+                for judgement in judged
+            )
         return None

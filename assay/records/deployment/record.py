@@ -1,4 +1,4 @@
-"""`RUN/deployment/PROFILE/LABEL.json`: a candidate on a deployment profile, held against itself where it was judged."""
+"""`RUN/deployment/PROFILE/LABEL.json`: a candidate on a deployment profile, compared with itself where it was judged."""
 
 from __future__ import annotations
 
@@ -77,10 +77,12 @@ def load_deployments(
     run_dir: Path, measured: Iterable[Measurement], gates: GateReport | None
 ) -> tuple[tuple[Deployment, ...], tuple[Deployment, ...]]:
     """(those that are about the run as it is now, those that are not any more); AssayError: a file is no such record."""
-    by_label = {one.label: one for one in measured}
-    found = [Deployment.load(path) for path in sorted((run_dir / FOLDER).glob("*/*.json"))]
-    holds = [one.label in by_label and one.is_about(by_label[one.label], gates) for one in found]
+    by_label = {measurement.label: measurement for measurement in measured}
+    deployments = [Deployment.load(path) for path in sorted((run_dir / FOLDER).glob("*/*.json"))]
+    holds = [
+        deployment.label in by_label and deployment.is_about(by_label[deployment.label], gates) for deployment in deployments
+    ]
     return (
-        tuple(one for one, still in zip(found, holds, strict=True) if still),
-        tuple(one for one, still in zip(found, holds, strict=True) if not still),
+        tuple(deployment for deployment, still in zip(deployments, holds, strict=True) if still),
+        tuple(deployment for deployment, still in zip(deployments, holds, strict=True) if not still),
     )

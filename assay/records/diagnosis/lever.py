@@ -40,7 +40,7 @@ class Observation(Part):
 
     @property
     def failures(self) -> tuple[Failure, ...]:
-        return tuple(failure for one in self.passes for failure in one)
+        return tuple(failure for repeat in self.passes for failure in repeat)
 
 
 class LeverEffect(Part):

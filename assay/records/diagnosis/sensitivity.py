@@ -115,7 +115,7 @@ class RankCorrelation(Part):
     of: str
     """`proxy:NAME`, `imported:modelopt`, `imported:autoround`."""
     beside: str
-    """`served`, or a `proxy:` that it is held against."""
+    """`served`, or a `proxy:` that it is compared with."""
     spearman: Interval | None
     """`n`: parts in both. None: fewer than 4, or one side is constant."""
     parts: tuple[tuple[int | None, Role, str, float, float], ...] = ()
@@ -206,7 +206,7 @@ class Sensitivity(Record):
     @property
     def by_part(self) -> dict[tuple[int | None, Role], dict[str, SensitivityPart]]:
         """(layer, role) -> scheme -> row, in the order of `parts`."""
-        found: dict[tuple[int | None, Role], dict[str, SensitivityPart]] = {}
+        by_scheme: dict[tuple[int | None, Role], dict[str, SensitivityPart]] = {}
         for part in self.parts:
-            found.setdefault((part.layer, part.role), {})[part.scheme] = part
-        return found
+            by_scheme.setdefault((part.layer, part.role), {})[part.scheme] = part
+        return by_scheme

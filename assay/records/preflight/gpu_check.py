@@ -120,7 +120,7 @@ class GpuCheck(Record):
     def outcome(self) -> CheckOutcome:
         """FAIL if one fails; NOT MEASURED if none does and one was not measured. A format that is not served, as foreseen, is
         no failure, but where none is served nothing was shown."""
-        found = {one.outcome for one in self.formats}
-        if "FAIL" in found:
+        outcomes = {check.outcome for check in self.formats}
+        if "FAIL" in outcomes:
             return "FAIL"
-        return "PASS" if "PASS" in found and "NOT MEASURED" not in found else "NOT MEASURED"
+        return "PASS" if "PASS" in outcomes and "NOT MEASURED" not in outcomes else "NOT MEASURED"

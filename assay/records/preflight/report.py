@@ -56,5 +56,5 @@ class PreflightReport(Record):
 
     @property
     def outcome(self) -> Outcome:
-        found = {check.outcome for check in self.checks}
-        return "FAIL" if "FAIL" in found else "UNKNOWN" if "UNKNOWN" in found else "PASS"
+        outcomes = {check.outcome for check in self.checks}
+        return "FAIL" if "FAIL" in outcomes else "UNKNOWN" if "UNKNOWN" in outcomes else "PASS"

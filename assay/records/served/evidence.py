@@ -62,7 +62,7 @@ class ServedEvidence(Part):
     common_texts: dict[int, str] = Field(default_factory=dict)
     """Beginning of the texts that were given to many different questions, by `ItemResult.text_key`. Short ones are left out."""
     num_beside: int = 0
-    """Greedy replies that were held against the reference's reply to the same request. 0 of its first pass."""
+    """Greedy replies that were compared with the reference's reply to the same request. 0 of its first pass."""
     num_cut_short: int = 0
     """Of those: after the same thinking and as many tokens as the reference's, the text is the beginning of it and no more."""
     num_reference_cut_short: int = 0

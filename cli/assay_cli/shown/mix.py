@@ -30,9 +30,11 @@ def print_mix(mix: Mix, out: Console) -> None:
     for line in plotted(mix):
         out.print(escape(line), soft_wrap=True)
     out.print("")
-    rows = sorted([*mix.frontier, *mix.controls, point], key=lambda one: (one.bytes, one.kind))
+    rows = sorted([*mix.frontier, *mix.controls, point], key=lambda candidate: (candidate.bytes, candidate.kind))
     print_rows(
-        ("checkpoint", "kind", "bytes", "bits/weight", "expected nats", "kept parts"), [_row(mix, one) for one in rows], out
+        ("checkpoint", "kind", "bytes", "bits/weight", "expected nats", "kept parts"),
+        [_row(mix, candidate) for candidate in rows],
+        out,
     )
     for left in mix.not_taken:
         out.print(escape(f"not taken: {left.role} {left.layers} in {left.scheme}: {left.why}"))
@@ -56,7 +58,7 @@ def _roles(mix: Mix) -> list[tuple[str, ...]]:
     for part in mix.parts:
         groups[part.role, part.scheme].append(part)
     rows: list[tuple[str, ...]] = []
-    for (role, scheme), parts in sorted(groups.items(), key=lambda one: (one[0][0], -len(one[1]))):
+    for (role, scheme), parts in sorted(groups.items(), key=lambda group: (group[0][0], -len(group[1]))):
         rows.append(
             (
                 role, layers_text(part.layer for part in parts), scheme, size(sum(part.bytes for part in parts)),
@@ -66,12 +68,13 @@ def _roles(mix: Mix) -> list[tuple[str, ...]]:
     return rows
 
 
-def _row(mix: Mix, one: MixPoint) -> tuple[str, ...]:
-    name = f"[bold]{escape(one.name)}[/]" if one == mix.point else escape(one.name)
-    kind = "proposed" if one == mix.point else "best of its size" if one.kind == "mix" else one.kind
+def _row(mix: Mix, mix_point: MixPoint) -> tuple[str, ...]:
+    name = f"[bold]{escape(mix_point.name)}[/]" if mix_point == mix.point else escape(mix_point.name)
+    kind = "proposed" if mix_point == mix.point else "best of its size" if mix_point.kind == "mix" else mix_point.kind
     return (
-        name, kind if one.fits else f"[red]{kind}, does not fit[/]", size(one.bytes), f"{one.bits_per_weight:.3f}",
-        f"{one.damage_nats:.4g}", str(one.num_kept),
+        name, kind if mix_point.fits else f"[red]{kind}, does not fit[/]",
+        size(mix_point.bytes), f"{mix_point.bits_per_weight:.3f}",
+        f"{mix_point.damage_nats:.4g}", str(mix_point.num_kept),
     )  # fmt: skip
 
 
@@ -79,22 +82,22 @@ def _row(mix: Mix, one: MixPoint) -> tuple[str, ...]:
 def plotted(mix: Mix) -> list[str]:
     """KL (logarithmic) against bytes: `.` best of a size, letters for uniform and shipped recipes, `#` what is proposed."""
     points = [*mix.frontier, *mix.controls, mix.point]
-    lossy = [one.damage_nats for one in points if one.damage_nats > 0]
+    lossy = [mix_point.damage_nats for mix_point in points if mix_point.damage_nats > 0]
     if not lossy:
         return ["nothing is expected to be lost at any of these sizes"]
     low, high = math.log10(min(lossy)), math.log10(max(lossy))
-    least, most = min(one.bytes for one in points), max(one.bytes for one in points)
+    least, most = min(mix_point.bytes for mix_point in points), max(mix_point.bytes for mix_point in points)
     grid = [[" "] * _COLUMNS for _ in range(_LINES)]
 
-    def put(one: MixPoint, mark: str) -> None:
-        x = round((one.bytes - least) / max(1, most - least) * (_COLUMNS - 1))
-        share = (math.log10(one.damage_nats) - low) / (high - low or 1.0) if one.damage_nats > 0 else 0.0
+    def put(point: MixPoint, mark: str) -> None:
+        x = round((point.bytes - least) / max(1, most - least) * (_COLUMNS - 1))
+        share = (math.log10(point.damage_nats) - low) / (high - low or 1.0) if point.damage_nats > 0 else 0.0
         grid[_LINES - 1 - round(share * (_LINES - 1))][x] = mark
 
-    for one in mix.frontier:
-        put(one, ".")
-    for mark, one in zip(_MARKS, mix.controls, strict=False):
-        put(one, mark)
+    for mix_point in mix.frontier:
+        put(mix_point, ".")
+    for mark, mix_point in zip(_MARKS, mix.controls, strict=False):
+        put(mix_point, mark)
     put(mix.point, "#")
     lines = ["expected KL, nats a token (logarithmic), against size"]
     for number, row in enumerate(grid):
@@ -102,5 +105,5 @@ def plotted(mix: Mix) -> list[str]:
         lines.append(f"{edge:>8} |{''.join(row)}".rstrip())
     lines.append(f"{'':>8} +{'-' * _COLUMNS}")
     lines.append(f"{'':>10}{size(least)}{size(most):>{_COLUMNS - len(size(least))}}")
-    named = [f"{mark} {one.name}" for mark, one in zip(_MARKS, mix.controls, strict=False)]
+    named = [f"{mark} {mix_point.name}" for mark, mix_point in zip(_MARKS, mix.controls, strict=False)]
     return [*lines, f"# {mix.name}   . best of its size   {'   '.join(named)}"]

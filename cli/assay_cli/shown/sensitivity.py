@@ -117,8 +117,8 @@ def shares_by_role(record: Sensitivity, scheme: str) -> dict[str, float]:
 
 def _shares(record: Sensitivity, schemes: Sequence[str], out: Console) -> None:
     shares = {scheme: shares_by_role(record, scheme) for scheme in schemes}
-    roles = list(dict.fromkeys(role for one in shares.values() for role in one))
-    whole = {one.scheme: one for one in record.uniform}
+    roles = list(dict.fromkeys(role for share_by_role in shares.values() for role in share_by_role))
+    whole = {share_by_role.scheme: share_by_role for share_by_role in record.uniform}
     rows = []
     for scheme in schemes:
         uniform = whole.get(scheme)

@@ -58,7 +58,7 @@ NOT_ASCII_SHARE = 0.2
 SHORTEST_COMMON_CHARS, FEWEST_COMMON, COMMON_SHOWN_CHARS = 32, 5, 60
 """Of a text that is kept because several questions got it."""
 MOST_BESIDE, BESIDE_AT_ONCE = 400, 64
-"""Replies of a task that are held against the reference's, and in one look at the journal."""
+"""Replies of a task that are compared with the reference's, and in one look at the journal."""
 FEWEST_CUT_CHARS = 3
 LONGEST_WORD_CHARS = 16
 """What a last token may have more than another that begins as it does."""

@@ -64,7 +64,7 @@ def find_contradictions(
     max_tokens: as the request said. room_tokens: what the context leaves for a reply (None: unknown, so that no reply is said
     to be cut early). rows: its log-probabilities. compared: its text with what all of its ids decode to (`compare_text`; None:
     not known). ends: tokens that end replies, learned from replies of the same server. The text of a reply with tool calls is
-    of the parser's making, and that of one with a stop string ends elsewhere than its ids: neither is held against them.
+    of the parser's making, and that of one with a stop string ends elsewhere than its ids: neither is compared with them.
     """
     contradictions: list[Contradiction] = []
     is_text_comparable = not reply.has_tool_calls and not isinstance(reply.stop_reason, str)

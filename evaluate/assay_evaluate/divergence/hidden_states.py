@@ -78,7 +78,7 @@ class HiddenStates:
         with _connections(endpoint, concurrency) as pool, ThreadPoolExecutor(concurrency, "assay-hidden") as workers:
             done = threading.Semaphore(0)
 
-            def one(document: Document) -> None:
+            def fetch_states(document: Document) -> None:
                 connection = pool.get()
                 try:
                     self._write(document, _post(endpoint, connection, document, self.dtype))
@@ -86,7 +86,7 @@ class HiddenStates:
                     pool.put(connection)
                     done.release()
 
-            jobs = [workers.submit(one, document) for document in todo]
+            jobs = [workers.submit(fetch_states, document) for document in todo]
             try:
                 for number, job in enumerate(jobs, start=1):
                     job.result()

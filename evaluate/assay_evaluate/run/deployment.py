@@ -1,4 +1,4 @@
-"""A candidate on a deployment profile: served there, asked what it was asked where it was judged, and held against itself.
+"""A candidate on a deployment profile: served there, asked what it was asked where it was judged, and compared with itself.
 
 The two servers are unlike on purpose, so nothing asks that their fingerprints agree; every difference is in the record.
 """

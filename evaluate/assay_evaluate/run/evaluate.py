@@ -93,7 +93,7 @@ def evaluate(
     same_weights: labels whose servers run already may have the same weights; each is asked by itself all the same.
     own_texts: every candidate whose server is started here also writes texts of its own (`own_texts.py`).
     again: labels that are measured anew, whatever was answered before; with the reference's all are, since its texts are what
-    they are held against.
+    they are compared with.
     start_server and foresee (the fingerprint a server would have, without starting it; None: only the server can tell) are
     seams for tests.
     Raises ServeError when a server does not start, MeasureError when one dies, is served unlike the reference, answers with
@@ -483,7 +483,10 @@ class _Evaluation:
         clock, label, checkpoint = time.monotonic(), measurement.label, measurement.checkpoint_sha256
         of_reference = candidate.is_reference
         for name, (look, reason) in due.items():
-            self.on_progress(f"{label}: {name} is asked further ({describe_look(look, of_reference=of_reference)}): {reason}")
+            self.on_progress(
+                f"{label}: {name} is still undecided, sampling further "
+                f"({describe_look(look, of_reference=of_reference)}): {reason}"
+            )
         tasks = [self.rounds.task_at(name, look, of_reference=of_reference) for name, (look, _) in due.items()]
         signature = None if candidate.endpoint is None else self.begin(candidate, server, checkpoint)
         served = self.served(candidate, server, self.who(label, checkpoint, server.fingerprint), label)

@@ -1,4 +1,4 @@
-"""Texts that a candidate writes itself where it is judged, so that it can be held against itself on other hardware.
+"""Texts that a candidate writes itself where it is judged, so that it can be compared with itself on other hardware.
 
 They are written and scored as the reference's are, under the candidate's own identity, once its measurement is done: fewer of
 them, since nothing but the server differs later. Scored once more in another batch composition they give the noise floor.

@@ -171,7 +171,7 @@ def _reason(label: str, verdict: Verdict | None) -> str:
     last = verdict.looks[-1]
     return (
         f"{label}: undecided at {last.num_items} items, {last.reference_samples} and {last.candidate_samples} replies each: "
-        f"p {last.p_pass:.2g} for PASS and {last.p_fail:.2g} for FAIL, {last.level:.2g} decides at this look"
+        f"p {last.p_pass:.2g} for PASS and {last.p_fail:.2g} for FAIL, {last.level:.2g} needed at this look"
     )
 
 

@@ -44,11 +44,11 @@ def not_greedy(side: Side, other: Side) -> Iterator[Fault]:
         twice, twice.mean_output_tokens / NOISE_TOKENS, ABSOLUTE_P
     )
     if not is_noise or _is_noisier(twice, other, other_twice):
-        there = ""
+        place = ""
         if other_twice is not None and other_twice.num_questions:
-            there = f", {other.label} to {other_twice.num_different or 'none'} of {other_twice.num_questions}"
+            place = f", {other.label} to {other_twice.num_different or 'none'} of {other_twice.num_questions}"
         yield num, of, (
-            f"asked twice at temperature 0, {side.label} gives another reply to {count_of(num, of)} questions{there}: "
+            f"asked twice at temperature 0, {side.label} gives another reply to {count_of(num, of)} questions{place}: "
             "temperature 0 is not obeyed there"
         )  # fmt: skip
     elif repeated is not None and stats.binom.sf(repeated.num_turned - 1, repeated.num_short, MOST_TURNED) < TURNED_P:

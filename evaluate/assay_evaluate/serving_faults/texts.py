@@ -173,8 +173,8 @@ def thinking_on_one_side(pair: Pair) -> Iterator[Finding]:
         )
         num, of, other_num, other_of = sum(thinks), len(thinks), sum(other_thinks), len(other_thinks)
         if min(of, other_of) >= FEWEST_ENDED and num >= OFTEN * of and other_num <= NEVER * other_of:
-            there = "none" if other_num == 0 else f"{other_num} of {other_of}"
-            clause = f"{count_of(num, of)} replies of {side.label} have thinking, {there} of {other.label}"
+            other_share = "none" if other_num == 0 else f"{other_num} of {other_of}"
+            clause = f"{count_of(num, of)} replies of {side.label} have thinking, {other_share} of {other.label}"
             yield Finding("both", f"{clause}: it is switched off, or not parsed, on one side", num, of)
 
 

@@ -1,6 +1,6 @@
 """The ladder, measured: a server for each checkpoint and speculation, a benchmark process beside it, a row for each point.
 
-`speed.json` is written after every repeat, so that an interrupted ladder goes on where it was. What is there is not measured
+`speed.json` is written after every repeat, so that an interrupted ladder resumes. What is there is not measured
 again while checkpoint, serving fingerprint and settings are the same.
 """
 

@@ -2,7 +2,7 @@
 
 Student's t with a CR2 error takes cluster means for symmetric. Of a loss that sits in a fifth of the clusters, samples with few
 of these look both good and certain: t then passes a lost margin in 5 to 10 %. Towards the side of the longer tail the mean is
-therefore also held against
+therefore also compared with
 
 - a Pearson type III distribution with the skewness that the clusters have, of a sample that lacks 4 s clusters (three at most)
   as far off as the farthest one, s that one's share of all squared deviations; the widening from normal to Student's quantile

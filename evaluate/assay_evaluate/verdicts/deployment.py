@@ -1,4 +1,4 @@
-"""Does a verdict also hold on other hardware? A candidate on a deployment profile, held against itself where it was judged.
+"""Does a verdict also hold on other hardware? A candidate on a deployment profile, compared with itself where it was judged.
 
 What was lost to quantization was judged against the reference, which does not fit there. What is left to show is that the other
 hardware serves the same model: the same next-token probabilities, the same drafts accepted, no failure that was not there.

@@ -59,7 +59,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class GatedNumber:
-    """What a gate is held against at one place. where: of which texts and positions. by_format: limits by the bits of the
+    """What a gate is compared with at one place. where: of which texts and positions. by_format: limits by the bits of the
     weights hold for it."""
 
     where: str
@@ -118,7 +118,7 @@ class _Test:
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A gate and what is held against it. verdict: nothing was tested, and why. too_few: what too few texts reach."""
+    """A gate and what is compared with it. verdict: nothing was tested, and why. too_few: what too few texts reach."""
 
     gate: DivergenceGate
     tests: Sequence[_Test] = ()
@@ -142,7 +142,7 @@ def judge_divergences(
 ) -> list[Verdict]:
     """Every divergence gate of a candidate, in the order given.
 
-    floor: of the reference's own repeat. The repeat itself is held against `max` or `min`: its weights are the reference's own.
+    floor: of the reference's own repeat. The repeat itself is compared with `max` or `min`: it has the reference's weights.
     when_passed: what the sentence of a PASS ends with; empty: nor does it say what so few texts cannot show.
     """
     prepared_gates = [_prepare(gate, candidate, floor) for gate in gates]
@@ -159,7 +159,7 @@ def judge_divergences(
 
 
 def worst_value(gate: DivergenceGate, divergence: Divergence) -> float | None:
-    """The worse end of the worst number that the gate would be held against. None: there is no such number."""
+    """The worse end of the worst number that the gate would be compared with. None: there is no such number."""
     ends = [ends_of(gated.best) for gated in gated_numbers(gate, divergence)]
     if not ends:
         return None

@@ -5,7 +5,7 @@ The rules, in the order in which they are tried:
 - **NOT MEASURED**: the number is missing, or cannot be believed (more items without a reply than allowed; too many
   replies of the reference cut off by the budget; positions without a finite log-probability; divergence over fewer than
   twenty texts; a reference that misses its published score). Missing is never zero and never a pass.
-- **Serving**: before anything else every task is held against the rules of `alike/rules.py`. What breaks one (a fallback
+- **Serving**: before anything else every task is compared with the rules of `alike/rules.py`. What breaks one (a fallback
   that answers, prompts cut, a cache) has no score: NOT MEASURED, with the sentence that names the fault and whose it is.
 - **Score** gates are non-inferiority tests on paired items: with the interval of the drop (reference minus candidate, Tango),
   PASS if its upper end lies below the margin, FAIL if its *lower* end lies above it (Holm over the tasks of a candidate),

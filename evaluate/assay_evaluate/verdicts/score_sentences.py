@@ -31,7 +31,7 @@ CHANGED = (
 # ------------------------------------------------------------------------------------------------ what is compared
 @dataclass(frozen=True)
 class ComparedTask:
-    """One task that both sides answered, held against its margin."""
+    """One task that both sides answered, compared with its margin."""
 
     reference: TaskResult
     candidate: TaskResult
@@ -112,12 +112,12 @@ def open_question(drop: Interval, margin: float) -> str:
     if -margin <= drop.low and drop.high < margin:
         return f"the {'loss' if drop.low > 0 else 'difference'} is less than {limit}, but too few items were asked to pass"
     if drop.low > 0:
-        return f"a loss is shown, whether it is more than {limit} is open"
+        return f"there is a real loss, but the data cannot tell whether it exceeds {limit}"
     if drop.high < 0:
-        return f"a gain is shown, whether it is more than {limit} is open"
+        return f"there is a real gain, but the data cannot tell whether it exceeds {limit}"
     if drop.high < margin:
-        return f"there may be no difference, or a gain of more than {limit}"
-    return f"there may be no loss, or one of more than {limit}"
+        return f"anything from no difference to a gain of more than {limit} is compatible with the data"
+    return f"anything from no loss to more than {limit} is compatible with the data"
 
 
 def if_cut_replies_were_wrong(worst: Interval) -> str:

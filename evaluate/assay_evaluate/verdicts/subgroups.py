@@ -166,7 +166,7 @@ def _clause(gate: SubgroupsGate, losses: Sequence[SubgroupLoss], named: Sequence
     if status == "PASS":
         return f"no loss beyond {gate.max_margins:g} margins is shown in {_count(losses)}"
     allowed = f"{points_short(named[0].limit)} ({gate.max_margins:g} margins) allowed in a subgroup"
-    is_open = ": a loss is shown, whether it is more is open" if status == "UNDERPOWERED" else ""
+    is_open = ": there is a real loss, but the data cannot tell whether it exceeds that" if status == "UNDERPOWERED" else ""
     return f"{change(named[0].drop)} on {named[0].title}; {allowed}{is_open}"
 
 

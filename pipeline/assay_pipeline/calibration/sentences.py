@@ -35,7 +35,7 @@ def lines(made: Calibration) -> Iterator[str]:
 
 
 def text_lines(sources: Sequence[TextSource], withheld: Sequence[WithheldItems]) -> Iterator[str]:
-    """What the text was made of, and what it was held against."""
+    """What the text was made of, and what it was compared with."""
     total = sum(source.num_tokens for source in sources) or 1
     for source in sources:
         kind = f" ({source.kind})" if source.kind else ""
@@ -52,10 +52,10 @@ def text_lines(sources: Sequence[TextSource], withheld: Sequence[WithheldItems])
     unknown = [items for items in withheld if items.num_items is None]
     if known:
         items, with_one = sum(items.num_items or 0 for items in known), sum(items.dropped for items in known)
-        yield f"held against {items:,} items of {len(known)} tasks: {with_one} texts have one in them and were left out"
+        yield f"compared with {items:,} items of {len(known)} tasks: {with_one} texts have one in them and were left out"
     if unknown:
         names = ", ".join(f"{items.suite}/{items.task} ({items.why})" for items in unknown[:SHOWN])
-        yield f"not held against {names}{f' and {len(unknown) - SHOWN} more tasks' if len(unknown) > SHOWN else ''}"
+        yield f"not compared with {names}{f' and {len(unknown) - SHOWN} more tasks' if len(unknown) > SHOWN else ''}"
 
 
 def repeated_lines(made: Calibration | CalibratedLayers) -> Iterator[str]:
@@ -79,11 +79,12 @@ def coverage_lines(made: Calibration) -> Iterator[str]:
     """One line a layer: tokens of its experts, from none (a dot) to the most of any expert of the model (a full block)."""
     if not (most := made.most_tokens):
         return
-    width = len(str(max(one.layer for one in made.coverage)))
+    width = len(str(max(layer_coverage.layer for layer_coverage in made.coverage)))
     yield f"tokens of each expert, by layer (· none, {BLOCKS[-1]} {most:,}):"
-    for one in made.coverage:
-        unseen = f", {len(one.unseen)} unseen" if one.unseen else ""
-        yield f"  {one.layer:>{width}} {one.drawn(most)} {min(one.tokens):,} to {max(one.tokens):,}{unseen}"
+    for layer_coverage in made.coverage:
+        unseen = f", {len(layer_coverage.unseen)} unseen" if layer_coverage.unseen else ""
+        least, largest = min(layer_coverage.tokens), max(layer_coverage.tokens)
+        yield f"  {layer_coverage.layer:>{width}} {layer_coverage.drawn(most)} {least:,} to {largest:,}{unseen}"
     if named := made.unseen:
         more = f" and {len(named) - SHOWN} more" if len(named) > SHOWN else ""
         yield f"no token reached {', '.join(named[:SHOWN])}{more}: their static scales are the largest of their layer"

@@ -92,13 +92,13 @@ class PlannedCheckpoint:
 class PlannedRun:
     """What `assay run` would do with the same words.
 
-    aim: with the precisions that its recipe has for the profile. named: the user named the profile. suite: as the model asks
+    target: with the precisions that its recipe has for the profile. named: the user named the profile. suite: as the model asks
     it; why_suite: a line, if it is not the model's. limits: the gates, as they apply to the suite. source: its headers.
     checkpoints: all that would be served, the reference first. name: of the run's folder, if the user gave one. stream_from:
     `hub`, if the source is not to be downloaded whole. here: it is to begin now, so the profile's hardware must be here.
     """
 
-    aim: Target
+    target: Target
     profile: ProfileRecipe
     named: bool
     suite: SuiteRecipe
@@ -125,7 +125,7 @@ class PlannedRun:
         return tuple(checkpoint.plan for checkpoint in self.checkpoints if checkpoint.plan is not None)
 
     @property
-    def wanted(self) -> tuple[Plan | Automatic, ...]:
+    def plans_to_make(self) -> tuple[Plan | Automatic, ...]:
         """What is to be made here: plans, and what the run chooses."""
         return tuple(checkpoint.automatic or checkpoint.plan for checkpoint in self.checkpoints if checkpoint.plan is not None)
 
@@ -141,7 +141,7 @@ class PlannedRun:
     @property
     def _about(self) -> RunRecord:
         data = SourceData(location=self.source.location, revision=self.source.revision, files=dict(self.source.data))
-        return RunRecord(model=self.aim.recipe.name, source=data)
+        return RunRecord(model=self.target.recipe.name, source=data)
 
     @property
     def is_done(self) -> bool:
@@ -180,13 +180,13 @@ class Planning:
         say: Say = say_nothing,
     ) -> None:
         """runs, name: where a run may have chosen schemes. None: it is not looked for."""
-        self.aim, self.source = target, open_source(target)
+        self.target, self.source = target, open_source(target)
         self._precisions, self._runs, self._name, self._say = precisions, runs, name, say
         self._known: dict[str, PlannedCheckpoint] = {}
         self._recipes: dict[tuple[str, ...], dict[str, PrecisionRecipe | Automatic]] = {}
 
     def checkpoints(self, target: Target) -> tuple[PlannedCheckpoint, ...]:
-        """All that would be served, as `of_target` compares them. aim: on a profile, which may change its precisions."""
+        """All that would be served, as `of_target` compares them. target: on a profile, which may change its precisions."""
         if target.recipe.precisions not in self._recipes:  # why they were chosen is said once
             self._recipes[target.recipe.precisions] = precisions_for(
                 target, None, self._precisions, with_reference=True, say=self._say
@@ -204,7 +204,7 @@ class Planning:
         """Why the GPUs of a profile cannot share or hold one of the checkpoints; None: they can, or it is not known."""
         if not is_on_gpus(profile):
             return None
-        target = self.aim.on_profile(profile)
+        target = self.target.on_profile(profile)
         problems = (checkpoint.problem_on(profile, target) for checkpoint in self.checkpoints(target))
         return next((problem for problem in problems if problem is not None), None)
 
@@ -213,7 +213,7 @@ class Planning:
             return self._of_automatic(recipe)
         if recipe.sha256 not in self._known:
             try:
-                made = PlannedCheckpoint(recipe.name, plan=plan_for(self.aim, self.source, recipe))
+                made = PlannedCheckpoint(recipe.name, plan=plan_for(self.target, self.source, recipe))
             except PlanError as problem:
                 made = PlannedCheckpoint(recipe.name, problem=str(problem))
             self._known[recipe.sha256] = made
@@ -229,18 +229,18 @@ class Planning:
         if self._runs is not None:
             data = SourceData(location=self.source.location, revision=self.source.revision, files=dict(self.source.data))
             recipe = chosen_in(
-                [choose_run(self._runs, RunRecord(model=self.aim.recipe.name, source=data), self._name)[0]], requested
+                [choose_run(self._runs, RunRecord(model=self.target.recipe.name, source=data), self._name)[0]], requested
             )
         try:
             if recipe is None:
-                return PlannedCheckpoint(requested.name, stand_in(self.aim, self.source, requested), automatic=requested)
-            plan = plan_for(self.aim, self.source, recipe)
+                return PlannedCheckpoint(requested.name, stand_in(self.target, self.source, requested), automatic=requested)
+            plan = plan_for(self.target, self.source, recipe)
         except PlanError as problem:
             return PlannedCheckpoint(requested.name, problem=str(problem))
         return PlannedCheckpoint(requested.name, plan, automatic=requested, is_chosen=True)
 
     def _released(self) -> PlannedCheckpoint:
-        release = self.aim.recipe.reference.release
+        release = self.target.recipe.reference.release
         assert release is not None, "the caller saw to it"
         if "release" not in self._known:
             self._known["release"] = released(release)

@@ -58,7 +58,7 @@ def choose(target: Target, requested: Automatic, run_dir: Path, say: Say = say_n
     folder.mkdir(parents=True, exist_ok=True)
     sensitivity = _measured(target, record, say)
     made, known = _proposed(target, requested, sensitivity, record, say)
-    mixes = [one for one in (made.candidate, made.control) if one is not None]
+    mixes = [proposal for proposal in (made.candidate, made.control) if proposal is not None]
     if made.candidate is not None and (whole := _measured_whole(target, record, sensitivity, mixes, say)) is not None:
         made, known = _proposed(target, requested, whole, record, say)
     answer, is_taken = replayed(target, known, made, how.hardware, say)
@@ -249,7 +249,7 @@ def _asked(target: Target, record: Path, say: Say) -> Asked:
     how, keep = target.recipe.automatic, record.parent / "sensitivity"
     observer, method = _rounding(target)
     return Asked(
-        aim=target, schemes=tuple(how.schemes), proxy=how.proxy, observer=observer,  # type: ignore[arg-type]  # of a recipe
+        target=target, schemes=tuple(how.schemes), proxy=how.proxy, observer=observer,  # type: ignore[arg-type]  # of a recipe
         run=None, text=() if isinstance(how.texts, str) else tuple(map(Path, how.texts)), num_tokens=how.tokens,
         length=how.length, served=0, profile=None, scores=(), seed=how.seed, keep=keep, only_estimate=False,
         own=how.texts == "own", say=say,

@@ -232,7 +232,7 @@ def propose_for(
     always_mix: bool = False,
     say: Say = say_nothing,
 ) -> tuple[Proposal, Known]:
-    """The proposal, planned and held against its own figures; vLLM has not been asked yet."""
+    """The proposal, planned and compared with its own figures; vLLM has not been asked yet."""
     from assay_pipeline.planning import plan_for
     from assay_quantize.mixing.build import Request, propose
     from assay_quantize.mixing.choose import choices_of

@@ -116,7 +116,7 @@ def estimate_hours(asked: Asked) -> tuple[SensitivityEstimate, int | None]:
     assert asked.hardware is not None
     if asked.proxy == "fisher":
         raise AssayError("--hardware: of proxies kl, hidden and weights; fisher holds the model whole: see `--estimate` alone")
-    target = with_shapes(asked.aim, asked.say)
+    target = with_shapes(asked.target, asked.say)
     layout = find_parts(open_source(target), asked.schemes, model=target.recipe.name, observer=asked.observer)
     layout = replace(layout, mixes=mixes_of(asked, layout))
     plan = next(iter(layout.plans.values()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from assay.callbacks import say_nothing
 from assay.quantities import size
 from assay.recipes.calibrated.methods import INTEGERS
 from assay.records.base import sha256_of
@@ -30,6 +32,7 @@ from assay_pipeline.sensitivity.request import (
     mixes_of,
     scored,
     served_folder,
+    suite_of_texts,
     take_found,
     texts_for,
 )
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
     from assay.callbacks import Say
     from assay_evaluate.divergence.documents import Document
     from assay_evaluate.sensitivity.damage import Positions
-    from assay_quantize.sensitivity.direct import Direct
+    from assay_quantize.sensitivity.direct import Cost, Direct
     from assay_quantize.sensitivity.parts import Key, Layout
     from assay_quantize.sensitivity.rounded import CalibratedWeights, Rounder
 
@@ -62,9 +65,9 @@ def find_sensitivity(asked: Asked) -> Sensitivity | None:
 
     started = os.times()
     say = asked.say
-    folder = local_checkpoint(asked.aim.location, say=say)
+    folder = local_checkpoint(asked.target.location, say=say)
     checkpoint = open_checkpoint(folder)
-    layout = find_parts(checkpoint, asked.schemes, model=asked.aim.recipe.name, observer=asked.observer)
+    layout = find_parts(checkpoint, asked.schemes, model=asked.target.recipe.name, observer=asked.observer)
     layout = replace(layout, mixes=mixes_of(asked, layout))
     imported = [read_scores(path, layout) for path in asked.scores]  # what is wrong with them is said before any work
     if asked.parts_of is None:
@@ -119,8 +122,8 @@ def _calibrated(asked: Asked, layout: Layout, folder: Path) -> Iterator[Calibrat
         )
         yield None
         return
-    with calibrated_weights(layout, folder, asked.keep, calibration_of(asked), asked.say) as found:
-        yield found
+    with calibrated_weights(layout, folder, asked.keep, calibration_of(asked), asked.say) as weights:
+        yield weights
 
 
 # ------------------------------------------------------------------------------------------------ without a model
@@ -141,6 +144,9 @@ def _in_transformers(
     from assay_quantize.sensitivity.texts import batched
 
     model = load_model(layout.checkpoint, folder, "cpu")
+    if asked.only_estimate:
+        _say_cost(asked, layout, rounder, model, folder)
+        return None
     documents, texts_description = texts_for(asked, model, folder)
     check_texts(asked, documents)
     texts = scored(documents)
@@ -152,27 +158,57 @@ def _in_transformers(
             figures.not_measured["structural tokens"] = structural
         positions = positions_of(documents, None if isinstance(structural, str) else structural)
         direct = Direct(layout, rounder, runner, texts, asked.keep, asked.say)
-        if not _say_cost(direct, layout, asked):
-            return None
+        cost = direct.cost(layout.pairs())
+        asked.say(f"{_describe(cost)}; an interrupted run resumes from {asked.keep}")
         _directly(direct, layout, positions, figures)
         if not any(kind == "context" for kind, _ in positions.masks):
             figures.not_measured["long context"] = f"no text is longer than {positions.longest} tokens"
-    elif asked.only_estimate:
-        asked.say("estimate: three passes of the whole model over the texts, one of them backward")
-        return None
     if asked.parts_of is None:  # else nothing is asked for but mixes as a whole
         _by_fisher(layout, rounder, runner, texts, figures, asked.say)
     return documents, texts_description
 
 
-def _say_cost(direct: Direct, layout: Layout, asked: Asked) -> bool:
-    """False: only the estimate was asked for."""
-    cost = direct.cost(layout.pairs())
-    asked.say(
+def _say_cost(asked: Asked, layout: Layout, rounder: Rounder, model: Any, folder: Path) -> None:
+    """From one batch of random tokens, and eight written tokens where the model writes the texts."""
+    from assay_quantize.calibration.calibrate import BATCH_TOKENS
+    from assay_quantize.sensitivity.direct import Cost, Direct, Runner
+    from assay_quantize.sensitivity.texts import batched, random_texts
+
+    if not asked.text and asked.run is None:
+        minutes = _minutes_to_write(asked, model, folder)
+        asked.say(f"estimate: the model first writes its texts, about {minutes:.1f} minutes of one core")
+    if asked.proxy != "kl":
+        asked.say("estimate: three passes of the whole model over the texts, one of them backward")
+        return
+    texts = random_texts(model, min(asked.num_tokens, BATCH_TOKENS), asked.length)
+    runner = Runner(model, batched(texts, BATCH_TOKENS))
+    runner.run()  # the first pass also allocates and compiles
+    direct = Direct(layout, rounder, runner, texts, None, asked.say)
+    cost, scale = direct.cost(layout.pairs()), asked.num_tokens / sum(text.num_scored for text in texts)
+    asked.say(_describe(Cost(cost.num_passes, scale * cost.cpu_seconds, round(scale * cost.bytes_kept))))
+
+
+def _describe(cost: Cost) -> str:
+    return (
         f"estimate: {cost.num_passes:.0f} passes over the texts, about {cost.cpu_seconds / 60:.1f} minutes of one core beside "
-        f"the rounding of weights; {size(cost.bytes_kept)} are kept in {asked.keep}, from where a run that is stopped goes on"
+        f"the rounding of weights; {size(cost.bytes_kept)} to keep"
     )
-    return not asked.only_estimate
+
+
+def _minutes_to_write(asked: Asked, model: Any, folder: Path) -> float:
+    """CPU time of one thread, from the first eight tokens of as many texts as are written at once."""
+    from assay_evaluate.divergence.documents import document_items
+    from assay_quantize.calibration.memory import texts_at_once
+    from assay_quantize.sensitivity.texts import sample_replies
+
+    suite = suite_of_texts(asked)
+    questions = [item.prompt for item in document_items(suite.divergence, suite.seed)]
+    at_once, num_tokens = texts_at_once(model, asked.length), 8
+    started = os.times()
+    sample_replies(model, folder, questions[:at_once], max_tokens=num_tokens, seed=asked.seed, say=say_nothing)
+    ended = os.times()
+    seconds = ended.user + ended.system - started.user - started.system
+    return seconds / 60 * asked.length / num_tokens * math.ceil(len(questions) / at_once)
 
 
 def _directly(direct: Direct, layout: Layout, positions: Positions, figures: Figures) -> None:
@@ -215,7 +251,7 @@ def _serve(asked: Asked, layout: Layout, source: Path, documents: Sequence[Docum
         done = folder / "measurements" / f"{label}.json"
         if not done.is_file():
             recipe = layout.recipe(label, {key: scheme})
-            plan = make_plan(layout.checkpoint, recipe, model=asked.aim.recipe.name, family=layout.family)
+            plan = make_plan(layout.checkpoint, recipe, model=asked.target.recipe.name, family=layout.family)
             made = folder / label / "checkpoint"
             quantize(plan, source, made)
             measure(asked, source, {label: made}, folder)
@@ -251,7 +287,7 @@ def _record(
         where = "say --run" if asked.run is None else f"no measured precision of {asked.run} drafted"
         figures.not_measured["acceptance by precision of the MTP block"] = where
     return Sensitivity(
-        model=asked.aim.recipe.name,
+        model=asked.target.recipe.name,
         family=layout.family,
         source=plan.source,
         source_sha256=plan.source_sha256,

@@ -32,7 +32,7 @@ Pair = tuple["Key", str]
 class Asked:
     """What the command line says. served: how many parts are also served; 0: none. keep: folder of what may be gone on with."""
 
-    aim: Target
+    target: Target
     schemes: tuple[str, ...]
     proxy: Proxy
     observer: Literal["minmax", "mse"]
@@ -261,7 +261,7 @@ def _replies(asked: Asked, model: Any, folder: Path) -> Sequence[Document]:
     from assay_evaluate.divergence.documents import Document, document_items
     from assay_quantize.sensitivity.texts import sample_replies
 
-    suite = _suite(asked)
+    suite = suite_of_texts(asked)
     items = document_items(suite.divergence, suite.seed)
     texts = sample_replies(
         model, folder, [item.prompt for item in items], max_tokens=asked.length, seed=asked.seed, say=asked.say
@@ -290,7 +290,7 @@ def scored(documents: Sequence[Document]) -> Any:
     return [ScoredText(tuple(document.ids), len(document.prompt_ids)) for document in documents]
 
 
-def _suite(asked: Asked) -> Any:
+def suite_of_texts(asked: Asked) -> Any:
     from assay_evaluate.sensitivity.served import suite_of
 
     num_texts = max(20, asked.num_tokens // asked.length)
@@ -302,8 +302,8 @@ def served_folder(asked: Asked, *, write: bool = False) -> Path:
     from assay_pipeline.targets import local_checkpoint
     from assay_quantize.checkpoint.checkpoint import open_checkpoint
 
-    source = local_checkpoint(asked.aim.location, say=asked.say)
-    suite = _suite(asked)
+    source = local_checkpoint(asked.target.location, say=asked.say)
+    suite = suite_of_texts(asked)
     made_from = [
         dict(open_checkpoint(source).data),
         suite.sha256,
@@ -321,8 +321,8 @@ def measure(asked: Asked, source: Path, mixes: Mapping[str, Path], folder: Path)
 
     assert asked.profile is not None
     measurements = measure_served(
-        asked.aim.recipe.name, source, "source", mixes, suite=_suite(asked), profile=asked.profile,
-        serving=asked.aim.recipe.serving, folder=folder, on_progress=asked.say,
+        asked.target.recipe.name, source, "source", mixes, suite=suite_of_texts(asked), profile=asked.profile,
+        serving=asked.target.recipe.serving, folder=folder, on_progress=asked.say,
     )  # fmt: skip
     return {measurement.label: kl_of(measurement) for measurement in measurements if measurement.label in mixes}
 

@@ -1,7 +1,7 @@
 """AutoRound of one decoder layer (arXiv 2309.05516), through llm-compressor's `AutoRoundModifier`: rounding and clipping are
 learned, so that the layer puts out what it did.
 
-The layer gets what the tuned layers before it put out, and is held against what the untouched layers give. So two states go
+The layer gets what the tuned layers before it put out, and is compared with what the untouched layers give. So two states go
 from layer to layer: those of the untouched model, and those of the tuned one (`layerwise.py`). AutoRound runs in BF16. A
 gradient reaches an expert from the tokens alone that are routed to it; one that gets none is rounded to the nearest.
 """

@@ -331,7 +331,7 @@ def _decoded(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def pieces_of(entry: Entry) -> list[str]:
-    """The texts that are held against items of an evaluation: of a conversation each message, with its thinking."""
+    """The texts that are compared with items of an evaluation: of a conversation each message, with its thinking."""
     if entry.text is not None:
         return [entry.around or entry.text]
     pieces = []

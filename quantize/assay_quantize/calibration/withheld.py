@@ -70,7 +70,7 @@ class _Task:
 
 @dataclass
 class Withheld:
-    """Items that texts are held against. `add` all of them before the first text is looked at."""
+    """Items that texts are compared with. `add` all of them before the first text is looked at."""
 
     tasks: list[_Task] = field(default_factory=list)
     _sketches: dict[int, list[tuple[int, Hashes]]] = field(default_factory=lambda: defaultdict(list))

@@ -62,7 +62,7 @@ class Proposal:
 
 
 class Uniform(NamedTuple):
-    """A recipe of one scheme, which the mix is held against."""
+    """A recipe of one scheme, which the mix is compared with."""
 
     name: str
     picks: tuple[int, ...]
@@ -77,7 +77,7 @@ def propose(
     schemes: Sequence[str],
     measured: Mapping[str, PredictedMeasured],
 ) -> Proposal:
-    """The mix, or the uniform recipe where that is as good, with everything that was held against it.
+    """The mix, or the uniform recipe where that is as good, with everything that was compared with it.
 
     shipped: precisions to show beside it. measured: `choice_sha256` of a recipe -> what a run measured of it. AssayError:
     nothing is within the limits.

@@ -181,7 +181,7 @@ def frontier_of(choices: Choices, problem: Problem, also: Sequence[int] = ()) ->
     return [point for i, point in enumerate(rising) if all(point.damage_nats < before.damage_nats for before in rising[:i])]
 
 
-# ------------------------------------------------------------------------------------------------ what it is held against
+# ------------------------------------------------------------------------------------------------ what it is compared with
 def controls_of(
     choices: Choices, base: PrecisionRecipe, shipped: Sequence[PrecisionRecipe], schemes: Sequence[str]
 ) -> dict[str, tuple[Literal["uniform", "shipped"], tuple[int, ...]]]:

@@ -8,7 +8,7 @@ ModelOpt's AutoQuantize (0.47) keeps its state with `torch.save`, classes of its
 What is needed of it is `search_state["candidate_stats"]`, written as JSON by `HOW_TO_EXPORT`: a group of modules, the formats
 tried (`NVFP4_DEFAULT_CFG(effective-bits: 4.5)`), and the score of each: the sum of (gradient * output error)^2, or KL.
 
-Their scores are in units of their own; only the order of parts can be held against ours.
+Their scores are in units of their own; only the order of parts can be compared with ours.
 """
 
 from __future__ import annotations

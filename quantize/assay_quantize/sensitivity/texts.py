@@ -68,6 +68,15 @@ def batched(texts: Sequence[ScoredText], batch_tokens: int) -> list[Batch]:
     return batches
 
 
+def random_texts(model: Any, num_tokens: int, length: int) -> list[ScoredText]:
+    """Texts of random tokens, to time a pass with: `num_tokens` in all, at most `length` each."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(model.config.get_text_config().vocab_size, (num_tokens,), generator=generator).tolist()
+    return [ScoredText(tuple(ids[begin : begin + length])) for begin in range(0, num_tokens - 1, length)]
+
+
 def sample_replies(
     model: Any, folder: Path, questions: Sequence[str], *, max_tokens: int, seed: int, say: Say
 ) -> list[ScoredText]:

@@ -153,7 +153,7 @@ class FinishedShards:
         compared = jobs_of_shard(self._folder, record.name, others, self._checks)
         jobs = takewhile(lambda _: not self._stop.is_set(), chain(compared, jobs_of_judged(judged, self._checks)))
         judge_jobs(jobs, self._checks, findings, self._workers, known_errors=record.relative_error)
-        # slabs were checked with the global scales that are stored; here those are held against the weights
+        # slabs were checked with the global scales that are stored; here those are compared with the weights
         for tensor in tensors:
             name = f"{module_of(tensor.name)}.weight_global_scale"
             if self._stop.is_set() or (amax := self._amax.of(tensor)) is None:

@@ -1,6 +1,6 @@
 """Files, headers and the index of a checkpoint, against the manifest, the source and the safetensors library.
 
-Headers that `checkpoint/headers.py` parsed are held against those of the library. Only headers: the library maps files into
+Headers that `checkpoint/headers.py` parsed are compared with those of the library. Only headers: the library maps files into
 memory, and a mapped file that is truncated ends the process. Bytes are read at the library's offsets with `preadv`
 (`files.py`). Shared with the engine: which files of a source are copied (`copied_files.py`).
 """

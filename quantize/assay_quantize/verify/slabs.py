@@ -1,6 +1,6 @@
 """One slab of a quantized checkpoint against the same rows of its source: what a worker thread of `verify` does.
 
-Every byte is held against the source: copies as they are, casts by torch, quantized rows twice. Kernels that are used nowhere
+Every byte is compared with the source: copies as they are, casts by torch, quantized rows twice. Kernels that are used nowhere
 else (`codes.py`) say whether codes and scales are right; then the engine's kernels make them once more, which says how many
 bytes differ and sums up errors. A quick look ends after the first of the two where that finds nothing (what was judged as it
 was made does not come here: `judged.py`). What the first do not cover is made by the engine's kernels alone (`definition.py`

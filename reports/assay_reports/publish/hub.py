@@ -78,7 +78,7 @@ def check_repository(repository: str) -> None:
     except HFValidationError:
         is_id = False
     if not is_id:
-        raise AssayError(f"{repository}: is no repository of the hub; write it like zai-org/GLM-5, its owner first")
+        raise AssayError(f"{repository}: is not a repository id; use OWNER/NAME, e.g. zai-org/GLM-5")
 
 
 def check_branch(revision: str) -> None:

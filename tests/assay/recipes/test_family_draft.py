@@ -86,7 +86,7 @@ ROLES = {"linear_attn.A_log": ("qwen3.5-35b-a3b", "attention", "kept in FP32, wh
 
 
 ONLY_WITH_HEADERS = ("deepseek-v4-flash",)
-"""Models whose draft from a config.json alone is not held against the file: vLLM's loader renames `mtp.N` in its code."""
+"""Models whose draft from a config.json alone is not compared with the file: vLLM's loader renames `mtp.N` in its code."""
 UNKNOWN_TO_A_CONFIG: dict[str, dict[str, str]] = {
     **{model: absent for model, absent in ABSENT.items() if model not in ONLY_WITH_HEADERS},
     "glm-5": {name: why for name, why in ABSENT["glm-5"].items() if name.startswith("self_attn.")},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -191,6 +192,19 @@ def test_the_cost_is_said_before(run: Run, tiny_glm: Path, tmp_path: Path) -> No
     assert (code, out) == (0, "")
     assert "estimate: " in told and "of weights are read and rounded, no model is run" in told
     assert not (tmp_path / "found").exists()
+
+
+def test_the_cost_of_passes_is_estimated_without_the_texts(run: Run, tiny_glm: Path, tmp_path: Path) -> None:
+    options = ("--schemes", "w4a16", "--tokens", 640, "--length", 32, "--estimate", "--out", tmp_path / "found")
+    code, out, told = run("sensitivity", tiny_glm, *options)
+    assert (code, out) == (0, "")
+    assert re.search(r"^estimate: the model first writes its texts, about \d+\.\d minutes of one core$", told, re.M)
+    assert re.search(
+        r"^estimate: \d+ passes over the texts, about \d+\.\d minutes of one core beside the rounding of weights; "
+        r"[\d.]+ MB to keep$",
+        told, re.M,
+    )  # fmt: skip
+    assert "replies: " not in told and not (tmp_path / "found").exists()
 
 
 @pytest.mark.slow

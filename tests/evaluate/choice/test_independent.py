@@ -121,7 +121,7 @@ def usd(ladder: Ladder, name: str, at: int, usd_per_gpu_hour: float, num_gpus: i
     return 1e6 / mean(ladder, name, at) / 3600 * num_gpus * usd_per_gpu_hour
 
 
-# ------------------------------------------------------------------------------------------------ held against it
+# ------------------------------------------------------------------------------------------------ compared with it
 def rows_of(ladder: Ladder) -> list[SpeedRow]:
     rows = []
     for name, points in ladder.items():

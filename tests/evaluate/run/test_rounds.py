@@ -179,9 +179,12 @@ def test_what_stays_undecided_goes_to_its_max_and_says_why(tmp_path: Path) -> No
     first = looks[0]
     assert task.rounds[1].why == (
         f"candidate: undecided at 60 items, 2 and 1 replies each: p {first.p_pass:.2g} for PASS and {first.p_fail:.2g} for "
-        f"FAIL, {first.level:.2g} decides at this look"
+        f"FAIL, {first.level:.2g} needed at this look"
     )
-    assert any(line.startswith("candidate: sums is asked further (2 replies to each item): candidate: u") for line in run.lines)
+    assert any(
+        line.startswith("candidate: sums is still undecided, sampling further (2 replies to each item): candidate: u")
+        for line in run.lines
+    )
     ours, gate = find_task(found["fp8"], "sums"), report.verdicts[-1]
     shown = task_numbers(ours, task, 0.95, gate)  # the report's row is what was judged
     assert (shown.drop, shown.discordant, shown.mcnemar_midp) == (gate.observed, gate.discordant, gate.p_value)

@@ -1,7 +1,7 @@
 """Families in small, from the source to vLLM itself. DeepSeek-V3: an FP8 release, latent attention, grouped routing, and a
 draft without a head. Qwen3-Next: its config says nothing of the MTP block that it stores.
 
-What vLLM says of DeepSeek-V3 in W4A16 is held against `DeepseekV3ForCausalLM` of transformers in FP32 with the same weights,
+What vLLM says of DeepSeek-V3 in W4A16 is compared with `DeepseekV3ForCausalLM` of transformers in FP32 with the same weights,
 dequantized by compressed-tensors and PyTorch.
 """
 

@@ -133,8 +133,9 @@ def test_whole_verdict_of_a_score() -> None:
         observed=paired_difference(4, 0, 198),
         limit=0.05,
         detail=(
-            "Loses 2.0 points on arithmetic (interval of at least 95 %: 0.1 to 5.1 lost); 5 allowed. A loss is shown, "
-            "whether it is more than 5 points is open; about 337 items give a PASS 4 times in 5 if 2 points are the truth, "
+            "Loses 2.0 points on arithmetic (interval of at least 95 %: 0.1 to 5.1 lost); 5 allowed. There is a "
+            "real loss, but the data cannot tell whether it exceeds 5 points; about 337 items give a PASS 4 times in "
+            "5 if 2 points are the truth, "
             "which may be 0.1 to 5.1 lost."
         ),
         clause="loses 2.0 points on arithmetic; 5 allowed",
@@ -418,8 +419,8 @@ def test_an_interval_of_accepted_drafts_is_one_of_replies_or_says_that_it_is_not
     assert details == {
         "by reply": (
             "UNDERPOWERED",
-            f"{start}(95 % interval: {half - 5:.1f} gained to {5 + half:.1f} lost, over 40 replies); 10 allowed: there may be "
-            "no loss, or one of more than 10 points.",
+            f"{start}(95 % interval: {half - 5:.1f} gained to {5 + half:.1f} lost, over 40 replies); 10 allowed: anything "
+            "from no loss to more than 10 points is compatible with the data.",
         ),
         "in total": total,
         "half": total,
@@ -491,7 +492,8 @@ def test_drafts_of_a_few_long_replies_claim_nothing_of_other_prompts() -> None:
     assert (verdict.status, verdict.detail) == (
         "UNDERPOWERED",
         "50 % of drafted tokens accepted in fp8, 50 % in w4a16: shows no change (95 % interval: 0.0 gained to 100.0 lost, over "
-        "100 prompts that both answered); 10 allowed: there may be no loss, or one of more than 10 points; a few prompts have "
+        "100 prompts that both answered); 10 allowed: anything from no loss to more than 10 points is compatible with "
+        "the data; a few prompts have "
         "most of the drafted tokens, so that 100 count as 14.9 of equal length: a drop in one prompt of five is in none of "
         "them with a chance of 3.6 %.",
     )
@@ -555,7 +557,8 @@ NEEDLE = {"kind": "score", "task": "needle", "max_drop": 0.05}
         ((0, 0), (SCORE, NEEDLE), f"{WITHIN_BOTH}; 2 gates passed"),
         ((40, 40), (SCORE, NEEDLE), "loses 20.0 points on arithmetic; 5 allowed; also failed: needle; 2 gates failed"),
         ((0, 7), (SCORE, NEEDLE),
-         "loses 3.5 points on needle; 5 allowed: a loss is shown, whether it is more than 5 points is open; 1 gate passed, "
+         "loses 3.5 points on needle; 5 allowed: there is a real loss, but the data cannot tell whether it exceeds 5 "
+         "points; 1 gate passed, "
          "1 underpowered"),
         ((0, 40), (SCORE, NEEDLE, {**SCORE, "task": "aime"}),
          "loses 20.0 points on needle; 5 allowed; 1 gate passed, 1 failed, 1 not measured: aime"),
@@ -580,8 +583,8 @@ def test_the_reason_names_what_decided_and_what_was_not_measured(
 @pytest.mark.parametrize(
     ("only_reference", "only_candidate", "words"),
     [
-        (6, 0, "a loss is shown, whether it is more than 5 points is open"),
-        (8, 4, "there may be no loss, or one of more than 5 points"),
+        (6, 0, "there is a real loss, but the data cannot tell whether it exceeds 5 points"),
+        (8, 4, "anything from no loss to more than 5 points is compatible with the data"),
     ],
 )
 def test_underpowered_says_whether_there_is_a_loss(only_reference: int, only_candidate: int, words: str) -> None:
@@ -591,7 +594,7 @@ def test_underpowered_says_whether_there_is_a_loss(only_reference: int, only_can
     [verdict] = report.verdicts
     assert verdict.status == "UNDERPOWERED" and verdict.observed is not None
     is_certain = verdict.observed.low > 0
-    assert is_certain == ("a loss is shown" in words)
+    assert is_certain == ("a real loss" in words)
     lost = "loses 3.0 points" if is_certain else "loses 2.0 points"
     assert report.reasons["w4a16"] == f"{lost} on arithmetic; 5 allowed: {words}; 1 gate underpowered"
     size, drop = lost.split()[1].removesuffix(".0"), verdict.observed
@@ -607,12 +610,12 @@ def test_underpowered_says_whether_there_is_a_loss(only_reference: int, only_can
     ("low", "high", "words"),
     [
         (0.06, 0.12, "by itself this fails, but among several tasks such a loss may be chance (Holm)"),
-        (0.01, 0.08, "a loss is shown, whether it is more than 5 points is open"),
+        (0.01, 0.08, "there is a real loss, but the data cannot tell whether it exceeds 5 points"),
         (0.01, 0.04, "the loss is less than 5 points, but too few items were asked to pass"),
-        (-0.02, 0.08, "there may be no loss, or one of more than 5 points"),
+        (-0.02, 0.08, "anything from no loss to more than 5 points is compatible with the data"),
         (-0.02, 0.04, "the difference is less than 5 points, but too few items were asked to pass"),
-        (-0.08, 0.04, "there may be no difference, or a gain of more than 5 points"),
-        (-0.08, -0.01, "a gain is shown, whether it is more than 5 points is open"),
+        (-0.08, 0.04, "anything from no difference to a gain of more than 5 points is compatible with the data"),
+        (-0.08, -0.01, "there is a real gain, but the data cannot tell whether it exceeds 5 points"),
     ],
 )
 def test_what_an_interval_leaves_open(low: float, high: float, words: str) -> None:

@@ -145,7 +145,10 @@ def test_missing_is_not_a_pass() -> None:
     other = probed("w4a16", *CLEAN, sha256="0" * 64)
     assert "are of another checkpoint" in verdict_of(gate, other).detail
     not_run = verdict_of(gate, probed("w4a16", *CLEAN))
-    assert (not_run.status, not_run.detail) == ("NOT MEASURED", "Probe tools did not run: the server takes no tools.")
+    assert (not_run.status, not_run.detail) == (
+        "NOT MEASURED",
+        "Probe tools did not run: the server does not accept tool calls.",
+    )
     absent = verdict_of(ProbesGate(kind="probes", required=("routing",)), probed("w4a16", *CLEAN))
     assert absent.detail == "Probe routing did not run: it was not asked for."
     assert verdict_of(ProbesGate(kind="probes", max_rate={"tools": 0.1}), probed("w4a16", *CLEAN)).status == "NOT MEASURED"
@@ -193,7 +196,7 @@ def test_report_shows_probes(tmp_path: Path) -> None:
     page = write_report(run_dir).read_text()
     text = (run_dir / "report/report.md").read_text()
     assert "| w4a16 | garble | **ALARM** | 3 of 2000 replies are garbled, and not by the model's habit. 3 of 2,000" in text
-    assert "| fp8 | tools | not run | the server takes no tools |" in text
+    assert "| fp8 | tools | not run | the server does not accept tool calls |" in text
     assert '<section id="fidelity">' in page and "3 of 2000 replies are garbled" in page
     assert [report.label for report in load_probes(run_dir)] == ["fp8", "w4a16"]
 
@@ -207,7 +210,7 @@ def test_limits_of_probes(tmp_path: Path) -> None:
     results = {limit.key: limit.text for limit in find_limits(load_run(run_dir))}
     assert "no_load" not in results
     assert results["probes_not_judged"].startswith("Probe alarms that no gate judges: garble of w4a16 (3 of 2000")
-    assert results["probes_not_run"].count("the server takes no tools") == 3
+    assert results["probes_not_run"].count("the server does not accept tool calls") == 3
     assert "2,000 of w4a16" in results["rare_faults"] and "take 7,488 requests under load" in results["rare_faults"]
     gates = GateReport.load(run_dir / "gates.json")
     recipe = {**gates.gate_recipe, "gates": [*gates.gate_recipe["gates"], {"kind": "probes"}]}

@@ -58,23 +58,27 @@ def judged(reference: range, candidate: range, *others: dict[str, Any], n: int =
          "more than the margin is a change of behaviour as well: this task may not measure the quality of this model, or the "
          "reference may not have been served well."),
         (range(1), range(1, 11), {},
-         "loses 9.0 points on Chinese code lookup; 10 allowed: a loss is shown, whether it is more than 10 points is open; "
+         "loses 9.0 points on Chinese code lookup; 10 allowed: there is a real loss, but the data cannot tell whether it "
+         "exceeds 10 points; "
          "1 gate underpowered",
          "Loses 9.0 points on Chinese code lookup (interval of at least 95 %: 2.8 to 16.6 lost); 10 allowed. "
-         "A loss is shown, whether "
-         "it is more than 10 points is open; about 8,331 items give a PASS 4 times in 5 if 9 points are the "
+         "There is a real loss, but the data cannot tell whether "
+         "it exceeds 10 points; about 8,331 items give a PASS 4 times in 5 if 9 points are the "
          "truth, which may be 2.8 to 16.6 lost."),
         (range(0), range(12), {},
-         "loses 12.0 points on Chinese code lookup; 10 allowed: a loss is shown, whether it is more than 10 points is open; "
+         "loses 12.0 points on Chinese code lookup; 10 allowed: there is a real loss, but the data cannot tell whether it "
+         "exceeds 10 points; "
          "1 gate underpowered",
          "Loses 12.0 points on Chinese code lookup (interval of at least 95 %: 6.4 to 19.8 lost); 10 allowed. "
-         "A loss is shown, whether "
-         "it is more than 10 points is open; more items would not pass it if the loss seen is the true one."),
+         "There is a real loss, but the data cannot tell whether "
+         "it exceeds 10 points; more items would not pass it if the loss seen is the true one."),
         (range(13), range(13, 26), {},
-         "shows no change on Chinese code lookup; 10 allowed: there may be no loss, or one of more than 10 points; "
+         "shows no change on Chinese code lookup; 10 allowed: anything from no loss to more than 10 points is "
+         "compatible with the data; "
          "1 gate underpowered",
-         "Shows no change on Chinese code lookup (95 % interval: 10.3 gained to 10.3 lost); 10 allowed. There may be "
-         "no loss, or one of more than 10 points; about 209 items give a PASS 4 times in 5 if nothing is lost."),
+         "Shows no change on Chinese code lookup (95 % interval: 10.3 gained to 10.3 lost); 10 allowed. Anything from "
+         "no loss to more than 10 points is compatible with the data; about 209 items give a PASS 4 times in 5 if "
+         "nothing is lost."),
         (range(25), range(0), {"claim": "equivalent"},
          "gains 25.0 points on Chinese code lookup; 10 allowed either way; 1 gate failed",
          "Gains 25.0 points on Chinese code lookup (95 % interval: 16.9 to 34.3 gained); 10 allowed either way."),

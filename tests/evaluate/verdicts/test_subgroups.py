@@ -86,7 +86,8 @@ def test_a_loss_that_is_shown_keeps_a_candidate_from_pass_until_its_limit_is_exc
     report = judged(gates(), reference, candidate)
     assert (report.verdicts[-1].status, report.overall["w4a16"]) == ("UNDERPOWERED", "UNDERPOWERED")
     assert report.verdicts[-1].clause == (
-        "loses 8.1 points on es of tools; 10 (2 margins) allowed in a subgroup: a loss is shown, whether it is more is open"
+        "loses 8.1 points on es of tools; 10 (2 margins) allowed in a subgroup: there is a real loss, but the data cannot "
+        "tell whether it exceeds that"
     )
     bounded = judged(gates(max_margins=3.0), reference, candidate)
     assert (bounded.verdicts[-1].status, bounded.subgroups[2].word, bounded.overall["w4a16"]) == ("PASS", "loses", "PASS")

@@ -120,9 +120,9 @@ def test_a_run_calibrates_and_chooses_and_goes_on_where_it_was_stopped(
     code, out, _ = run(*again)
     assert code == 0 and out.count("done before and verified") == 4 and out.count("\n") == 4
 
-    aim = resolve_target("mine.yaml")
+    target = resolve_target("mine.yaml")
     labels = ["fp8", "nvfp4-calibrated", "short", "auto-4.5bpw"]
-    assert [one.label for one in of_target(aim, Path("runs"), None, None).candidates] == labels
+    assert [one.label for one in of_target(target, Path("runs"), None, None).candidates] == labels
     planned = planned_run("mine.yaml", profile="cpu-emulated")
     assert [one.label for one in planned.checkpoints] == labels and planned.checkpoints[-1].is_chosen
     assert all(is_made(plan, made / plan.precision / "checkpoint") for plan in planned.plans)
@@ -173,7 +173,7 @@ def test_what_nothing_can_be_done_with_is_said_before_anything_is_made(run: Run,
             "was given; make one with `assay calibrate TARGET --out FILE`, then say --importance FILE",
         ("-p", "short.yaml", "--text", "none.jsonl"): "--text none.jsonl: cannot be read: No such file or directory",
         ("-p", "short.yaml", "--withhold", "quik"): "no suite recipe called 'quik'; did you mean quick?",
-        ("-p", "auto-4.5", "--out", "made"): "precision auto-4.5: is no size",
+        ("-p", "auto-4.5", "--out", "made"): "precision auto-4.5: not a valid size",
         ("-p", "w4a16", "--importance", "texts/plain.txt"): "--importance: precision w4a16 searches no scales",
     }.items():  # fmt: skip
         assert one_error(run("quantize", "mine.yaml", *words)).startswith(said)

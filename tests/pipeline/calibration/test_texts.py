@@ -37,7 +37,7 @@ def test_replies_of_a_run_are_a_source_and_no_text_for_who_is_judged_by_it(run: 
     record = Calibration.model_validate_json(stdout)
     (source,) = record.sources
     assert code == 0 and source.source == f"replies of the reference in {evaluated}" and source.num_dropped == 0
-    assert not any(one.suite.startswith("run ") for one in record.withheld), "the source is not held against itself"
+    assert not any(one.suite.startswith("run ") for one in record.withheld), "the source is not compared with itself"
     code, _, said = run("calibrate", TRAINED, "--out", out, "--text", evaluated, *ASK, "--withhold", evaluated)
     assert code == 2 and "texts with items of an evaluation left out; give more text or a smaller --length" in said
     chats = tmp_path / "chats.jsonl"

@@ -211,8 +211,8 @@ def test_what_was_measured_as_a_whole_decides(run: Run, tiny_glm: Path, tmp_path
 # ------------------------------------------------------------------------------------------------ wrong input
 WRONG: list[tuple[list[Any], str]] = [
     ([], "say --budget SIZE, such as 405GB or 4.5bpw, or --hardware NAME for what fits there"),
-    (["--budget", "much"], "--budget much: is no size; write 405GB or 377GiB for the whole checkpoint, or 4.5bpw"),
-    (["--budget", "0GB"], "--budget 0GB: is no size"),
+    (["--budget", "much"], "--budget much: not a valid size; write 405GB or 377GiB for the whole checkpoint, or 4.5bpw"),
+    (["--budget", "0GB"], "--budget 0GB: not a valid size"),
     (["--budget", "45bpw"], "--budget 45bpw: bits per weight lie between 4 and 16"),
     (["--budget", "1kB"], "--budget 1kB: is 1 kB, the smallest choice takes 3.62 MB (4.13 bits per weight)"),
     (["--budget", "9GB"], "--budget 9GB: holds the whole checkpoint in 16 bits"),

@@ -31,15 +31,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_precisions_are_chosen_by_what_divides(folder: Path) -> None:
-    aim = resolve_target(str(folder))
-    assert aim.recipe.precisions == ("fp8-channel", "w4a16-g64", "nvfp4a16")
-    assert aim.recipe.reference.precision == "fp8-channel"
+    target = resolve_target(str(folder))
+    assert target.recipe.precisions == ("fp8-channel", "w4a16-g64", "nvfp4a16")
+    assert target.recipe.reference.precision == "fp8-channel"
     whys = (
         f"precision fp8-channel in place of fp8: {HERE} fp8_block: 576 columns are not a multiple of the group size 128",
         f"precision w4a16-g64 in place of w4a16: {HERE} w4a16: 576 columns are not a multiple of the group size 128",
     )
-    assert aim.choices == (("fp8-channel", whys[0]), ("w4a16-g64", whys[1]))
-    assert all(why in aim.recipe.description for why in whys)
+    assert target.choices == (("fp8-channel", whys[0]), ("w4a16-g64", whys[1]))
+    assert all(why in target.recipe.description for why in whys)
 
 
 @pytest.mark.parametrize(
@@ -60,14 +60,14 @@ def test_the_largest_group_that_divides_is_taken(
     assert tuple(one.precision for one in found) == taken
     left_out = [one for one in found if one.precision is None]
     assert all(str(one.sentence).startswith(f"precision {one.requested} is left out: model.layers.") for one in left_out)
-    aim = resolve_target(str(folder))
-    assert aim.recipe.precisions == tuple(one for one in taken if one is not None)
+    target = resolve_target(str(folder))
+    assert target.recipe.precisions == tuple(one for one in taken if one is not None)
 
 
 def test_shapes_that_fit_change_nothing(tmp_path: Path) -> None:
-    aim = resolve_target(str(make_tiny_glm4_moe(tmp_path / "even")))
-    assert (aim.recipe.precisions, aim.choices) == (("fp8", "w4a16", "nvfp4a16"), ())
-    assert aim.recipe.description == "Made from the config of even."
+    target = resolve_target(str(make_tiny_glm4_moe(tmp_path / "even")))
+    assert (target.recipe.precisions, target.choices) == (("fp8", "w4a16", "nvfp4a16"), ())
+    assert target.recipe.description == "Made from the config of even."
 
 
 @pytest.mark.parametrize("precision", ["fp8-channel", "w4a16-g64", "nvfp4a16"])
@@ -81,12 +81,12 @@ def test_what_was_chosen_is_planned_quantized_and_verified(folder: Path, tmp_pat
 def test_the_choice_is_printed_and_a_named_precision_is_insisted_on(
     run: Run, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    aim = resolve_target(str(folder))
-    assert list(precisions_for(aim, None, None, with_reference=True)) == ["fp8-channel", "w4a16-g64", "nvfp4a16"]
+    target = resolve_target(str(folder))
+    assert list(precisions_for(target, None, None, with_reference=True)) == ["fp8-channel", "w4a16-g64", "nvfp4a16"]
     assert "note: precision w4a16-g64 in place of w4a16:" in " ".join(capsys.readouterr().err.split())
-    assert list(precisions_for(aim, "w4a16", None, with_reference=False)) == ["w4a16"]
+    assert list(precisions_for(target, "w4a16", None, with_reference=False)) == ["w4a16"]
     assert capsys.readouterr().err == ""
-    assert list(precisions_for(aim, None, ["nvfp4a16"], with_reference=True)) == ["fp8-channel", "nvfp4a16"]
+    assert list(precisions_for(target, None, ["nvfp4a16"], with_reference=True)) == ["fp8-channel", "nvfp4a16"]
     said = capsys.readouterr().err
     assert "note: precision fp8-channel in place of fp8:" in " ".join(said.split()) and "w4a16" not in said
     code, _, said = run("plan", folder, "-p", "w4a16")

@@ -93,7 +93,7 @@ JUDGED = (
     "Noise floor (fp8 against its own repeat): PASS", "nvfp4a16 seems to lose what is allowed or more on needle",
     "divergence kl_mean PASS",
 )  # fmt: skip
-"""What the verdicts say, the recommendation among it; a deployment is held against them too."""
+"""What the verdicts say, the recommendation among it; a deployment is compared with them too."""
 CLAIMS: dict[str, tuple[str, ...]] = {
     "choice.json": (
         DEPLOY, "At 1 stream: w4a16, 410.6 tokens/s measured, 411 expected",

@@ -248,7 +248,7 @@ def test_names_that_cannot_be_meant(run_dir: Path, run: Run) -> None:
     )
     assert "of this run can be published: fp8, nvfp4a16, w4a16" in one_error(run("publish", f"{run_dir}/w4a61", REPO))
     assert one_error(run("publish", f"{run_dir}/w4a16", "model")) == (
-        "model: is no repository of the hub; write it like zai-org/GLM-5, its owner first"
+        "model: is not a repository id; use OWNER/NAME, e.g. zai-org/GLM-5"
     )
     assert one_error(run("publish", f"{run_dir}/w4a16", REPO, "--despite", "FIAL")) == (
         "--despite FIAL: no such verdict; did you mean FAIL? allowed: FAIL, UNDERPOWERED, NOT-MEASURED"

@@ -41,5 +41,9 @@ def probed(label: str, *results: ProbeResult, sha256: str | None = None) -> Prob
     )  # fmt: skip
 
 
-CLEAN = (result("argmax", 0, 4000), result("garble", 0, 2000), result("tools", None, None, "the server takes no tools"))
+CLEAN = (
+    result("argmax", 0, 4000),
+    result("garble", 0, 2000),
+    result("tools", None, None, "the server does not accept tool calls"),
+)
 ALARM = (result("argmax", 0, 4000), result("garble", 3, 2000, "3 of 2000 replies are garbled, and not by the model's habit"))

@@ -46,7 +46,7 @@ says what to add once it is fetched.
 
 ## What the recipes hold
 
-`compared`: the reference fits, so candidates are held against it. `deployed`: only candidates fit; they can be served there.
+`compared`: the reference fits, so candidates are compared with it. `deployed`: only candidates fit; they can be served there.
 
 | model | profile | | checkpoint | weights | KV tokens | context |
 |---|---|---|---|---|---|---|

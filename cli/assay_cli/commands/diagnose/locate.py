@@ -73,7 +73,7 @@ def locate(
     if b is None or url_in(b):
         refuse_unused(ctx, "unless B is a checkpoint folder, whose precision could be changed", "remedy")
     targets = {name: _checkpoint_of(text) for name, text in (("a", a), ("b", b)) if text is not None and not url_in(text)}
-    profiles = {name: profile_for(aim, profile) for name, (aim, _) in targets.items()}
+    profiles = {name: profile_for(target, profile) for name, (target, _) in targets.items()}
     its_run = next((run for _, folder in reversed(targets.values()) if (run := run_holding(folder)) is not None), None)
     compared = "-".join(_name_of(text) for text in (a, b) if text is not None)
     new_place = functools.partial(place_for, "locate", f"locate/{compared}", run=its_run, out=out)

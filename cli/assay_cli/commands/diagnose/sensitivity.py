@@ -118,7 +118,7 @@ def sensitivity(
             metavar="FILE,...",
             callback=several,
             help="Scores of AutoRound's AutoScheme (its JSON cache) or of ModelOpt's AutoQuantize (`candidate_stats` as JSON), "
-            "to be held against ours.",
+            "to be compared with ours.",
         ),
     ] = None,
     show_scheme: Annotated[
@@ -154,7 +154,7 @@ def sensitivity(
 ) -> None:
     """Measure what it costs to quantize each layer's attention, experts and MLPs by themselves, in nats and in bytes.
 
-    The model runs in transformers, whole or one layer at a time, but for --proxy weights. What is stopped goes on where it was.
+    The model runs in transformers, whole or one layer at a time, but for --proxy weights. An interrupted run resumes.
     """
     from assay_pipeline.profiles import profile_for
     from assay_pipeline.targets import resolve_target
@@ -168,7 +168,7 @@ def sensitivity(
     resolved = resolve_target(target)
     place = place_for("sensitivity", ".", run=run, out=out, say=say)
     asked = Asked(
-        aim=resolved,
+        target=resolved,
         schemes=chosen,
         proxy=proxy,  # type: ignore[arg-type]  # checked by its callback
         observer=observer,  # type: ignore[arg-type]  # likewise

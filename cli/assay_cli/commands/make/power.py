@@ -83,7 +83,7 @@ def power(
     runs: RunsOption = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Foretell the verdicts of a suite: would a candidate that lost nothing pass, would one that lost too much fail?
+    """Predict whether a suite can reach a verdict (power analysis): would a lossless candidate pass, a lossy one fail?
 
     From the suite, its gates and what is assumed of two runs of one model; nothing is served. Also what it costs, and what
     would raise it.

@@ -34,7 +34,7 @@ def deployment(
 ) -> None:
     """Serve the candidates of a judged run on hardware that only they fit, and say whether their verdicts hold there.
 
-    Each is held against itself where it was judged: next-token probabilities, accepted drafts, probes. Exit 1 unless every
+    Each is compared with itself where it was judged: next-token probabilities, accepted drafts, probes. Exit 1 unless every
     verdict travels. The records are RUN/deployment/PROFILE/LABEL.json; with --json a list of them.
     """
     run_dir = named_run(ctx, run, runs)

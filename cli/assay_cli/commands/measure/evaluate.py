@@ -65,7 +65,7 @@ def evaluate(
             "--again",
             metavar="LABEL",
             help="Measure this label anew, whatever was answered before: its server was repaired, say. With the reference's "
-            "label all are, since its texts are what they are held against.",
+            "label all are, since its texts are what they are compared with.",
         ),
     ] = None,
     precisions: PrecisionsOption = None,

@@ -80,7 +80,7 @@ def speed(
         ),
     ] = None,
     repeats: Annotated[
-        int | None, typer.Option("--repeats", min=1, max=1000, help="Of every point, in shuffled order. Default: 3.")
+        int | None, typer.Option("--repeats", min=1, max=1000, help="Repeats of every point, in shuffled order. Default: 3.")
     ] = None,
     starts: Annotated[
         int | None,
@@ -91,7 +91,7 @@ def speed(
     ] = None,
     requests: Annotated[
         int | None,
-        typer.Option("--requests", min=1, help="Of a repeat. Default: 8, or 2 for each request in flight."),
+        typer.Option("--requests", min=1, help="Requests per repeat. Default: 8, or 2 for each request in flight."),
     ] = None,
     output_tokens: Annotated[
         int | None, typer.Option("--output-tokens", min=2, help="Longest reply. Default: 64 on a CPU, else 512.")
@@ -111,7 +111,7 @@ def speed(
         str | None,
         typer.Option(
             "--as", metavar="FORMAT", callback=choice("vllm-bench", "inferencex", "guidellm", "table"),
-            help="Of that file: vllm-bench, inferencex, guidellm or table. Default: as it looks.",
+            help="Format of the file: vllm-bench, inferencex, guidellm or table. Default: detected.",
         ),
     ] = None,
     label: Annotated[
@@ -234,10 +234,10 @@ def labels_of(given: Sequence[str] | None) -> tuple[str | None, dict[str, str]]:
         raise AssayError("--label: takes one label, or NAME=LABEL for each name that the file uses, with commas between them")
     if any(not name or not label for name, label in mapped):
         raise AssayError(f"--label {shown(','.join(values))}: a name or a label is empty; write nvfp4=nvfp4a16")
-    one = values[0] if values and not mapped else None
-    for label in (one, *names.values()):
+    only_label = values[0] if values and not mapped else None
+    for label in (only_label, *names.values()):
         check_label(label)
-    return one, names
+    return only_label, names
 
 
 def _strangers(rows: Sequence[SpeedRow], place: Place) -> Iterator[str]:
@@ -306,7 +306,7 @@ def print_speed(record: SpeedRecord, reference: str, out: Console) -> None:
         key=lambda row: (row.origin, row.source, row.checkpoint, row.speculation or 0, row.prompts, row.concurrency),
     ):
         where = row.checkpoint if row.origin == "measured" else f"{row.checkpoint} ({row.origin})"
-        accepted = [one.acceptance_length for one in row.repeats if one.acceptance_length is not None]
+        accepted = [repeat.acceptance_length for repeat in row.repeats if repeat.acceptance_length is not None]
         lines.append((
             escape(where), drafts(row), escape(row.prompts), in_flight(row), lost(row),
             told(ratio.mean_of(row, ratio.output_tokens_s, noise[ratio.output_tokens_s]), 1, "{:.1f}"),
@@ -330,14 +330,14 @@ def print_speed(record: SpeedRecord, reference: str, out: Console) -> None:
         out.print(
             escape(f"{row.checkpoint} against {base.checkpoint} ({point}): {told(found, 1, '{:.2f}')} times the tokens/s")
         )
-    for one in record.not_measured:
+    for repeat in record.not_measured:
         parts = [
-            None if one.speculation is None else f"{one.speculation} drafted" if one.speculation else "drafts off",
-            one.prompts,
-            None if one.concurrency is None else f"{one.concurrency} in flight",
+            None if repeat.speculation is None else f"{repeat.speculation} drafted" if repeat.speculation else "drafts off",
+            repeat.prompts,
+            None if repeat.concurrency is None else f"{repeat.concurrency} in flight",
         ]
         point = ", ".join(part for part in parts if part is not None)
-        out.print(escape(f"not measured: {one.checkpoint}{f' ({point})' if point else ''}: {one.reason}"))
+        out.print(escape(f"not measured: {repeat.checkpoint}{f' ({point})' if point else ''}: {repeat.reason}"))
     if not lines and not record.not_measured:
         out.print("nothing was measured or imported yet")
 
@@ -357,16 +357,16 @@ def in_flight(row: SpeedRow) -> str:
 def lost(row: SpeedRow) -> str:
     """Shares of requests that failed and that were cut off, `2.4 %`, `2.4 % + 4.7 % cut off`; `-`: not told."""
     failed, cut = row.failed_share, row.incomplete_share
-    said = [] if failed is None else [percent_of_events(failed) if failed else "0 %"]
-    return " + ".join([*said, *([f"{percent_of_events(cut)} cut off"] if cut else [])]) or "-"
+    parts = [] if failed is None else [percent_of_events(failed) if failed else "0 %"]
+    return " + ".join([*parts, *([f"{percent_of_events(cut)} cut off"] if cut else [])]) or "-"
 
 
-def told(found: Any, unit: float, form: str) -> str:
+def told(interval: Any, unit: float, form: str) -> str:
     """`95.6 [93.1, 98.2] ms`; without an interval where there is one repeat; `-` if nobody says. form: `{:.1f} ms`."""
-    if found is None:
+    if interval is None:
         return "-"
     number, _, name = form.partition(" ")
-    value = number.format(found.value * unit)
-    if found.low is not None and found.high is not None:
-        value += f" [{number.format(found.low * unit)}, {number.format(found.high * unit)}]"
+    value = number.format(interval.value * unit)
+    if interval.low is not None and interval.high is not None:
+        value += f" [{number.format(interval.low * unit)}, {number.format(interval.high * unit)}]"
     return f"{value} {name}".rstrip()

@@ -245,14 +245,14 @@ def _streams(count: int) -> str:
     return f"{count} {'stream' if count == 1 else 'streams'}"
 
 
-def _below(found: Choice) -> Iterator[str]:
+def _below(record: Choice) -> Iterator[str]:
     """One line each."""
     from assay_evaluate.choice.sentences import nothing
 
-    yield from (f"none at {pick.concurrency}: {pick.why_none}" for pick in found.picks if pick.setup is None)
-    yield from found.within_noise
-    for flip in found.flips:
-        none = nothing([flip], bool(found.objective))
+    yield from (f"none at {pick.concurrency}: {pick.why_none}" for pick in record.picks if pick.setup is None)
+    yield from record.within_noise
+    for flip in record.flips:
+        none = nothing([flip], bool(record.objective))
         names = [name or none for name in (flip.before, flip.after)]
         at = f"flip: {names[0]} to {names[1]} at about {flip.at:.1f} streams, "
         if flip.gap is not None:
@@ -266,30 +266,30 @@ def _below(found: Choice) -> Iterator[str]:
         else:
             sure = "nothing was drawn, so its range is not known"
         yield f"{at}{where} ({sure})"
-    if (one := found.one_for_all) is not None and len(found.picks) > 1:
-        share = "" if one.relative is None else f" ({percent_short(one.relative)})"
-        cost = "" if one.usd_per_million_tokens is None else f", {one.usd_per_million_tokens:.2f} $ per M tokens dearer"
-        misses = f"; misses the objective at {', '.join(map(str, one.misses))}" if one.misses else ""
-        least = f"at most {one.worst_tokens_s:,.1f} tokens/s{share} less than the best{cost}, at {_streams(one.at)}"
-        first = "nowhere slower than the choice" if one.misses else "the best wherever there is a choice"
-        yield f"one for all: {one.setup}, {least if one.worst_tokens_s > 0 else first}{misses}"
-    if found.noise is not None:
-        yield f"noise: {found.noise}"
+    if (single := record.one_for_all) is not None and len(record.picks) > 1:
+        share = "" if single.relative is None else f" ({percent_short(single.relative)})"
+        cost = "" if single.usd_per_million_tokens is None else f", {single.usd_per_million_tokens:.2f} $ per M tokens dearer"
+        misses = f"; misses the objective at {', '.join(map(str, single.misses))}" if single.misses else ""
+        least = f"at most {single.worst_tokens_s:,.1f} tokens/s{share} less than the best{cost}, at {_streams(single.at)}"
+        first = "nowhere slower than the choice" if single.misses else "the best wherever there is a choice"
+        yield f"one for all: {single.setup}, {least if single.worst_tokens_s > 0 else first}{misses}"
+    if record.noise is not None:
+        yield f"noise: {record.noise}"
     for state in ("measured", "imported", "predicted"):
-        if count := sum(cell.state == state for cell in found.cells):
-            yield f"{state}: {count} of {len(found.cells)} cells"
+        if count := sum(cell.state == state for cell in record.cells):
+            yield f"{state}: {count} of {len(record.cells)} cells"
     reasons: dict[tuple[str, str], list[int]] = {}
-    for cell in found.cells:
-        if cell.state == "missing" or (cell.state == "predicted" and found.origin != "predicted"):
+    for cell in record.cells:
+        if cell.state == "missing" or (cell.state == "predicted" and record.origin != "predicted"):
             reasons.setdefault((cell.setup, f"{cell.state}: {cell.why}"), []).append(cell.concurrency)
-    for (setup, why), points in reasons.items():
-        yield f"{setup} at {', '.join(map(str, points))}: {why}"
-    decided = (one for one in found.quality if not one.may_be_chosen and one.word == "FAIL")
-    yield from (f"{one.checkpoint} {one.word}: {one.detail}" for one in decided)
-    yield from found.if_passed
-    yield from found.undecided
-    yield from found.refused
-    yield from (f"set aside: {line}" for line in found.set_aside)
-    yield from (f"{cell.setup} at {cell.concurrency}: {cell.flag}" for cell in found.cells if cell.flag is not None)
-    if any(cell.tpot_derived for cell in found.cells):
+    for (setup, reason), points in reasons.items():
+        yield f"{setup} at {', '.join(map(str, points))}: {reason}"
+    decided = (single for single in record.quality if not single.may_be_chosen and single.word == "FAIL")
+    yield from (f"{single.checkpoint} {single.word}: {single.detail}" for single in decided)
+    yield from record.if_passed
+    yield from record.undecided
+    yield from record.refused
+    yield from (f"set aside: {line}" for line in record.set_aside)
+    yield from (f"{cell.setup} at {cell.concurrency}: {cell.flag}" for cell in record.cells if cell.flag is not None)
+    if any(cell.tpot_derived for cell in record.cells):
         yield "* from tokens/s, the length of replies and TTFT"

@@ -111,8 +111,8 @@ def show(comparison: RunComparison, out: Console) -> None:
         out.print(escape(line))
     rows = [row for checkpoint in comparison.checkpoints for row in _rows(checkpoint)]
     print_rows(("checkpoint", "", "first", "second", "second against first"), rows, out)
-    for (task, why), labels in _not_paired(comparison).items():
-        out.print(escape(f"{task} of {', '.join(labels)}: not paired: {why}"))
+    for (task, reason), labels in _not_paired(comparison).items():
+        out.print(escape(f"{task} of {', '.join(labels)}: not paired: {reason}"))
 
 
 def _not_paired(comparison: RunComparison) -> dict[tuple[str, str], list[str]]:

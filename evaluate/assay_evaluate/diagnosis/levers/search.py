@@ -4,7 +4,7 @@
 
 `start(setting)` is a context manager that yields a ProbedEndpoint served under a Setting; `serve_here` makes one for a
 checkpoint folder, `ask_running` for a URL, where only what a request can say is changed. The same greedy requests are asked
-every time, and every reply is held against itself: chosen against most likely, generated against recomputed, not-a-number,
+every time, and every reply is compared with itself: chosen against most likely, generated against recomputed, not-a-number,
 signs of garbling.
 
 Does a changed parameter change how something fails, or only how often? The method is that of the people who found vLLM's stale

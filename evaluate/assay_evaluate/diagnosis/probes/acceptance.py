@@ -2,7 +2,7 @@
 
 Draft and target that see different caches accept little (below 1.4 tokens per step after 128 tokens); a loop accepts nearly
 everything (rate above 0.96). Both limits are of production at T=1; a request must also stand out from the run's own rate, and
-all requests together are held against the expected length, where one is given: a head without its experts still drafts well.
+all requests together are compared with the expected length, where one is given: a head without its experts still drafts well.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def probe_acceptance(session: ProbeSession) -> ProbeResult:
     length, rate = 1 + num_accepted / num_drafts, num_accepted / sum(reply.num_draft_tokens for reply in replies)
     expected = session.settings.expected_acceptance_length
     enough = [reply for reply in replies if (reply.exchange.reply.output_tokens or 0) >= ENOUGH_TOKENS]
-    # 1.4 where that is well below what is expected; a draft head that reaches little is held against half of that
+    # 1.4 where that is well below what is expected; a draft head that reaches little is compared with half of that
     low = min(SHORT_LENGTH, 1 + ((expected or length) - 1) / 2)
     odd = [(reply, reason) for reply in enough if (reason := _oddity(reply, low, rate, len(enough))) is not None]
     upper = 1 + _accepted_per_step(replies, session.settings.level).high

@@ -94,7 +94,7 @@ def _reason_without_tools(session: ProbeSession) -> str | None:
     with_tools = session.client.exchange(Ask("tools/with", CHAT, {**body, **offered}))  # a refusal is an answer: not counted
     without = session.client.exchange(Ask("tools/without", CHAT, body))
     if not with_tools.is_answered:
-        return f"the server takes no tools: {with_tools.reply.error}; {NO_TOOLS}"
+        return f"the server does not accept tool calls: {with_tools.reply.error}; {NO_TOOLS}"
     longer, shorter = with_tools.reply.prompt_tokens, without.reply.prompt_tokens
     return TEMPLATE_IGNORES_TOOLS if longer is not None and shorter is not None and longer <= shorter else None
 

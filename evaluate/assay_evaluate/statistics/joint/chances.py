@@ -122,7 +122,7 @@ class LookVerdicts:
     high: Floats
 
 
-FIELDS = tuple(one.name for one in dataclasses.fields(LookVerdicts))
+FIELDS = tuple(field.name for field in dataclasses.fields(LookVerdicts))
 
 
 class Path:
@@ -197,8 +197,8 @@ def resolve(paths: Sequence[Path], rules: Rules) -> Chances:
         fails_alone=tuple(float(share) for share in verdicts.failed.mean(axis=1)),
         whole_passes=None if verdicts.whole is None else float(verdicts.whole.passes.mean()),
         stops=tuple(
-            tuple(float((one == number).mean()) for number in range(len(path.design.looks)))
-            for path, one in zip(paths, at, strict=True)
+            tuple(float((looks == number).mean()) for number in range(len(path.design.looks)))
+            for path, looks in zip(paths, at, strict=True)
         ),
         spreads=tuple(float(drop.std()) / path.design.margin for path, drop in zip(paths, drops, strict=True)),
     )

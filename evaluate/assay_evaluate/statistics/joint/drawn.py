@@ -35,7 +35,7 @@ SMALL_P = 0.05
 
 
 class LookDesign(NamedTuple):
-    """What is held against the margin at one look: replies of either side to each of so many items, a planned share of all."""
+    """What is compared with the margin at one look: replies of either side to each of so many items, a planned share of all."""
 
     reference_samples: int
     candidate_samples: int

@@ -45,7 +45,7 @@ class Blueprint:
 
     `build(units, pieces)`: with that many whole units of filler (`least`..`most`), and so many pieces of the next one.
     `num_pieces(units)`: how many pieces the next unit has; 0 where units are not divided. `smaller`: what to try when not even
-    `least` fits. `why_not_comparable`: why scores must not be held against published ones, None if they may.
+    `least` fits. `why_not_comparable`: why scores must not be compared with published ones, None if they may.
     """
 
     build: Callable[[int, int], Draft]

@@ -90,7 +90,7 @@ class RulerItem:
 
     `length_tokens` is prompt and reply together; `reply_tokens` of them are left for the reply. `fill` is `prompt_tokens` over
     what was left for the prompt. `depths`: where each needle begins in the context, 0..1 by characters; empty where the answer
-    is spread over all of it. `comparable`: whether scores may be held against published ones; `note` says why not.
+    is spread over all of it. `comparable`: whether scores may be compared with published ones; `note` says why not.
     """
 
     task: str

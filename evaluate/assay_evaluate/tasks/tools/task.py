@@ -188,7 +188,7 @@ def reason_without_tools(session: Session) -> str | None:
     if response.status in {400, 422, 501}:
         message = response.message
         remedy = f"; {NO_TOOLS}" if "tool" in message and "pars" in message else ""
-        return f"the server takes no tools: HTTP {response.status}: {message}{remedy}"
+        return f"the server does not accept tool calls: HTTP {response.status}: {message}{remedy}"
     if response.status != 200:
         raise MeasureError(f"{client.endpoint.base_url}{CHAT}: HTTP {response.status}: {response.message}")
     try:

@@ -178,10 +178,10 @@ def _same_scales(weight: Weight, low: F32, high: F32, parts: dict[str, Array], b
 
 
 LEAST_CORRELATION, CLEARLY = 0.7, 0.3
-"""A column whose correlation with its own is below LEAST_CORRELATION is held against all others: it is another's where that is
+"""A column whose correlation with its own is below LEAST_CORRELATION is compared with all others: it is another's where that is
 CLEARLY more."""
 MOST_COMPARED = 256
-"""Columns of a weight that are held against all others, the least alike of them."""
+"""Columns of a weight that are compared with all others, the least alike of them."""
 CERTAIN = 9.0
 """Standard deviations, as of a code that cannot be explained."""
 

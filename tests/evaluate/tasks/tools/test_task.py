@@ -314,7 +314,7 @@ def test_rerun_asks_only_the_rest(world: World) -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"tools": "refused"}, f"the server takes no tools: HTTP 400: {PARSER_MISSING}; {NO_TOOLS}"),
+        ({"tools": "refused"}, f"the server does not accept tool calls: HTTP 400: {PARSER_MISSING}; {NO_TOOLS}"),
         ({"tools": "ignored"}, TEMPLATE_IGNORES_TOOLS),
         ({"tools": "ignored", "tokenize": False}, TEMPLATE_IGNORES_TOOLS),
         ({"chat_template": False}, "the checkpoint has no chat template, so it cannot be shown tools"),
