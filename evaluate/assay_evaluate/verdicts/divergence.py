@@ -15,7 +15,7 @@ leaves out can be anything. So on held-out text, on structural tokens, which are
 quantiles, PASS takes exact mode. Agreement and perplexity ratio are what they are, whatever the text is.
 
 A single limit for all formats lets through what is broken for its own: good checkpoints of 8-bit weights lie near 0.01 nats, of
-4-bit weights near 0.05 (docs/decisions/113-limits-by-format.md has the sources). One 4-bit layer does not make an 8-bit
+4-bit weights near 0.05 (docs/decisions/kl-gates.md, 113, has the sources). One 4-bit layer does not make an 8-bit
 checkpoint a 4-bit one: the limit rises with the share of the weights that have fewer bits, up to half of them (decision 213).
 Serving that is itself noisy cannot show less, so the limit is at least a multiple of the repeat's distance; `max` or `min`
 stands above both.

@@ -20,16 +20,17 @@ import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
+from typing import TYPE_CHECKING
 
 from assay.errors import CheckpointError, PlanError
 from assay.records.base import sha256_of_file
 from assay_quantize.checkpoint.checkpoint import Checkpoint
 from assay_quantize.checkpoint.headers import TensorHeader, read_shard_header
 from assay_quantize.checkpoint.identity import weights_sha256
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 INPUT_AMAX, K_AMAX, V_AMAX = "input_amax", "k_amax", "v_amax"
 WEIGHTS = "assay_weights"
@@ -69,6 +70,8 @@ class Importance:
         return float(self._read(name)[0])
 
     def _read(self, name: str) -> NDArray[np.float32]:
+        import numpy as np
+
         header = self.headers[name]
         try:
             with self.path.open("rb") as file:
@@ -107,6 +110,8 @@ def load_importance(path: Path) -> Importance:
 
     Raises PlanError: no such file, a damaged one, tensors that are not FP32 vectors.
     """
+    from safetensors import SafetensorError, safe_open
+
     if not path.is_file():
         raise PlanError(f"{path}: there is no such file; --importance takes a safetensors file of FP32 vectors, one per weight")
     try:

@@ -27,9 +27,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple
 
 from assay.errors import PlanError
 from assay.recipes.calibrated.methods import CALIBRATES, SCALED_BY
@@ -39,6 +37,9 @@ from assay.records.plan import OutputTensor, Plan, TensorPlan
 from assay_quantize.checkpoint.importance import INPUT_AMAX, K_AMAX, V_AMAX, Importance
 from assay_quantize.formats.schemes import INPUT_AMAX as NVFP4_AMAX
 from assay_quantize.formats.schemes import SCHEMES, module_of
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def is_calibrated(plan: Plan) -> bool:
@@ -204,6 +205,8 @@ class _Scale(NamedTuple):
 
 def static_scales(plan: Plan, file: Importance) -> dict[str, float]:
     """Name of a stored scale -> its value, an FP32 number. Raises PlanError: the file has nothing about some of them."""
+    import numpy as np
+
     headroom = np.float32(plan.precision_recipe.get("headroom", 1.0))
     groups: dict[str, list[_Scale]] = defaultdict(list)
     for scale in _scales(plan):
@@ -225,6 +228,8 @@ def static_scales(plan: Plan, file: Importance) -> dict[str, float]:
 
 def _scale(name: str, amax: np.float32) -> np.float32:
     """E4M3's and NVFP4's scales multiply what is stored; `input_global_scale` divides it (decision 088)."""
+    import numpy as np
+
     if name.endswith(".input_global_scale"):
         divisor = np.float32(NVFP4_AMAX) / amax
         return _keeping_one(divisor) if _is_absorbed(name) else divisor
@@ -247,6 +252,8 @@ def _keeping_one(divisor: np.float32) -> np.float32:
 
     6 times a power of two, which is then the scale of a group whose largest number is 1: an E4M3 number.
     """
+    import numpy as np
+
     _, exponent = math.frexp(float(divisor) / FP4_MAX)
     least, most = _ONE_AS_FP8
     return np.float32(FP4_MAX * 2.0 ** min(max(exponent - 1, -most), -least))
@@ -267,6 +274,8 @@ def _scales(plan: Plan) -> Iterator[_Scale]:
 
 def constant_scale(tensor: TensorPlan, name: str) -> float | None:
     """The scale of activations that scheme and recipe give without data; None: `name` is none."""
+    import numpy as np
+
     if tensor.scheme is None or not name.endswith(".input_global_scale"):
         return None
     constant = SCHEMES[tensor.scheme].input_global_scale

@@ -201,7 +201,7 @@ def test_the_cost_of_passes_is_estimated_without_the_texts(run: Run, tiny_glm: P
     assert re.search(r"^estimate: the model first writes its texts, about \d+\.\d minutes of one core$", told, re.M)
     assert re.search(
         r"^estimate: \d+ passes over the texts, about \d+\.\d minutes of one core beside the rounding of weights; "
-        r"[\d.]+ MB to keep$",
+        r"[\d.]+ kB to keep$",
         told, re.M,
     )  # fmt: skip
     assert "replies: " not in told and not (tmp_path / "found").exists()

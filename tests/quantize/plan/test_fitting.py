@@ -78,17 +78,17 @@ def test_what_was_chosen_is_planned_quantized_and_verified(folder: Path, tmp_pat
     assert (found.damages, plan.mtp_layers) == ((), (2,))
 
 
-def test_the_choice_is_printed_and_a_named_precision_is_insisted_on(
-    run: Run, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    target = resolve_target(str(folder))
-    assert list(precisions_for(target, None, None, with_reference=True)) == ["fp8-channel", "w4a16-g64", "nvfp4a16"]
-    assert "note: precision w4a16-g64 in place of w4a16:" in " ".join(capsys.readouterr().err.split())
-    assert list(precisions_for(target, "w4a16", None, with_reference=False)) == ["w4a16"]
-    assert capsys.readouterr().err == ""
-    assert list(precisions_for(target, None, ["nvfp4a16"], with_reference=True)) == ["fp8-channel", "nvfp4a16"]
-    said = capsys.readouterr().err
-    assert "note: precision fp8-channel in place of fp8:" in " ".join(said.split()) and "w4a16" not in said
+def test_the_choice_is_printed_and_a_named_precision_is_insisted_on(run: Run, folder: Path) -> None:
+    target, notes = resolve_target(str(folder)), list[str]()
+    chosen = precisions_for(target, None, None, with_reference=True, say=notes.append)
+    assert list(chosen) == ["fp8-channel", "w4a16-g64", "nvfp4a16"]
+    assert "note: precision w4a16-g64 in place of w4a16:" in " ".join(notes)
+    notes.clear()
+    assert list(precisions_for(target, "w4a16", None, with_reference=False, say=notes.append)) == ["w4a16"]
+    assert notes == []
+    chosen = precisions_for(target, None, ["nvfp4a16"], with_reference=True, say=notes.append)
+    assert list(chosen) == ["fp8-channel", "nvfp4a16"]
+    assert "note: precision fp8-channel in place of fp8:" in " ".join(notes) and "w4a16" not in " ".join(notes)
     code, _, said = run("plan", folder, "-p", "w4a16")
     assert code == 2
     assert HERE in " ".join(said.split()) and said.rstrip().endswith("; precision w4a16-g64 fits this checkpoint")

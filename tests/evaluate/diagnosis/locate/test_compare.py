@@ -238,7 +238,7 @@ def test_statistics_of_a_point_are_those_of_all_its_calls_together() -> None:
     whole = Point("x", "linear", False)
     whole.add(values[:1], 4)
     whole.add(values[1:], 4)
-    reported = whole.told()
+    reported = whole.summary()
     clean = torch.tensor([1.0, -2.0, 3.0, 0.0, 0.5, 0.0])
     assert (reported["num_tokens"], reported["max_abs"], reported["non_finite"]) == (3, 3.0, 2)
     assert reported["mean"] == pytest.approx(float(clean.mean())) and reported["rms"] == pytest.approx(
