@@ -1,4 +1,4 @@
-"""Writes docs/bill-of-materials.md: every pinned package, by the licence that its own metadata states, and where it is installed.
+"""Writes docs/bill-of-materials.md: every pinned package by the licence that its own metadata states, with its environments.
 
     .venv/bin/python constraints/bill_of_materials.py .venv/bin/python .venv-serve/bin/python .venv-docs/bin/python
 
@@ -69,8 +69,8 @@ def page(licence_by_package: dict[str, str]) -> str:
         "# Bill of materials",
         "",
         "Every pinned package by its licence, with its version and the environments that have it. Made by",
-        "`constraints/bill_of_materials.py` from the pins in `constraints/` and the installed packages' own metadata. Every file of",
-        "these versions is pinned by its SHA-256 in `constraints/*.hashes.txt`, PyTorch for CPUs apart.",
+        "`constraints/bill_of_materials.py` from the pins in `constraints/` and the installed packages' own metadata.",
+        "Every file of these versions is pinned by its SHA-256 in `constraints/*.hashes.txt`, PyTorch for CPUs apart.",
         "",
         *(f"- {letter}: {environment}" for letter, environment in FILES.values()),
     ]

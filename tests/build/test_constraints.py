@@ -58,7 +58,7 @@ def test_every_pin_has_hashes(name: str) -> None:
 
 def test_the_bill_of_materials_has_every_pin() -> None:
     page = (CONSTRAINTS.parent / "docs" / "bill-of-materials.md").read_text(encoding="utf-8")
-    licences = {title: body for title, body in re.findall(r"(?m)^## (.+)\n\n((?:.+\n|\n(?!## ))*)", page)}
+    licences = dict(re.findall(r"(?m)^## (.+)\n\n((?:.+\n|\n(?!## ))*)", page))
     listed: dict[str, dict[str, str]] = {letter: {} for letter in "WCGBD"}
     for body in licences.values():
         for package, versions in re.findall(r"(?m)^- (\S+) (.+)$", body):
