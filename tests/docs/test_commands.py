@@ -109,6 +109,18 @@ def test_commands_in_running_text_have_their_options(page: str) -> None:
         assert used <= known, f"{page}: {command}: {used - known}"
 
 
+def test_the_page_of_commands_has_every_command_in_its_panel() -> None:
+    page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    sections = dict(re.findall(r"(?m)^## (.+)\n((?:(?!## ).*\n)*)", page))
+    listed = {title: re.findall(r"(?m)(?<=`)assay ([a-z -]+?)(?= [^a-z -]|`)", text) for title, text in sections.items()}
+    panels: dict[str, list[str]] = {"make": []}
+    for name, command in GROUP.commands.items():
+        if not command.hidden:
+            names = [f"{name} {sub}" for sub in command.commands] if isinstance(command, TyperGroup) else [name]
+            panels.setdefault(command.rich_help_panel or "Commands", []).extend(names)
+    assert {title: set(names) for title, names in listed.items()} == {title: set(names) for title, names in panels.items()}
+
+
 RUN_HERE = [block for block in BLOCKS if block.language == "sh" and block.needs is None and block.page != "docs/tutorial.md"]
 
 
