@@ -1,4 +1,4 @@
-"""Writes docs/bill-of-materials.md: every pinned package, where it is installed, and its licence as its own metadata states it.
+"""Writes docs/bill-of-materials.md: every pinned package by the licence that its own metadata states, with its environments.
 
     .venv/bin/python constraints/bill_of_materials.py .venv/bin/python .venv-serve/bin/python .venv-docs/bin/python
 
@@ -16,12 +16,13 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "bill-of-materials.md"
 FILES = {
-    "work": "work",
-    "serve-cpu": "serving on CPUs",
-    "serve-cuda": "serving with CUDA",
-    "build": "building",
-    "docs": "documentation",
+    "work": ("W", "the work environment, `.venv`"),
+    "serve-cpu": ("C", "serving on CPUs"),
+    "serve-cuda": ("G", "serving with CUDA"),
+    "build": ("B", "building"),
+    "docs": ("D", "documentation"),
 }
+"""File of pins -> letter of its environment on the page, and what it is."""
 NOT_READ = "not read"
 _ASK = """
 import importlib.metadata as m, json
@@ -55,29 +56,39 @@ def licences(interpreters: list[str]) -> dict[str, str]:
     for interpreter in interpreters:
         told = subprocess.run([interpreter, "-I", "-c", _ASK], capture_output=True, text=True, check=True).stdout
         for name, _, *stated in json.loads(told):
-            found.setdefault(key(name), licence_of(*stated).replace("|", "\\|"))
+            found.setdefault(key(name), licence_of(*stated))
     return found
 
 
-def page(found: dict[str, str]) -> str:
-    columns = {name: pins_in(name) for name in FILES}
-    names = sorted(set().union(*columns.values()))
-    rows = [
-        f"| {name} | {' | '.join(columns[file].get(name, '') for file in FILES)} | {found.get(name, NOT_READ)} |"
-        for name in names
-    ]
-    return "\n".join([
+def page(licence_by_package: dict[str, str]) -> str:
+    pins = {name: pins_in(name) for name in FILES}
+    packages_by_licence: dict[str, list[str]] = {}
+    for package in sorted(set().union(*pins.values())):
+        packages_by_licence.setdefault(licence_by_package.get(package, NOT_READ), []).append(package)
+    lines = [
         "# Bill of materials",
         "",
-        "Made by `constraints/bill_of_materials.py` from the pins in `constraints/` and the installed packages' own metadata.",
-        f"Empty cells: not in that environment. `{NOT_READ}`: of the CUDA environment, which was not installed where this was",
-        "written. Every file of these versions is pinned by its SHA-256 in `constraints/*.hashes.txt`, PyTorch for CPUs apart.",
+        "Every pinned package by its licence, with its version and the environments that have it. Made by",
+        "`constraints/bill_of_materials.py` from the pins in `constraints/` and the installed packages' own metadata.",
+        "Every file of these versions is pinned by its SHA-256 in `constraints/*.hashes.txt`, PyTorch for CPUs apart.",
         "",
-        f"| package | {' | '.join(FILES.values())} | licence |",
-        f"|{'---|' * (len(FILES) + 2)}",
-        *rows,
-        "",
-    ])  # fmt: skip
+        *(f"- {letter}: {environment}" for letter, environment in FILES.values()),
+    ]
+    for licence in sorted(packages_by_licence, key=lambda name: (name == NOT_READ, name.lower())):
+        lines += ["", f"## {licence}", ""]
+        if licence == NOT_READ:
+            lines += ["Of the CUDA environment, which was not installed where this page was made.", ""]
+        lines += [f"- {package} {_versions(package, pins)}" for package in packages_by_licence[licence]]
+    return "\n".join([*lines, ""])
+
+
+def _versions(package: str, pins: dict[str, dict[str, str]]) -> str:
+    """`1.0 WD, 2.0 C`: each version with the letters of the environments that have it."""
+    letters: dict[str, str] = {}
+    for name, (letter, _) in FILES.items():
+        if package in pins[name]:
+            letters[pins[name][package]] = letters.get(pins[name][package], "") + letter
+    return ", ".join(f"{version} {environments}" for version, environments in letters.items())
 
 
 if __name__ == "__main__":

@@ -58,13 +58,17 @@ def test_every_pin_has_hashes(name: str) -> None:
 
 def test_the_bill_of_materials_has_every_pin() -> None:
     page = (CONSTRAINTS.parent / "docs" / "bill-of-materials.md").read_text(encoding="utf-8")
-    rows = [
-        [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in page.splitlines() if line.startswith("| ")
-    ][1:]
-    for column, name in enumerate(("work", "serve-cpu", "serve-cuda", "build", "docs"), start=1):
-        assert {row[0]: row[column] for row in rows if row[column]} == pins(f"{name}.txt")
-    only_cuda = {row[0] for row in rows if row[3] and not row[1] and not row[2]}
-    assert {row[0] for row in rows if row[6] == "not read"} <= only_cuda and all(row[6] for row in rows)
+    licences = dict(re.findall(r"(?m)^## (.+)\n\n((?:.+\n|\n(?!## ))*)", page))
+    listed: dict[str, dict[str, str]] = {letter: {} for letter in "WCGBD"}
+    for body in licences.values():
+        for package, versions in re.findall(r"(?m)^- (\S+) (.+)$", body):
+            for version, letters in (one.split() for one in versions.split(", ")):
+                for letter in letters:
+                    assert package not in listed[letter], package
+                    listed[letter][package] = version
+    files = ("work", "serve-cpu", "serve-cuda", "build", "docs")
+    assert listed == {letter: pins(f"{name}.txt") for letter, name in zip("WCGBD", files, strict=True)}
+    assert re.findall(r"(?m)^- \S+ (?:\S+ \w+, )*\S+ (?!G$)\w+$", licences["not read"]) == []
 
 
 def test_only_files_that_assay_can_use() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from page_commands import Block, blocks_of, commands_of, inline_commands, pages, programs
 from page_runner import clone, run_block
+from typer.core import TyperGroup
 from typer.main import get_command
 
 from assay.errors import AssayError
@@ -43,9 +44,11 @@ def check_assay(words: list[str]) -> None:
     """typer's own parser takes them, and recipes that they name are there; AssertionError says what is wrong."""
     try:
         context = GROUP.make_context("assay", list(words))
-        name, command, rest = GROUP.resolve_command(context, [*context._protected_args, *context.args])
-        assert command is not None
-        values = command.make_context(name, list(rest), parent=context).params
+        while isinstance(context.command, TyperGroup):
+            name, command, rest = context.command.resolve_command(context, [*context._protected_args, *context.args])
+            assert command is not None
+            context = command.make_context(name, list(rest), parent=context)
+        values = context.params
         for option, recipe in RECIPES.items():
             given = values.get(option) or ()
             for value in ",".join([given] if isinstance(given, str) else [str(one) for one in given]).split(","):
@@ -95,16 +98,27 @@ def test_a_command_parses(block: Block, command: str) -> None:
 def test_commands_in_running_text_have_their_options(page: str) -> None:
     for command in inline_commands(page):
         _, *words = command.split()
-        if not words[0].isalpha() and words[0] != "gpu-check":
+        if not words[0].isalpha():
             continue  # `assay ...`, `assay --help`
-        try:
-            found = GROUP.get_command(GROUP.make_context("assay", words), words[0])
-        except Exception as error:
-            raise AssertionError(f"{page}: {command}: {error}") from error
-        assert found is not None, f"{page}: {command}: no such command"
-        known = {name for param in found.params for name in (*param.opts, *param.secondary_opts)} | {"--help", "-h"}
+        target, named = GROUP, iter(words)
+        while isinstance(target, TyperGroup) and (name := next(named, None)) is not None:
+            assert name in target.commands, f"{page}: {command}: no such command"
+            target = target.commands[name]
+        known = {name for param in target.params for name in (*param.opts, *param.secondary_opts)} | {"--help", "-h"}
         used = {word.rstrip(",.").partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
         assert used <= known, f"{page}: {command}: {used - known}"
+
+
+def test_the_page_of_commands_has_every_command_in_its_panel() -> None:
+    page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    sections = dict(re.findall(r"(?m)^## (.+)\n((?:(?!## ).*\n)*)", page))
+    listed = {title: re.findall(r"(?m)(?<=`)assay ([a-z -]+?)(?= [^a-z -]|`)", text) for title, text in sections.items()}
+    panels: dict[str, list[str]] = {"make": []}
+    for name, command in GROUP.commands.items():
+        if not command.hidden:
+            names = [f"{name} {sub}" for sub in command.commands] if isinstance(command, TyperGroup) else [name]
+            panels.setdefault(command.rich_help_panel or "Commands", []).extend(names)
+    assert {title: set(names) for title, names in listed.items()} == {title: set(names) for title, names in panels.items()}
 
 
 RUN_HERE = [block for block in BLOCKS if block.language == "sh" and block.needs is None and block.page != "docs/tutorial.md"]
@@ -164,7 +178,8 @@ def test_a_block_that_cannot_be_read(text: str, said: str) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        "assay plan x --precison w4a16", "assay plna x", "assay plan x --precision w4a61", "assay plan", "make quantise",
+        "assay plan x --precison w4a16", "assay plna x", "assay diagnose prob x", "assay diagnose probe x --request 3",
+        "assay plan x --precision w4a61", "assay plan", "make quantise",
         "make quantize MODLE=x", "srun x -- assay quantize", "frobnicate",
     ],
 )  # fmt: skip

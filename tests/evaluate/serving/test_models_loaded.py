@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.serve]
 @pytest.fixture(scope="module")
 def said() -> dict[Asked, Replay]:
     """Of default cells and of those that are out because of the split."""
-    return models_replayed.replay_all([*models_replayed.default_cells(), *models_replayed.refused(models_replayed.taken_out())])
+    return models_replayed.replay_all([*models_replayed.default_cells(), *models_replayed.cut_groups()])
 
 
 def test_every_default_cell_loads(said: dict[Asked, Replay]) -> None:
@@ -57,8 +57,8 @@ def test_kernels_follow_the_gpu(said: dict[Asked, Replay], profile: str) -> None
     assert {(row.what, row.scheme, row.kernel) for row in modules if row.kernel is not None} == KERNELS[profile]
 
 
-def test_what_was_taken_out_because_of_the_split_is_still_refused(said: dict[Asked, Replay]) -> None:
-    out = models_replayed.refused(models_replayed.taken_out())
+def test_what_would_cut_a_group_is_still_refused(said: dict[Asked, Replay]) -> None:
+    out = models_replayed.cut_groups()
     assert len(out) > 10 and {finding.kind for cell in out for finding in said[cell].every_finding} == {"group size"}
     assert [cell for cell in out if not said[cell].every_finding] == []
 

@@ -146,7 +146,7 @@ def table(reports: list[tuple[str, dict[str, int], ProbeReport]], located: dict[
         lines.append(f"| {row} | {planted_here} | {', '.join(seen) or 'none'} |")
     named = [f"`{one['name']}`, rank {one['rank']}" for one in located["found"]]
     lines.append(
-        f"| expert 5 of layer 2 times 4 on rank 1 of 2 | once | `assay locate` ({located['num_prompts']} prompts): "
+        f"| expert 5 of layer 2 times 4 on rank 1 of 2 | once | `assay diagnose locate` ({located['num_prompts']} prompts): "
         f"{named[0]}; `--ranks`: {named[1]} |"
     )
     lines += ["", "False alarms on the healthy server, before and after all faults:", ""]
@@ -158,7 +158,8 @@ def table(reports: list[tuple[str, dict[str, int], ProbeReport]], located: dict[
         counted = f"{sum(one.trials or 0 for one in ran):,} {ran[0].unit}s in {len(ran)} runs" if ran else ""
         alarms = str(sum(one.status == "alarm" for one in ran)) if ran else ""
         lines.append(f"| `{name}` | {alarms} | {counted} | {'' if ran else results[0].reason} |")
-    lines.append(f"| `assay locate`, `--ranks` | {located['healthy'].count(False)} | {len(located['healthy'])} runs | |")
+    healthy = located["healthy"]
+    lines.append(f"| `assay diagnose locate`, `--ranks` | {healthy.count(False)} | {len(healthy)} runs | |")
     return "\n".join(lines)
 
 

@@ -32,29 +32,29 @@ CONTEXTS = {
 """`max_position_embeddings` of the published config.json."""
 HEAD = """# Models, GPUs and precisions
 
-Made from `recipes/` by `tests/support/models/models_replayed.py`; tests fail when it is out of date. Sizes are of
-one GPU, in GiB, from the true shapes of each model: weights as tensor parallelism splits them, and the tokens of KV
-cache for which the rest has room, 8 GiB of workspace taken off. Arithmetic, not a measurement. A cell is in a recipe
-only if groups and blocks end where the part of a GPU ends, and one sequence of the whole context fits.
+Which checkpoints of the shipped model recipes fit which GPUs. Made from `recipes/` by
+`tests/support/models/models_replayed.py`; tests fail when it is out of date. Figures are for one GPU, computed from each
+model's true shapes: weights in GiB as tensor parallelism splits them, and the tokens of KV cache that fit beside them and
+8 GiB of workspace. A combination is in a recipe only if quantization groups end where the GPUs' shares end, and one sequence
+of the whole context fits.
 
-Kimi-K2 has no recipe: its tokenizer is a Python program that comes with the checkpoint (`tokenization_kimi.py`), and
-assay runs, copies and publishes no code from the hub.
+Kimi-K2 has no recipe: its tokenizer is a Python program that comes with the checkpoint (`tokenization_kimi.py`), and assay
+runs no code from the hub.
 
-With suite `full` no candidate of `deepseek-v3` is PASS as its recipe stands: the model's chat template writes no tools, so the
-gate on them is NOT MEASURED. vLLM's repository has a template that does, its wheel has not; `recipes/models/deepseek-v3.yaml`
-says what to add once it is fetched.
+`deepseek-v3` cannot PASS suite `full` as its recipe stands: the model's chat template has no tools, so the gate on tools is NOT
+MEASURED. `recipes/models/deepseek-v3.yaml` says what to add.
 
 ## What the recipes hold
 
-`compared`: the reference fits, so candidates are compared with it. `deployed`: only candidates fit; they can be served there.
+`compared`: the reference fits, so candidates are compared with it. `deployed`: only candidates fit.
 
 | model | profile | | checkpoint | weights | KV tokens | context |
 |---|---|---|---|---|---|---|
 """
 REST = """
-## What they do not hold, and why
+## What they do not hold
 
-| model | profile | why |
+| model | profile | reason |
 |---|---|---|
 """
 NOT_NEEDED = "not needed: four GPUs of this kind hold it, and a machine of eight has four"

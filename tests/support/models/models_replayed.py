@@ -1,6 +1,6 @@
-"""The second half of docs/models.md: what vLLM's own loaders for GPUs say of each cell, and of those that were taken out.
+"""The second half of docs/models.md: what vLLM's own loaders for GPUs say of each cell, and of cells that cut a group.
 
-    P=tests/support; PYTHONPATH=.:quantize:evaluate:$P/quantization:$P/models .venv/bin/python $P/models/models_replayed.py
+    P=tests/support; PYTHONPATH=$P/quantization:$P/models:$P/serving .venv/bin/python $P/models/models_replayed.py
 
 writes the page; it takes a minute on two cores. Widths are the true ones, layers and experts are few: choices of kernels
 follow from widths, formats and the GPU. `test_replay.py` has a model at full count.
@@ -44,33 +44,31 @@ ORIGINALLY: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 SAID = """
 ## What vLLM's loaders say
 
-Each checkpoint of the first table, given to the model classes and loaders that vLLM {version} has for the profile's GPU
-(`assay_vllm.replay`): every rank, target and draft, true widths, few layers and experts. PASS: all that is stored is taken, and
-nothing is missing. The kernels are vLLM's choice for the target's quantized experts and linear layers and for its attention.
+Each checkpoint of the first table was given to the model classes and loaders that vLLM {version} has for the profile's GPU
+(`assay_vllm.replay`): every rank, target and draft, true widths, few layers and experts. The kernels are vLLM's choice for the
+quantized experts, the linear layers and the attention of the target.
+{outcome}
 
-NVFP4 weights with 16-bit activations (`nvfp4a16`) stay weight-only on Blackwell: vLLM has a FlashInfer kernel for their linear
-layers, and Marlin for their experts. Recipes name `nvfp4-fp8-attention` for B200 instead: experts and MLPs compute in 4 bits,
-and attention has FP8 blocks, as in published NVFP4 checkpoints (decision 089).
+On Blackwell `nvfp4a16` stays weight-only: vLLM has Marlin for its experts, FlashInfer for its linear layers. Recipes name
+`nvfp4-fp8-attention` for B200 instead: experts and MLPs compute in 4 bits, attention has FP8 blocks, as in published NVFP4
+checkpoints (decision 089).
 
-| model | profile | checkpoint | target | draft | experts | linear layers | attention |
-|---|---|---|---|---|---|---|---|
+| model | profiles | checkpoint | experts | linear layers | attention |
+|---|---|---|---|---|---|
 """
-TAKEN_OUT = """
-## What was taken out
+ALL_PASS = "All pass: everything stored is taken, and nothing is missing. {drafting} no draft, as the model has no MTP block."
+REFUSED = """
+## What vLLM refuses
 
-Cells that the recipes held before they were checked. Where the split is the reason, vLLM was asked again, and its words follow:
-a test fails when it answers otherwise. Memory, and what an unneeded cell would do, no loader was asked.
+Combinations that no recipe names because a GPU's share would cut a quantization group, and what vLLM answered. A test fails
+when it answers otherwise.
 
-| model | profile | checkpoint | why | vLLM |
-|---|---|---|---|---|
+| model | checkpoint | profiles | vLLM |
+|---|---|---|---|
 """
-NOT_A_CELL = """
-Not a cell of its own: `glm-5.2` is served with 202,752 tokens of context, because its own 1,048,576 need more KV cache than
-eight H200 have left. What kept whole checkpoints from loading was in assay, and is mended: a draft head that no release of
-GLM-5 stores, scales that weight-only NVFP4 experts do not have, layers of the target that a draft is given with whole shards,
-and the MTP block of Qwen3-Next, of which its config says nothing. The second table shows each of them.
+CONTEXT = """
+`glm-5.2` is served with 202,752 tokens of context: its own 1,048,576 need more KV cache than eight H200 have left.
 """
-WEIGHT_ONLY = "weight-only on B200, too: nvfp4-fp8-attention took its place"
 
 
 class Asked(NamedTuple):
@@ -119,42 +117,60 @@ def default_cells() -> list[Asked]:
     return [Asked(cell.model, cell.profile, cell.checkpoint) for cell in models_page.default_cells()]
 
 
-def taken_out() -> dict[Asked, str]:
-    """Cell of the original recipes that is no default any more -> why."""
-    now, found = set(default_cells()), dict[Asked, str]()
-    for model, (profiles, precisions) in ORIGINALLY.items():
-        stored = models_page.stored_of(model)
-        named = {*stored.recipe.profiles, *stored.recipe.deployment_profiles}
-        for cell in (Asked(model, profile, one) for profile in profiles for one in ("reference", *precisions)):
-            if cell not in now:
-                problem = stored.cell(cell.profile, "", cell.checkpoint).problem
-                no_problem = WEIGHT_ONLY if cell.profile in named else models_page.NOT_NEEDED
-                found[cell] = no_problem if problem is None else problem.partition(": ")[2]
-    return found
+def cut_groups() -> list[Asked]:
+    """Cells of the original recipes that none names now, because a GPU's share would cut a quantization group.
+
+    What else may be in the way, memory, vLLM says only on a GPU.
+    """
+    defaults = set(default_cells())
+    original = (
+        Asked(model, profile, checkpoint)
+        for model, (profiles, precisions) in ORIGINALLY.items()
+        for profile in profiles
+        for checkpoint in ("reference", *precisions)
+    )
+    return [cell for cell in original if cell not in defaults and "share a scale" in (_problem(cell) or "")]
 
 
-def refused(out: Mapping[Asked, str]) -> list[Asked]:
-    """Those that vLLM cannot split: what else is in the way (memory) it says only on a GPU."""
-    return [cell for cell, why in out.items() if "share a scale" in why]
+def _problem(cell: Asked) -> str | None:
+    return models_page.stored_of(cell.model).cell(cell.profile, "", cell.checkpoint).problem
 
 
 # ------------------------------------------------------------------------------------------------ as text
 def second_half(records: Mapping[Asked, Replay]) -> str:
     """records: of the default cells, and of those that vLLM refuses."""
     (version,) = {record.vllm for record in records.values()}
-    rows = "".join(_row(cell, records[cell]) for cell in default_cells())
-    out = "".join(
-        f"| {' | '.join(cell)} | {why} | {_said(records[cell]) if cell in records else ''} |\n"
-        for cell, why in taken_out().items()
+    rows = _grouped((cell.model, cell.checkpoint, *_kernels(records[cell]), cell.profile) for cell in default_cells())
+    loaded = "".join(
+        f"| {model} | {profiles} | {checkpoint} | {' | '.join(kernels)} |\n" for (model, checkpoint, *kernels), profiles in rows
     )
-    return SAID.format(version=version) + rows + TAKEN_OUT + out + NOT_A_CELL
+    answers = _grouped(
+        (cell.model, cell.checkpoint, _said(records[cell]).removeprefix("FAIL: "), cell.profile) for cell in cut_groups()
+    )
+    out = "".join(f"| {model} | {checkpoint} | {profiles} | {answer} |\n" for (model, checkpoint, answer), profiles in answers)
+    return SAID.format(version=version, outcome=_outcome(records)) + loaded + REFUSED + out + CONTEXT
 
 
-def _row(cell: Asked, record: Replay) -> str:
-    outcomes = [record.outcome if part.findings or record.findings else "PASS" for part in record.parts]
-    target, *draft = outcomes
-    kernels = [", ".join(chosen(record.parts[0], what)) or "–" for what in ("experts", "linear", "attention")]
-    return f"| {' | '.join((*cell, target, *(draft or ['none']), *kernels))} |\n"
+def _outcome(records: Mapping[Asked, Replay]) -> str:
+    """One sentence while every default cell passes; else each cell that does not, and its record."""
+    defaults = {cell: records[cell] for cell in default_cells()}
+    failed = list(not_passed(defaults))
+    if failed:
+        return "; ".join(failed) + "."
+    undrafted = sorted({f"`{cell.model}`" for cell, record in defaults.items() if len(record.parts) == 1})
+    return ALL_PASS.format(drafting=f"{', '.join(undrafted)} has")
+
+
+def _grouped(rows: Iterable[tuple[str, ...]]) -> list[tuple[tuple[str, ...], str]]:
+    """Rows that differ in their last cell only, as one, in the order of the first of each."""
+    last_cells: dict[tuple[str, ...], list[str]] = {}
+    for *cells, last in rows:
+        last_cells.setdefault(tuple(cells), []).append(last)
+    return [(cells, ", ".join(names)) for cells, names in last_cells.items()]
+
+
+def _kernels(record: Replay) -> list[str]:
+    return [", ".join(chosen(record.parts[0], what)) or "–" for what in ("experts", "linear", "attention")]
 
 
 def chosen(part: ReplayedPart, what: str) -> list[str]:
@@ -170,7 +186,7 @@ def _short(kernel: str | None) -> str:
 
 
 def _said(record: Replay) -> str:
-    """The outcome, and the beginning of what was found first."""
+    """The outcome, and the beginning of the first finding."""
     words = [finding.message.partition(" Reasons: ")[0] for finding in record.every_finding[:1]]
     return ": ".join([record.outcome, *words]).replace("|", "\\|")
 
@@ -181,5 +197,5 @@ def not_passed(records: Mapping[Asked, Replay]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    all_records = replay_all([*default_cells(), *refused(taken_out())])
+    all_records = replay_all([*default_cells(), *cut_groups()])
     models_page.PAGE.write_text(models_page.first_half() + second_half(all_records), encoding="utf-8")
