@@ -2,5 +2,5 @@
 
 from importlib.metadata import entry_points
 
-(command,) = entry_points(group="console_scripts", name="assay")
+command = next(iter(entry_points(group="console_scripts", name="assay")))
 command.load()()

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds one environment: `install.sh work .venv`, `install.sh serve .venv-serve` or `install.sh docs .venv-docs`.
 # Two to work with, because llm-compressor and vLLM pin different compressed-tensors; the third makes the documentation's site. Prints a line per step; pip's own words go to a log.
+# `install.sh serve FOLDER WHEEL` takes assay's vLLM plugin from a wheel instead of from this clone.
 # `install.sh check work serve` builds nothing; it fails with one line if these environments cannot be built here.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -32,12 +33,12 @@ if [ "$1" = check ]; then
   check "$repository" "${@:2}"
   exit
 fi
-kind=$1 venv=$2
+kind=$1 venv=$2 wheel=${3:-}
 log=$venv/install.log
 case $kind in work | serve | docs) ;; *) fail "unknown environment $kind; say work, serve or docs" ;; esac
 check "$(dirname "$venv")" "$kind"
 
-"$python" -m venv "$venv"
+"$python" -m venv "$venv" || fail "PYTHON=$python cannot make an environment; install its venv module (Debian: python3-venv)"
 : > "$log"
 step() { # step "what" command...
   local what=$1 start=$SECONDS
@@ -62,7 +63,7 @@ case $kind in
     step "build tools" hashed build
     step "quantize, evaluate, report and test packages" hashed work
     # On Python 3.11 nothing is left to fetch; what only newer ones need comes without a pin.
-    step "assay" pip --no-build-isolation -c "$here/work.txt" -e "$repository[quantize,ray,evaluate,swe,report,dev]"
+    step "assay" pip --no-build-isolation -c "$here/work.txt" -e "$repository[quantize,calibrate,ray,evaluate,swe,dev]"
     ;;
   serve)
     if has_gpu; then
@@ -75,7 +76,11 @@ case $kind in
       step "vLLM (CPU)" hashed serve-cpu
     fi
     # Only the plugin is used there; assay's own requirements must not touch vLLM's.
-    step "assay's vLLM plugin" pip --no-deps --no-build-isolation -e "$repository"
+    if [ -n "$wheel" ]; then
+      step "assay's vLLM plugin" pip --no-deps --force-reinstall "$wheel"
+    else
+      step "assay's vLLM plugin" pip --no-deps --no-build-isolation -e "$repository"
+    fi
     ;;
   docs)
     step "build tools" hashed build

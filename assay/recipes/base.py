@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
+from assay.installation import data_file
 from assay.records.base import sha256_of
 
 WHOLE_ONLY = "whole recipe only"
@@ -65,10 +66,8 @@ def beside(folder: Path, named: str) -> str:
 
 
 def recipes_dir() -> Path:
-    """The folder `recipes/`: beside the package in a checkout, inside it in a wheel."""
-    package = Path(__file__).parent.parent
-    inside = package / "_recipes"
-    return inside if inside.is_dir() else package.parent / "recipes"
+    """The folder `recipes/`: beside the package in a clone, inside it in a wheel."""
+    return data_file("recipes")
 
 
 def recipe_names(kind: str) -> list[str]:

@@ -28,6 +28,10 @@ def _known_family(name: str) -> str:
 FamilyName = Annotated[str, AfterValidator(_known_family)]
 
 
+HUB_ID = r"^[A-Za-z0-9][\w.-]*/[\w.-]+$"
+"""OWNER/NAME."""
+
+
 class Location(Section):
     """Where a checkpoint is: a folder (relative to the repository), or a Hugging Face id with a revision."""
 
@@ -247,6 +251,8 @@ class ModelRecipe(Recipe):
     """Precisions, suite, gates and profiles are names, or YAML files relative to the model's."""
 
     source: Location
+    base_model: str | None = Field(default=None, pattern=HUB_ID)
+    """Of a source in a folder: the hub id of the model, which cards name as their `base_model`."""
     family: FamilyName
     """That of the checkpoint's config.json."""
     licence: Licence | None = None

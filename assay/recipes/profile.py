@@ -6,11 +6,12 @@ import ipaddress
 import re
 import socket
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field
 
+from assay.errors import AssayError
 from assay.recipes.base import Recipe, Section
 from assay.recipes.model import Serving, refused_secrets
 
@@ -79,7 +80,7 @@ class ProfileRecipe(Recipe):
     concurrency: int = Field(default=8, ge=1)
     """Requests in flight while measuring, per server."""
     interpreter: str | None = None
-    """Python of another environment that has vLLM; default: `.venv-serve`."""
+    """Python of another environment that has vLLM. None: `.venv-serve` here or in the clone, else what `assay setup` built."""
     endpoints: dict[str, GivenServer] = Field(default_factory=dict)
     """Label of the run -> the server that runs already for it. Empty: assay starts one for every checkpoint."""
 
@@ -97,7 +98,19 @@ class ProfileRecipe(Recipe):
     @property
     def flags(self) -> dict[str, Any]:
         """`vllm`, with names as vLLM's documentation has them: `max_model_len` and `--max-model-len` are `max-model-len`."""
-        return {name.removeprefix("--").replace("_", "-"): value for name, value in self.vllm.items()}
+        return {_flag_name(name): value for name, value in self.vllm.items()}
+
+    def with_tensor_parallel(self, size: int | None) -> Self:
+        """With another `tensor-parallel-size` and so many more or fewer GPUs; None: as it is. AssayError: its servers run
+        already."""
+        if size is None:
+            return self
+        if self.endpoints:
+            raise AssayError(f"--tensor-parallel-size: the servers of profile {self.name} run already; leave it out")
+        flags = {name: value for name, value in self.vllm.items() if _flag_name(name) != "tensor-parallel-size"}
+        replicas = self.flags.get("data-parallel-size", 1) * self.flags.get("pipeline-parallel-size", 1)
+        hardware = self.hardware.model_copy(update={"num_gpus": size * replicas}) if self.hardware.num_gpus else self.hardware
+        return self.model_copy(update={"vllm": flags | {"tensor-parallel-size": size}, "hardware": hardware})
 
     @property
     def gpu_memory_utilization(self) -> float:
@@ -109,6 +122,10 @@ class ProfileRecipe(Recipe):
         """Of each GPU; None: the profile states no memory."""
         each = self.hardware.memory_bytes_each
         return None if each is None else int(each * self.gpu_memory_utilization)
+
+
+def _flag_name(name: str) -> str:
+    return name.removeprefix("--").replace("_", "-")
 
 
 # ------------------------------------------------------------------------------------------------ addresses

@@ -76,6 +76,8 @@ class Plan(Record):
     """The source's config.json."""
     source_revision: str | None = None
     """Commit of a source on the hub; None for a folder."""
+    base_model: str | None = None
+    """Hub id of what lies in a source folder, for the card. None: nobody said, or the source is on the hub itself."""
     source_files: dict[str, str]
     """Every shard of the source, its config.json and every file that is copied -> what identifies its data: of a file on the
     hub `sha256:...`, `blob:...` (git's hash) or `commit:...` (no hash is stated); of a small file in a folder `sha256:...`; of

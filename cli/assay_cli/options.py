@@ -1,7 +1,7 @@
 """Arguments and options that several commands share, and the one rule for options that take several values.
 
-`--precisions a,b`, `--precisions a --precisions b` and any mixture are the same; a value that is given twice counts once. Names
-are checked while the command line is read, before anything is looked up or started.
+`--precisions a,b`, `--precisions "a b"`, `--precisions a --precisions b` and any mixture are the same; a value
+that is given twice counts once. Names are checked while the command line is read, before anything is looked up or started.
 """
 
 from __future__ import annotations
@@ -26,15 +26,25 @@ from assay_pipeline.run_folders import find_run, holds_records
 def several(values: list[str] | None) -> list[str] | None:
     """All values of an option, without doubles, in the order in which they were given. None: it was not given.
 
-    A text that is the path of something that exists is one value, whatever commas are in it. AssayError: it names nothing.
+    Commas and blanks separate. A text that is the path of something that exists, a weight behind it (`FILE@0.3`) or not, is one
+    value, whatever is in it. AssayError: it names nothing.
     """
     if not values:
         return None
     given = list(values)
-    parts = (part.strip() for value in given for part in ([value] if os.path.exists(value) else value.split(",")))
+    parts = (
+        part.strip()
+        for value in given
+        for piece in ([value] if _is_path(value) else value.split(","))
+        for part in ([piece] if _is_path(piece.strip()) else piece.split())
+    )
     if not (named := list(dict.fromkeys(part for part in parts if part))):
         raise AssayError(f"{shown(repr(' '.join(given)))}: names nothing; give a value, or leave the option out")
     return named
+
+
+def _is_path(text: str) -> bool:
+    return os.path.exists(text) or os.path.exists(text.rpartition("@")[0])
 
 
 ALSO_CALLED = {"gpu": "cuda"}
@@ -200,6 +210,8 @@ NameOption = Annotated[
         "--name", help="Name of the run's folder under --runs. Default: the model's name, plus what tells it from other runs."
     ),
 ]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Only results and errors: no progress, no notes.")]
+VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Also what libraries log, and the traceback of an error.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the record as JSON on stdout.")]
 
 WorkersOption = Annotated[
@@ -231,6 +243,13 @@ GatesOption = Annotated[
 ProfileOption = Annotated[
     str | None, recipe_option("--profile", "profiles", help=f"How vLLM is run. {named('profiles')} Default: from the hardware.")
 ]
+TensorParallelOption = Annotated[
+    int | None,
+    typer.Option(
+        "-tp", "--tensor-parallel-size", min=1, metavar="GPUS",
+        help="GPUs that share each layer, as in vLLM. Default: the profile's; the GPUs that it needs change with it.",
+    ),
+]  # fmt: skip
 TasksOption = Annotated[
     list[str] | None,
     typer.Option("--tasks", metavar="NAME,...", callback=several, help="Only these tasks of the suite. Default: all."),
@@ -256,7 +275,8 @@ LabelOption = Annotated[
 ]
 RunOption = Annotated[Path | None, typer.Option("--run", metavar="RUN", help="Folder of the run that the result belongs to.")]
 ModelOption = Annotated[
-    str | None, typer.Option("--model", help="With a URL: the model's name there. Default: the first that the server lists.")
+    str | None,
+    typer.Option("--served-model-name", help="With a URL: the model's name there. Default: the first that the server lists."),
 ]
 ApiKeyOption = Annotated[
     str | None,
@@ -301,6 +321,12 @@ ImportanceOption = Annotated[
         "run makes it for those that cannot do without.",
     ),
 ]  # fmt: skip
+BaseModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--base-model", metavar="OWNER/NAME", help="Of a source in a folder: the model's id on the hub, which the card names."
+    ),
+]
 StreamOption = Annotated[
     str | None,
     typer.Option(

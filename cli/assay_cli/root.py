@@ -9,31 +9,37 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
 import math
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Abort
 from typer._click.exceptions import NoArgsIsHelpError, UsageError  # typer has no public name for them
 from typer.core import TyperCommand, TyperOption
 
 from assay import __version__
 from assay.errors import AssayError
 from assay.foreign_text import one_line, shown
+from assay.installation import missing
 from assay.safe_files import MAX_INTEGER
 from assay_cli.commands.about.doctor import doctor
 from assay_cli.commands.about.family import family
 from assay_cli.commands.about.recipes import list_recipes
+from assay_cli.commands.about.setup import setup
 from assay_cli.commands.diagnose.gpu_check import gpu_check
 from assay_cli.commands.diagnose.lever import lever
 from assay_cli.commands.diagnose.locate import locate
 from assay_cli.commands.diagnose.probe import probe
 from assay_cli.commands.diagnose.sensitivity import sensitivity
 from assay_cli.commands.make.calibrate import calibrate
+from assay_cli.commands.make.init import init
 from assay_cli.commands.make.plan import plan
 from assay_cli.commands.make.power import power
 from assay_cli.commands.make.preflight import preflight
@@ -54,7 +60,8 @@ from assay_cli.commands.results.publish import publish
 from assay_cli.commands.results.report import report
 from assay_cli.commands.results.status import status
 from assay_cli.interrupted import Commands
-from assay_cli.terminal import say, say_error
+from assay_cli.options import QuietOption, VerboseOption
+from assay_cli.terminal import is_verbose, say, say_error, set_verbosity
 from assay_pipeline.interrupted import Interrupted
 
 VALUES = {bool: "", int: "NUMBER", float: "NUMBER", str: "TEXT", Path: "PATH"}
@@ -62,6 +69,15 @@ VALUES = {bool: "", int: "NUMBER", float: "NUMBER", str: "TEXT", Path: "PATH"}
 
 
 SINGLE_LINE_END = re.compile(r"(?<!\n)\n(?!\n)")
+
+
+EARLIER_NAMES = {
+    "recipe": {"--hardware": "--profile"},
+    "probe": {"--model": "--served-model-name"},
+    "lever": {"--model": "--served-model-name"},
+    "locate": {"--tensor-parallel": "--tensor-parallel-size", "--prompts": "--num-prompts"},
+}
+"""Command -> earlier name of an option, which still works -> its name."""
 
 
 class Command(TyperCommand):
@@ -77,14 +93,24 @@ class Command(TyperCommand):
     def get_params(self, ctx: Any) -> Any:
         return named_values(super().get_params(ctx))
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        names = EARLIER_NAMES.get(str(self.name), {})
+        words = [word.partition("=") for word in args]
+        return super().parse_args(ctx, [names.get(name, name) + equals + value for name, equals, value in words])
+
     def invoke(self, ctx: Any) -> Any:
-        """AssayError: a number that no option means, though it is within its limits."""
+        """AssayError: a number that no option means, though it is within its limits; a package that an extra installs."""
         for param in self.params:
             if isinstance(value := ctx.params.get(param.name), float) and not math.isfinite(value):
                 raise AssayError(f"{param.opts[0]} {value}: is no number; give a finite one")
             if isinstance(value, int) and abs(value) > MAX_INTEGER:
                 raise AssayError(f"{param.opts[0]} {shown(value, 24)}: beyond 64 bits; give a smaller number")
-        return super().invoke(ctx)
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            if (line := missing(error, ctx.command_path)) is None:
+                raise
+            raise AssayError(line) from error
 
 
 class AllCommands(Commands):
@@ -138,10 +164,15 @@ def main() -> None:
             say_error(wrong_usage(error))
         sys.exit(2)
     except AssayError as error:
+        if is_verbose():
+            traceback.print_exc()
         say_error(str(error))
         sys.exit(2)
     except Interrupted as stopped:
         say(f"interrupted; {stopped}" if str(stopped) else "interrupted")
+        sys.exit(130)
+    except (KeyboardInterrupt, Abort):  # while the command line was read
+        say("interrupted")
         sys.exit(130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -186,28 +217,50 @@ def _root(
     version: Annotated[
         bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-) -> None: ...
+    quiet: QuietOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    set_verbosity(quiet=quiet, verbose=verbose)
 
 
 VERBS, WHOLE, BEFORE, CHECKPOINTS, RUNS = "Commands", "Step by step", "Beforehand", "Checkpoints and servers", "Runs"
 """Panels of `assay --help`."""
 
 
+def _with_verbosity(function: Callable[..., None]) -> Callable[..., None]:
+    """A command that takes --quiet and --verbose behind its name too."""
+
+    @functools.wraps(function)
+    def command(*, quiet: bool, verbose: bool, **options: Any) -> None:
+        if quiet or verbose:
+            set_verbosity(quiet=quiet, verbose=verbose)
+        function(**options)
+
+    more = {"quiet": QuietOption, "verbose": VerboseOption}
+    of_command = inspect.signature(function, eval_str=True)
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=what) for name, what in more.items()
+    ]
+    command.__annotations__ = function.__annotations__ | more
+    command.__signature__ = of_command.replace(parameters=[*of_command.parameters.values(), *added])  # type: ignore[attr-defined]
+    return command
+
+
 def _add(panel: str, *functions: Callable[..., None], to: typer.Typer = app) -> None:
     for function in functions:
-        to.command(function.__name__.replace("_", "-"), cls=Command, rich_help_panel=panel)(function)
+        to.command(function.__name__.replace("_", "-"), cls=Command, rich_help_panel=panel)(_with_verbosity(function))
 
 
 _add(VERBS, quantize, judge, choose, publish)
 app.add_typer(diagnosis, name="diagnose", rich_help_panel=VERBS)
 _add(VERBS, run)
-_add(BEFORE, preflight, plan, power, sensitivity, recipe, calibrate)
+_add(BEFORE, init, preflight, plan, power, sensitivity, recipe, calibrate)
 _add(WHOLE, evaluate, deployment, speed, gate, report, card)
 _add(CHECKPOINTS, verify, serve, family)
 _add(RUNS, status, compare)
-_add("This installation", doctor)
-app.command("recipes", cls=Command, rich_help_panel="This installation")(list_recipes)
+_add("This installation", setup, doctor)
+app.command("recipes", cls=Command, rich_help_panel="This installation")(_with_verbosity(list_recipes))
 for command in (probe, lever, locate, gpu_check):
     name = command.__name__.replace("_", "-")
-    diagnosis.command(name, cls=Command)(command)
-    app.command(name, cls=Command, hidden=True)(command)
+    diagnosis.command(name, cls=Command)(_with_verbosity(command))
+    app.command(name, cls=Command, hidden=True)(_with_verbosity(command))

@@ -6,17 +6,57 @@ What a file or a server said goes through `escape`, `say` or `emit`: it is text 
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 
+from assay.errors import AssayError
 from assay.foreign_text import in_rich, one_line
 from assay.records.base import Record
 from assay.records.verification import Verification
 
-console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+
+class Output(Console):
+    """A console whose reader may go away, as `head` does: an error for `main`, where rich would exit 1."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+console = Output(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+"""Progress and notes; `--quiet` silences it."""
+_errors = Output(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+
+
+class _Log(logging.Handler):
+    """What libraries log, a line each."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        _errors.print(escape(f"{record.name}: {record.getMessage()}"))
+
+
+_LOG = _Log()
+
+
+def set_verbosity(*, quiet: bool, verbose: bool) -> None:
+    """AssayError: both."""
+    if quiet and verbose:
+        raise AssayError("--quiet and --verbose contradict each other; give one of them")
+    console.quiet = quiet
+    root = logging.getLogger()
+    if verbose and not is_verbose():
+        root.addHandler(_LOG)
+        root.setLevel(logging.INFO)
+    elif not verbose and is_verbose():
+        root.removeHandler(_LOG)
+        root.setLevel(logging.WARNING)
+
+
+def is_verbose() -> bool:
+    return _LOG in logging.getLogger().handlers
 
 
 LOG_WIDTH = 1000
@@ -40,15 +80,15 @@ def say_error(text: str) -> None:
     """An error's own further lines (a server's last words of its log) are indented; other line breaks, in a path or in somebody
     else's words, begin none. Of a word of thousands of letters, which somebody gave as a name, only its ends are repeated."""
     text = _LONG_WORD.sub(lambda word: f"{word[0][:100]}…{word[0][-100:]}", text)
-    console.print("[bold red]error:[/] " + "\n".join(map(escape, re.split(r"\n(?=  )", text))))
+    _errors.print("[bold red]error:[/] " + "\n".join(map(escape, re.split(r"\n(?=  )", text))))
 
 
 def results(*, as_json: bool = False) -> Console:
     """For a command's result; with --json stderr, for stdout is the record's. In a file or a pipe no line is ever folded."""
     if as_json:
         return console
-    out = Console(highlight=False, emoji=False)
-    return out if out.is_terminal else Console(highlight=False, emoji=False, soft_wrap=True, width=LOG_WIDTH)
+    out = Output(highlight=False, emoji=False)
+    return out if out.is_terminal else Output(highlight=False, emoji=False, soft_wrap=True, width=LOG_WIDTH)
 
 
 def emit(record: Record | dict[str, Any] | list[Any]) -> None:

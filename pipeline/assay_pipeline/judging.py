@@ -15,6 +15,7 @@ from assay.recipes.load import load_recipe, recipe_names
 from assay.recipes.model import ModelRecipe, PublishedScore
 from assay.records.measurement import Measurement
 from assay.records.probe import load_probes
+from assay.records.run import PLAN_INSIDE
 from assay.records.verdict import GateReport
 from assay_pipeline.attempts import earlier_attempts, note_attempts
 from assay_pipeline.gate_choice import gates_of_run, registered_gates
@@ -105,11 +106,11 @@ def load_report(run_dir: Path) -> Report:
     return Report.load(run_dir / "report" / "report.json")
 
 
-def write_cards(run_dir: Path, say: Say = say_nothing) -> Cards:
-    """Cards of the run's checkpoints; of those that were left as they are it is said why, but for `failed`."""
+def write_cards(folder: Path, say: Say = say_nothing) -> Cards:
+    """Cards of a run's checkpoints, or of one in no run. Why some were left as they are is said, but for `failed`."""
     from assay_reports import card
 
-    cards = card.write_cards(run_dir)
+    cards = card.write_card_of(folder) if (folder / PLAN_INSIDE).is_file() else card.write_cards(folder)
     for line in (*cards.left, *cards.refused):
         say(line)
     return cards

@@ -108,6 +108,7 @@ def plan_for(target: Target, checkpoint: Checkpoint, recipe: PrecisionRecipe) ->
     from assay_quantize.plan.planner import make_plan, suggesting_fit
 
     try:
-        return make_plan(checkpoint, recipe, model=target.recipe.name, family=target.recipe.family)
+        plan = make_plan(checkpoint, recipe, model=target.recipe.name, family=target.recipe.family)
+        return plan.model_copy(update={"base_model": target.recipe.base_model})
     except PlanError as problem:
         raise suggesting_fit(problem, checkpoint, recipe.name) from None

@@ -18,19 +18,25 @@ if TYPE_CHECKING:
 
 
 def profile_for(
-    target: Target, requested: str | None, problem_on: Callable[[ProfileRecipe], str | None] | None = None
+    target: Target,
+    requested: str | None,
+    problem_on: Callable[[ProfileRecipe], str | None] | None = None,
+    *,
+    tensor_parallel_size: int | None = None,
 ) -> ProfileRecipe:
     """The profile that was named, if this machine has what it needs; else the first of the recipe's that fits.
 
-    problem_on: why a profile cannot serve what is to be served; None: it can. AssayError: it has not, or the profile names
-    servers that run already.
+    problem_on: why a profile cannot serve what is to be served; None: it can. tensor_parallel_size: instead of the profile's.
+    AssayError: it has not, or the profile names servers that run already.
     """
     from assay_evaluate.serving.hardware import choose_profile
 
-    return choose_profile(target.recipe, problem_on) if requested is None else profile_named(requested)
+    if requested is None:
+        return choose_profile(target.recipe, problem_on, tensor_parallel_size)
+    return profile_named(requested, tensor_parallel_size)
 
 
-def profile_named(requested: str) -> ProfileRecipe:
+def profile_named(requested: str, tensor_parallel_size: int | None = None) -> ProfileRecipe:
     """The profile of that name. AssayError: this machine has not what it needs, or it names servers that run already."""
     profile = load_recipe(ProfileRecipe, requested)
     if profile.endpoints:
@@ -38,6 +44,7 @@ def profile_named(requested: str) -> ProfileRecipe:
             f"profile {profile.name}: its `endpoints` run already and are for `assay evaluate`; give the server's URL itself, "
             "or a profile without `endpoints`"
         )
+    profile = profile.with_tensor_parallel(tensor_parallel_size)
     require_hardware(profile)
     return profile
 

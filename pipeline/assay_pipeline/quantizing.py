@@ -59,16 +59,17 @@ def quantize(
     profile: str | None = None,
     runs: Path = Path("runs"),
     name: str | None = None,
+    base_model: str | None = None,
     on_made: OnMade | None = None,
 ) -> list[MadeCheckpoint]:
     """Make quantized checkpoints, shard by shard, and verify each. An interrupted run resumes.
 
     precisions: names of recipes or files, the reference's is made first; None: the model's list. precision: one alone, without
     the reference; with `out` in that folder, else in the run of its source under `runs`. profile: the recipe's precisions for
-    its GPUs, and an error if they cannot serve them. Every plan is made before the first byte is written. AssayError: what
-    does not fit, a source that is not there, no room.
+    its GPUs, and an error if they cannot serve them. base_model: hub id of a source in a folder, for the card. Every plan
+    is made before the first byte is written. AssayError: what does not fit, a source that is not there, no room.
     """
-    resolved = target if isinstance(target, Target) else resolve_target(target)
+    resolved = target if isinstance(target, Target) else resolve_target(target, base_model)
     chosen = None if profile is None else load_recipe(ProfileRecipe, profile)
     if chosen is not None:
         resolved = resolved.on_profile(chosen)
@@ -181,7 +182,10 @@ def quantize_one(
     if complete and plan_path.is_file() and record_path.is_file():
         previous = Verification.load(record_path)
         if previous.passed and is_as_verified(folder, previous):
-            if not (folder / CARD).is_file():  # killed before it was written
+            before = Plan.load(plan_path)
+            if is_renamed := made.base_model not in (None, before.base_model):
+                before.model_copy(update={"base_model": made.base_model}).save(plan_path)
+            if is_renamed or not (folder / CARD).is_file():  # killed before it was written
                 write_first_card(folder)
             return _told(MadeCheckpoint(made, folder, None, previous), on_made)
     with ExitStack() as opened:

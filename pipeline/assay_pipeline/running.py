@@ -44,6 +44,8 @@ def run(
     options: QuantizeOptions = DEFAULT_OPTIONS,
     with_preflight: bool = True,
     with_speed: bool = False,
+    tensor_parallel_size: int | None = None,
+    base_model: str | None = None,
     on_preflight: Callable[[PreflightReport], None] | None = None,
     on_made: OnMade | None = None,
 ) -> RunResult:
@@ -58,7 +60,8 @@ def run(
     say = options.say
     planned = planned_run(
         target, precisions=precisions, suite=suite, gates=gates, profile=profile, runs=runs, name=name,
-        stream_from=options.stream_from, here=True, say=say,
+        stream_from=options.stream_from, here=True, tensor_parallel_size=tensor_parallel_size, base_model=base_model,
+        say=say,
     )  # fmt: skip
     if planned.is_served_here:
         interpreter_for(planned.profile)
@@ -94,6 +97,6 @@ def run(
     judged = evaluate_in_run(resolved, compared, planned.suite, planned.profile, planned.limits, runs, name, say=say)
     if not with_speed:
         return RunResult(report, made, judged)
-    speed = measure_judged(judged.run_dir, judged.measurements, resolved, profile, say)
+    speed = measure_judged(judged.run_dir, judged.measurements, resolved, planned.profile, say)
     write_again(judged.run_dir, say)
     return RunResult(report, made, judged, speed)

@@ -24,7 +24,6 @@ from assay.safe_files import read_json_object
 from assay_pipeline.comparison.checkpoints import source_now
 from assay_pipeline.gate_choice import suite_for
 from assay_pipeline.interrupted import says_what_is_kept
-from assay_pipeline.profiles import profile_for
 from assay_pipeline.run_folders import choose_run, find_run, open_run, read_run
 from assay_pipeline.run_lock import locked_run
 from assay_pipeline.targets import Target, resolve_target, source_label
@@ -174,16 +173,15 @@ class PlannedLadder:
 
 
 def plan_ladder(
-    place: Place, checkpoints: Sequence[str] | None, profile: str | None, options: dict[str, Any]
+    place: Place, checkpoints: Sequence[str] | None, where: ProfileRecipe, options: dict[str, Any]
 ) -> PlannedLadder:  # fmt: skip
     """The ladder of a run's checkpoints. options: fields of `Ladder` that are not the default ones.
 
-    AssayError: no profile fits, it serves less at once than is asked for, or there is no such checkpoint.
+    AssayError: the profile serves less at once than is asked for, or there is no such checkpoint.
     """
     from assay_evaluate.speed.measure import check_concurrency
     from assay_evaluate.speed.prompts import Prompts
 
-    where = profile_for(place.target, profile)
     ladder = default_ladder(place.target.recipe, where, options)
     check_concurrency(ladder, where)
     folders, suite = chosen_folders(place, checkpoints), _suite_of(place, where)
@@ -249,7 +247,7 @@ def _suite_of(place: Place, profile: ProfileRecipe) -> SuiteRecipe:
 
 
 def measure_judged(
-    run_dir: Path, measurements: Sequence[Measurement], target: Target, profile: str | None, say: Say
+    run_dir: Path, measurements: Sequence[Measurement], target: Target, profile: ProfileRecipe, say: Say
 ) -> tuple[SpeedRecord, str]:
     """The default ladder as a phase of a run that was judged, and the label of its reference."""
     place = Place(run_dir, target, tuple(measurements))

@@ -18,7 +18,7 @@ from assay.errors import AssayError, CheckpointError, PlanError, did_you_mean, n
 from assay.foreign_text import safe_name, shown
 from assay.recipes.families import family_of, names_of, quantization_of
 from assay.recipes.load import load_recipe, recipe_names, recipes_dir
-from assay.recipes.model import Location, ModelRecipe, Reference, Serving
+from assay.recipes.model import HUB_ID, Location, ModelRecipe, Reference, Serving
 from assay.recipes.mtp import mtp_block
 from assay.recipes.profile import ProfileRecipe
 from assay.records.run import SourceData, folder_name
@@ -52,9 +52,16 @@ class Target:
         return replace(self, recipe=self.recipe.on_profile(profile.name))
 
 
-def resolve_target(text: str) -> Target:
-    """The model that `text` names; AssayError says what was tried."""
-    return replace(_target_of(text), typed=text)
+def resolve_target(text: str, base_model: str | None = None) -> Target:
+    """The model that `text` names; AssayError says what was tried. base_model: hub id of a source in a folder, for cards."""
+    target = replace(_target_of(text), typed=text)
+    if base_model is None:
+        return target
+    if re.fullmatch(HUB_ID, base_model) is None:
+        raise AssayError(f"--base-model {shown(base_model)}: is not a repository id; write OWNER/NAME, such as zai-org/GLM-5")
+    if target.location.path is None:
+        raise AssayError(f"--base-model: {text} is read from the hub, which names it already; leave the option out")
+    return replace(target, recipe=target.recipe.model_copy(update={"base_model": base_model}))
 
 
 def _target_of(text: str) -> Target:
@@ -151,7 +158,8 @@ def _from_repository(location: Location) -> Location:
     folder = recipes_dir().parent / location.path
     if not folder.is_dir():
         raise CheckpointError(
-            f"{folder}: no such folder; this recipe's checkpoint ships with the repository, not with the wheel"
+            f"{folder}: no such folder; this recipe's checkpoint is in the repository and not in the wheel; "
+            "run it in a clone, or give a checkpoint folder of your own"
         )
     # Relative where possible: records name the source, and should read alike on every machine.
     return Location(path=str(folder.relative_to(Path.cwd())) if folder.is_relative_to(Path.cwd()) else str(folder))

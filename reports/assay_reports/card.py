@@ -64,6 +64,15 @@ def write_first_card(checkpoint: Path) -> None:
         _write(run, checkpoint.name)
 
 
+def write_card_of(checkpoint: Path) -> Cards:
+    """The card of a checkpoint that lies in no run; one with scores stays."""
+    write_first_card(checkpoint)
+    path = checkpoint / CARD
+    if _MEASURED.search(path.read_text(encoding="utf-8", errors="replace")):
+        return Cards([], [f"{path}: left as it is: it has the scores of a run; `assay card RUN` writes it"], [], [])
+    return Cards([path], [], [], [])
+
+
 class Cards(NamedTuple):
     """Of a run: paths written, and a line for each card that was left as it is: because it is about a later measurement,
     because nobody may write there, because writing failed."""

@@ -87,6 +87,21 @@ def test_python_m_assay_is_the_command_and_a_pipe_folds_no_line(source: Path) ->
     assert ignored.endswith(r"re:.*layers\.3\..*$") and explained.endswith("which vLLM refuses.")
 
 
+@pytest.mark.slow
+def test_a_reader_that_goes_away_is_no_error(source: Path) -> None:
+    """`assay plan ... | head -1`: what is printed is more than a pipe holds."""
+    words = [sys.executable, "-m", "assay", "plan", str(source), "--precision", "w4a16", "--json"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None and child.stderr is not None
+        child.stdout.close()
+        assert (child.stderr.read(), child.wait(100)) == ("", 0)
+    words = words[:-1]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None and child.stderr is not None
+        child.stdout.close()
+        assert (child.stderr.read(), child.wait(100)) == ("", 0)
+
+
 def test_plan_prints_a_table_or_the_record(run: Run, source: Path) -> None:
     code, out, _ = run("plan", source, "--precision", "w4a16")
     assert code == 0 and "routed_expert" in out and "MTP" in out
@@ -94,12 +109,28 @@ def test_plan_prints_a_table_or_the_record(run: Run, source: Path) -> None:
     assert code == 0 and Plan.model_validate_json(out).precision == "w4a16"
 
 
+def test_a_checkpoint_in_no_run_has_a_card_that_names_its_base_model(run: Run, source: Path) -> None:
+    words = ("quantize", source, "-p", "w4a16", "--out", "made")
+    assert run(*words)[0] == 0
+    card = Path("made/README.md")
+    unnamed = card.read_text()
+    assert "base_model:" not in unnamed and "`assay quantize ... --base-model OWNER/NAME` names it." in unnamed
+    before = {path.name: path.stat().st_mtime_ns for path in Path("made").iterdir()}
+    assert run(*words, "--base-model", "me/source")[0] == 0  # the weights are there
+    after = {path.name: path.stat().st_mtime_ns for path in Path("made").iterdir()}
+    assert {name for name in after if after[name] != before[name]} == {"README.md", "assay_plan.json"}
+    named = card.read_text()
+    assert "base_model: me/source" in named and "Made from [me/source](https://huggingface.co/me/source)." in named
+    card.unlink()
+    assert run("card", "made") == (0, "made/README.md\n", "") and card.read_text() == named
+
+
 def test_every_command_has_help(run: Run) -> None:
     commands = [command.name or command.callback.__name__ for command in cli.app.registered_commands if command.callback]
     assert sorted(commands) == [
-        "calibrate", "card", "choose", "compare", "deployment", "doctor", "evaluate", "family", "gate", "gpu-check", "judge",
-        "lever", "locate", "plan", "power", "preflight", "probe", "publish", "quantize", "recipe", "recipes", "report", "run",
-        "sensitivity", "serve", "speed", "status", "verify",
+        "calibrate", "card", "choose", "compare", "deployment", "doctor", "evaluate", "family", "gate", "gpu-check", "init",
+        "judge", "lever", "locate", "plan", "power", "preflight", "probe", "publish", "quantize", "recipe", "recipes",
+        "report", "run", "sensitivity", "serve", "setup", "speed", "status", "verify",
     ]  # fmt: skip
     for command in commands:
         code, out, _ = run(command, "--help")

@@ -68,3 +68,30 @@ def test_a_quantization_says_how_many_shards_are_finished(run: Run, tmp_path: Pa
     assert (done.returncode, done.stdout) == (130, ""), done.stderr
     assert done.stderr == "interrupted; made: 0 of 2 shards are finished and kept; the same command makes the rest\n"
     assert run("quantize", source, "-p", "w4a16", "--out", "made")[0] == 0
+
+
+WHEN_IMPORTED = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from assay_cli import command
+moment = sys.argv.pop(1)
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == moment:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+command()
+"""
+"""The program, interrupted when it first imports a module: a moment that no clock decides."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "moment", ["assay_cli.root", "typer", "pydantic", "assay_pipeline.judging", "assay_quantize.plan.show"]
+)
+def test_an_interrupt_while_modules_are_imported_leaves_no_traceback(tmp_path: Path, moment: str) -> None:
+    """Also in a command, which imports its stages late."""
+    command = [sys.executable, "-c", WHEN_IMPORTED, moment, "plan", str(tmp_path), "--precision", "w4a16"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr in ("", "interrupted\n")

@@ -111,6 +111,7 @@ STAND_INS: dict[str, Callable[..., Any]] = {
     "assay_evaluate.diagnosis.levers.search.find_levers": returning((LEVERS, None)),
     "assay_evaluate.diagnosis.locate.locate.locate_servers": returning(LOCATED),
     "assay_quantize.calibration.calibrate.calibrate": returning(CALIBRATED),
+    "assay_pipeline.serving_setup.build_serving_environment": lambda *_, **__: Path("serve"),
     "assay_evaluate.serving.replay.replay": not_replayed,
     "assay_evaluate.diagnosis.gpu_check.widened.widen": lambda source, folder, widths: make_tiny_glm4_moe(folder),
     "assay_evaluate.serving.family_draft.draft_family": returning(
@@ -148,6 +149,8 @@ COMMANDS: dict[str, tuple[tuple[str, ...], type[Record] | None, tuple[int, ...]]
     "publish": (("tiny-glm/w4a16", "me/model", "--dry-run"), Publication, (1,)),
     "doctor": ((), None, (0, 1)),
     "recipes": ((), None, (0,)),
+    "init": (("source",), None, (0,)),
+    "setup": ((), None, (0,)),
     "family": (("source",), None, (0,)),
 }
 """Command -> its words, the record that it prints (None: a list, or no record), exit codes."""

@@ -11,11 +11,12 @@ import typer
 from command_errors import one_error
 from command_line import Run
 
-from assay.recipes.load import recipe_names
+from assay.recipes.load import load_recipe, recipe_names
+from assay.recipes.profile import ProfileRecipe
 from assay.records.diagnosis.lever import LeverName
 from assay.records.probe import ProbeName
 from assay_cli.options import several
-from assay_cli.root import SINGLE_LINE_END, app
+from assay_cli.root import EARLIER_NAMES, SINGLE_LINE_END, app
 from assay_evaluate.diagnosis.levers.settings import LEVERS
 from assay_evaluate.diagnosis.probes.run_probes import PROBES
 from assay_pipeline.targets import url_in
@@ -30,10 +31,11 @@ from assay_pipeline.targets import url_in
         (["a,b"], ["a", "b"]),
         (["a", "b"], ["a", "b"]),
         (["a , b", "c", "b,a"], ["a", "b", "c"]),
+        (["a b", "c  d,e"], ["a", "b", "c", "d", "e"]),
         (["a" * 300 + "," + "b" * 300], ["a" * 300, "b" * 300]),  # longer than a name on a disk may be
     ],
 )
-def test_commas_and_repetition_are_one_rule(given: list[str] | None, values: list[str] | None) -> None:
+def test_commas_blanks_and_repetition_are_one_rule(given: list[str] | None, values: list[str] | None) -> None:
     assert several(given) == values
 
 
@@ -72,6 +74,58 @@ def test_a_path_with_a_comma_is_one_value(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     Path("a,b").mkdir()
     assert several(["a,b", "c,d"]) == ["a,b", "c", "d"]
+
+
+def test_a_path_with_blanks_is_one_value_with_its_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my text.jsonl").touch()
+    assert several(["my text.jsonl", "my text.jsonl@0.7,own@0.3"]) == ["my text.jsonl", "my text.jsonl@0.7", "own@0.3"]
+
+
+# ------------------------------------------------------------------------------------------------ options of every command
+def test_quiet_leaves_results_and_errors(run: Run, tiny_glm: Path) -> None:
+    """Before the command's name and behind it."""
+    _, result, notes = run("init", tiny_glm)
+    assert notes.splitlines()[-1].startswith("next: ")
+    for words in (("-q", "init", tiny_glm, "--force"), ("init", tiny_glm, "--force", "--quiet")):
+        assert run(*words) == (0, result, "")
+    assert one_error(run("init", tiny_glm, "-q")).startswith(f"{result.strip()}: exists already; ")
+    assert run("init", tiny_glm, "--force")[2] == notes  # nothing is kept for the next command
+
+
+def test_verbose_shows_where_an_error_came_from(run: Run) -> None:
+    code, out, err = run("-v", "init", "nowhere")
+    assert (code, out) == (2, "") and err.startswith("Traceback (most recent call last):")
+    assert err.splitlines()[-1].startswith("error: nowhere: no such folder")
+    assert one_error(run("init", "nowhere")).startswith("nowhere: no such folder")
+    assert one_error(run("-q", "init", "nowhere", "-v")) == "--quiet and --verbose contradict each other; give one of them"
+
+
+@pytest.mark.parametrize(
+    ("command", "earlier", "now"),
+    [(command, *names) for command, renamed in EARLIER_NAMES.items() for names in renamed.items()],
+)
+def test_earlier_names_of_options_still_work_and_are_not_shown(run: Run, command: str, earlier: str, now: str) -> None:
+    group = typer.main.get_command(app)
+    word = {"--hardware": "4xh200"}.get(earlier, "3")
+    for words in ([earlier, word], [f"{earlier}={word}"]):
+        made = group.get_command(None, command).make_context(command, ["x", *words])
+        assert word in map(str, made.params.values())
+    shown = run(command, "--help")[1]
+    assert now in shown and not re.search(rf"{earlier}\s", shown)
+
+
+def test_tensor_parallel_size_takes_the_place_of_the_profiles(run: Run) -> None:
+    profile = load_recipe(ProfileRecipe, "4xh200")
+    changed = profile.with_tensor_parallel(2)
+    assert (changed.flags, changed.hardware.num_gpus) == (profile.flags | {"tensor-parallel-size": 2}, 2)
+    assert changed.model_copy(update={"vllm": profile.vllm, "hardware": profile.hardware}) == profile
+    assert profile.with_tensor_parallel(None) is profile
+    on_cpu = load_recipe(ProfileRecipe, "cpu-emulated").with_tensor_parallel(2)
+    assert (on_cpu.flags["tensor-parallel-size"], on_cpu.hardware.num_gpus) == (2, 0)
+    assert one_error(run("judge", "http://127.0.0.1:1", "http://127.0.0.1:2", "--tensor-parallel-size", "2")) == (
+        "--tensor-parallel-size: is for servers that assay starts, and these run already; leave it out"
+    )
 
 
 # ------------------------------------------------------------------------------------------------ choices

@@ -168,7 +168,7 @@ BY_FOLDER = "not used with a checkpoint, which is served here"
     [
         (("probe", URL, "--profile", "8xh200"), f"--profile is {BY_URL} it out"),
         (("probe", URL, "--profile", "8xh200", "--runs", "runs"), f"--profile and --runs are {BY_URL} them out"),
-        (("probe", HERE, "--model", "m"), f"--model is {BY_FOLDER}, with drafts and without; leave it out"),
+        (("probe", HERE, "--model", "m"), f"--served-model-name is {BY_FOLDER}, with drafts and without; leave it out"),
         (
             ("probe", HERE, "--api-key-env", "K", "--without-speculation", URL),
             f"--without-speculation and --api-key-env are {BY_FOLDER}, with drafts and without; leave them out",
@@ -195,7 +195,7 @@ BY_FOLDER = "not used with a checkpoint, which is served here"
             "--lever: levers are a command of their own: assay lever URL|TARGET [--levers NAME,...]",
         ),
         (("lever", URL, "--profile", "8xh200"), f"--profile is {BY_URL} it out"),
-        (("lever", HERE, "--model", "m"), f"--model is {BY_FOLDER}; leave it out"),
+        (("lever", HERE, "--model", "m"), f"--served-model-name is {BY_FOLDER}; leave it out"),
         (
             ("lever", URL, "--levers", "n,eager,kv_cache"),
             "--levers eager,kv_cache: the server would have to be started with other settings; give its checkpoint folder "
@@ -207,7 +207,7 @@ BY_FOLDER = "not used with a checkpoint, which is served here"
         ),
         (
             ("locate", URL, URL, "--profile", "8xh200", "--tensor-parallel", "2"),
-            f"--tensor-parallel and --profile are {BY_URL} them out",
+            f"--tensor-parallel-size and --profile are {BY_URL} them out",
         ),
         (("locate", HERE, "--ranks", "--api-key-env", "K"), f"--api-key-env is {BY_FOLDER}; leave it out"),
         (

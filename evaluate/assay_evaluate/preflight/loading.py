@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from assay.errors import AssayError
 from assay.foreign_text import shown
+from assay.installation import setup_command
 from assay.recipes.profile import ProfileRecipe
 from assay.records.preflight.replay import Finding, FindingKind, Replay
 from assay.records.preflight.report import Check
@@ -45,7 +46,7 @@ def check_loading(
         return
     if find_interpreter(profile) is None:
         detail = "no serving environment here, whose vLLM would be asked"
-        yield Check(check="loading", subject=None, outcome="UNKNOWN", detail=detail, remedy="make setup")
+        yield Check(check="loading", subject=None, outcome="UNKNOWN", detail=detail, remedy=setup_command())
         return
     try:
         records = replay(candidates, on_progress=on_progress)

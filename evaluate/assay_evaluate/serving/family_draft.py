@@ -19,6 +19,7 @@ from typing import Any
 
 from assay.errors import AssayError
 from assay.foreign_text import one_line, shown
+from assay.installation import setup_command
 from assay.recipes.families import EXPERT_COUNT_KEYS, count_of, split_layer, text_of, unquantized
 from assay.recipes.family import Form
 from assay.recipes.mtp import declared_layers
@@ -169,7 +170,7 @@ def _run(questions: Sequence[_Question]) -> list[dict[str, Any]]:
     """vLLM's answer to each, about target and draft."""
     interpreter = find_interpreter(None)
     if interpreter is None:
-        raise AssayError("no interpreter with vLLM (.venv-serve); run `make setup`")
+        raise AssayError(f"no serving environment with vLLM; run `{setup_command()}`")
     with tempfile.TemporaryDirectory(prefix="assay-family-") as temporary:
         folder = Path(temporary)
         cells = [

@@ -88,14 +88,17 @@ def fits(needed: Hardware, gpus: tuple[Gpu, ...]) -> bool:
 
 
 def choose_profile(
-    recipe: ModelRecipe, problem_on: Callable[[ProfileRecipe], str | None] | None = None
-) -> ProfileRecipe:  # fmt: skip
+    recipe: ModelRecipe,
+    problem_on: Callable[[ProfileRecipe], str | None] | None = None,
+    tensor_parallel_size: int | None = None,
+) -> ProfileRecipe:
     """The first of the recipe's profiles whose hardware is present and that holds what is to be served.
 
-    problem_on: why it does not; None: it does. AssayError names what is here, what was looked for, and what does not fit.
+    problem_on: why it does not; None: it does. tensor_parallel_size: instead of the profile's. AssayError names
+    what is here, what was looked for, and what does not fit.
     """
     gpus = find_gpus()
-    profiles = [load_recipe(ProfileRecipe, name) for name in recipe.profiles]
+    profiles = [load_recipe(ProfileRecipe, name).with_tensor_parallel(tensor_parallel_size) for name in recipe.profiles]
     problems: dict[str, str] = {}
     for profile in profiles:
         if fits(profile.hardware, gpus):

@@ -24,6 +24,7 @@ from pydantic import ValidationError
 
 from assay.errors import AssayError
 from assay.foreign_text import one_line, shown
+from assay.installation import setup_command
 from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe
 from assay.records.plan import Plan
@@ -185,7 +186,8 @@ def _run(group: Sequence[Candidate], environment: Mapping[str, str], folder: Pat
     interpreter = find_interpreter(profile)
     if interpreter is None:
         raise AssayError(
-            f"profile {profile.name}: no interpreter with vLLM ({profile.interpreter or '.venv-serve'}); run `make setup`"
+            f"profile {profile.name}: no interpreter with vLLM ({profile.interpreter or '.venv-serve'}); "
+            f"run `{setup_command()}`"
         )
     words = [str(interpreter), "-m", "assay_vllm.replay", str(folder / "request.json"), str(folder / "answer.json")]
     log = folder / "log"
@@ -239,7 +241,7 @@ def _record(candidate: Candidate, command: VllmCommand, cell: dict[str, Any], so
     except (KeyError, ValidationError) as error:
         raise AssayError(
             f"the replay of vLLM's loaders answers in another form than this version of assay reads ({shown(error)}); install "
-            "this version beside vLLM as well: `make setup`"
+            f"this version beside vLLM as well: `{setup_command()}`"
         ) from None
 
 

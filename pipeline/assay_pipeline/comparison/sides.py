@@ -133,11 +133,16 @@ def given_endpoints(profile: str | None) -> dict[str, GivenServer]:
 
 
 def profile_of(
-    target: Target, requested: str | None, *, given: bool, problem_on: Callable[[ProfileRecipe], str | None] | None = None
+    target: Target,
+    requested: str | None,
+    *,
+    given: bool,
+    problem_on: Callable[[ProfileRecipe], str | None] | None = None,
+    tensor_parallel_size: int | None = None,
 ) -> ProfileRecipe:
     """How the checkpoints are served; of servers that run already (given), how they are asked. problem_on: as `profile_for`."""
     if not given:
-        return profile_for(target, requested, problem_on)
+        return profile_for(target, requested, problem_on, tensor_parallel_size=tensor_parallel_size)
     return GIVEN if requested is None else load_recipe(ProfileRecipe, requested)
 
 

@@ -115,7 +115,7 @@ def machine_for(
     profile = load_recipe(ProfileRecipe, hardware)
     if profile.hardware.device != "cuda" or profile.usable_bytes is None or not profile.hardware.num_gpus:
         raise AssayError(
-            f"--hardware {profile.name}: says of no GPU how much memory it has, or how many there are; take a profile such as "
+            f"--profile {profile.name}: says of no GPU how much memory it has, or how many there are; take a profile such as "
             "4xh200 (`assay recipes` lists them), or leave it out for a choice by bytes alone"
         )
     device = device_named(profile.hardware.gpu)
@@ -281,7 +281,7 @@ def replayed(target: Target, known: Known, made: Proposal, hardware: str | None,
     candidate = Candidate(made.mix.name, planned(plan, config_json(plan)), profile, target.recipe.serving)
     checks = list(check_loading([candidate], profile, say))
     answer = "; ".join(f"{check.outcome}: {check.detail}" for check in checks)
-    answer = answer if hardware is not None else f"{answer} (asked for one {profile.hardware.gpu}, as no --hardware is said)"
+    answer = answer if hardware is not None else f"{answer} (asked for one {profile.hardware.gpu}, as no --profile is said)"
     return one_line(answer), not any(check.outcome == "FAIL" for check in checks)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from assay.errors import QuantizeError
+from assay.quantities import size
 from assay_quantize.plan.slabs import SLAB_BYTES
 from assay_quantize.storage.direct_file import STAGE_BYTES, STAGES
 from assay_quantize.storage.past_cache import buffer_bytes
@@ -101,11 +102,12 @@ def plan_budget(
         else:
             least = base_bytes + held_bytes + slab_budget_bytes(1, budget.slab_bytes, kernels)
             raise QuantizeError(
-                f"--memory {_mib(memory_bytes)}MiB: too little for one worker with the smallest slabs; "
-                f"at least {_mib(least + (1 << 20) - 1)}MiB are needed here"
+                f"--memory {_as_given(memory_bytes)}: too little for one worker with the smallest slabs; "
+                f"at least {(least + (1 << 20) - 1) >> 20}MiB are needed here"
             )
     return budget
 
 
-def _mib(num_bytes: int) -> int:
-    return num_bytes >> 20
+def _as_given(num_bytes: int) -> str:
+    """2147483648 -> 2048MiB, 1000000 -> 1 MB."""
+    return size(num_bytes) if num_bytes % (1 << 20) else f"{num_bytes >> 20}MiB"

@@ -24,6 +24,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import assay
 from assay.atomic_files import replacing
 from assay.callbacks import Progress
 from assay.errors import AssayError, QuantizeError
@@ -324,7 +325,8 @@ def publish(
         bytes_in=plan.bytes_in,
         bytes_out=plan.bytes_out,
         versions={
-            **{package: version(package) for package in ("assay", "torch", "compressed-tensors")},
+            "assay": assay.__version__,
+            **{package: version(package) for package in ("torch", "compressed-tensors")},
             "python": platform.python_version(),
         },
         seconds=seconds,

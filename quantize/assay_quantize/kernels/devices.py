@@ -10,7 +10,7 @@ from assay.errors import QuantizeError
 
 def default_workers(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Cores this process may use: its affinity, and no more than the CPU quota of its control group (at least 1)."""
-    cores = len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _cpu_quota(cgroup)
     return max(1, cores if quota is None else min(cores, int(quota)))
 

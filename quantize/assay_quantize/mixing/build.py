@@ -346,7 +346,7 @@ def _too_little(request: Request, choices: Choices, problem: Problem) -> str:
         assert request.machine is not None
         held, needed = (size(rank_bytes + choices.stored.other_rank_bytes) for rank_bytes in (problem.limits[1], least[1]))
         sentences.append(
-            f"--hardware {request.machine.profile.name}: the weights of one GPU may take {held} beside the KV cache of "
+            f"--profile {request.machine.profile.name}: the weights of one GPU may take {held} beside the KV cache of "
             f"{request.machine.users} users, the smallest choice takes {needed}"
         )
     kept = {(p.layer, p.role) for p, options in zip(choices.parts, choices.options, strict=True) if len(options) == 1}

@@ -124,7 +124,7 @@ def stored_parts(
     inside = _by_part(rest, plain_places)  # tensors of chosen roles and layers that no scheme takes
     ranks = None if machine is None else ranks_of(machine.profile)
     if machine is not None and ranks is not None and (heads := uneven_heads(plain.config, ranks)):
-        raise PlanError(f"--hardware {machine.profile.name}: {sentence(heads)}; no choice of schemes changes that")
+        raise PlanError(f"--profile {machine.profile.name}: {sentence(heads)}; no choice of schemes changes that")
     parts = []
     for place in sorted(weights):
         beside = inside.get(place, ())
@@ -239,7 +239,7 @@ def _limit(
     if limit < other:
         left, needed = f"{max(0, limit) / 2**30:.1f}", f"{math.ceil(10 * other / 2**30) / 10:.1f}"
         raise PlanError(
-            f"--hardware {profile.name}: {machine.users} users at {machine.context:,} tokens leave {left} GiB of each GPU for "
+            f"--profile {profile.name}: {machine.users} users at {machine.context:,} tokens leave {left} GiB of each GPU for "
             f"weights, and what no scheme takes needs {needed}; ask for fewer users (--users) or a shorter context (--context)"
         )
     return limit, other

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from assay.callbacks import Progress
 from assay.errors import AssayError, QuantizeError
 from assay.hub_errors import hub_address
+from assay.installation import install_command
 from assay.records.manifest import ShardRecord
 from assay.records.plan import Plan
 from assay.secret_text import without_secrets
@@ -240,7 +241,9 @@ def _cluster(needs: TaskNeeds) -> Iterator[ModuleType]:
     try:
         import ray
     except ImportError:
-        raise QuantizeError("--runner ray: Ray is not installed; pip install 'assay[ray]', or take --runner local") from None
+        raise QuantizeError(
+            f"--runner ray: Ray is not installed; take --runner local, or install it with: {install_command('ray')}"
+        ) from None
     # stdout belongs to the record; Ray prints what happens to workers there
     with contextlib.redirect_stdout(sys.stderr):
         was_connected = ray.is_initialized()

@@ -67,7 +67,10 @@ def card_metadata(
 
 
 def base_model_of(plan: Plan, recipe: ModelRecipe | None) -> str | None:
-    """The hub id of what was quantized: the recipe's, or the plan's source if it was read from the hub. None: a folder."""
+    """The hub id of what was quantized: of a folder what somebody said, the recipe's, or the plan's source if it was read from
+    the hub. None: a folder of which nobody said it."""
+    if plan.base_model is not None:
+        return plan.base_model
     if recipe is not None and recipe.source.hub is not None:
         return recipe.source.hub
     return plan.source if plan.source_revision is not None else None

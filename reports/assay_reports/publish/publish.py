@@ -187,5 +187,8 @@ def _notes(run: Run, label: str, recipe: ModelRecipe | None) -> tuple[str, ...]:
     if find_licence(run.checkpoints[label], recipe) is None:
         lines.append("no licence is known: the card states none, though that of the source holds; add it on the hub")
     if base_model_of(run.plans[label], recipe) is None:
-        lines.append("the source was a local folder: the card names no base_model; add it on the hub")
+        lines.append(
+            "the source was a local folder: the card names no base_model; "
+            "`assay quantize` again with --base-model OWNER/NAME names it"
+        )
     return tuple(lines)

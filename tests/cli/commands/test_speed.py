@@ -13,6 +13,8 @@ from command_errors import one_error
 from command_line import Run
 from synthetic_run import make_run
 
+from assay.recipes.load import load_recipe
+from assay.recipes.profile import ProfileRecipe
 from assay.records.measurement import Measurement
 from assay.records.run import RunRecord
 from assay.records.speed import NotMeasured, SpeedRecord, SpeedRepeat, SpeedRow
@@ -183,7 +185,9 @@ def test_a_phase_of_a_run(run: Run, measured: list[Any], capsys: pytest.CaptureF
     run_dir = make_run(Path("runs"))
     measurements = [Measurement.load(path) for path in sorted((run_dir / "measurements").glob("*.json"))]
     lines: list[str] = []
-    record, reference = measure_judged(run_dir, measurements, resolve_target("tiny-glm"), "cpu-emulated", lines.append)
+    record, reference = measure_judged(
+        run_dir, measurements, resolve_target("tiny-glm"), load_recipe(ProfileRecipe, "cpu-emulated"), lines.append
+    )
     print_speed(record, reference, console)
     out = capsys.readouterr()
     assert record == SpeedRecord.load(run_dir / "speed.json") and measured[0][2].speculation == (0, 1)

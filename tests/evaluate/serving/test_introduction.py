@@ -141,7 +141,7 @@ def test_the_key_is_in_the_environment_and_nowhere_else(spec: ServerSpec, monkey
     monkeypatch.setenv("VLLM_API_KEY", "a user's own")
     monkeypatch.setattr(starting, "SupervisedProcess", start)
     monkeypatch.setattr(starting, "interpreter_for", lambda *_: Path("/env/bin/python"))
-    monkeypatch.setattr(starting, "_versions", lambda _: {"vllm": "0", "assay": "0"})
+    monkeypatch.setattr(starting, "installed_versions", lambda _: {"vllm": "0", "assay": "0"})
     for _ in range(2):
         with pytest.raises(ServeError), starting.serve(spec):
             pass

@@ -346,7 +346,7 @@ def test_no_interpreter(tiny_glm: Path, profile: ProfileRecipe, tmp_path: Path, 
     with pytest.raises(ServeError, match="has no vLLM"), serve(make_spec(tiny_glm, without_vllm, tmp_path / "l")):
         pass
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("assay_evaluate.serving.server.recipes_dir", lambda: tmp_path / "recipes")
+    monkeypatch.setattr("assay_evaluate.serving.server.serving_environments", lambda: [tmp_path / ".venv-serve"])
     assert find_interpreter(profile) is None
     with pytest.raises(ServeError, match="make setup"), serve(make_spec(tiny_glm, profile, tmp_path / "l")):
         pass

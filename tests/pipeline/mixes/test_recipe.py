@@ -91,7 +91,7 @@ def test_hardware_takes_what_it_computes_and_can_share(run: Run, tiny_glm: Path,
     asked = (
         "recipe",
         tiny_glm,
-        "--hardware",
+        "--profile",
         "4xh200",
         "--users",
         2,
@@ -139,7 +139,7 @@ def test_without_hardware_vllms_loaders_for_one_gpu_are_asked(run: Run, tiny_glm
     assert code == 0, said
     replayed, mix = Mix.load(tmp_path / "mtp.json").replayed, parse_recipe(PrecisionRecipe, out)
     assert replayed.startswith("PASS: vLLM 0.32.0 loads target and draft on 1 rank")
-    assert replayed.endswith("(asked for one B200, as no --hardware is said)")
+    assert replayed.endswith("(asked for one B200, as no --profile is said)")
     assert mix.mtp == "quantize" and mix.layers and set(mix.quantize.values()) == {"w4a16"}  # type: ignore[union-attr]
 
 
@@ -210,14 +210,14 @@ def test_what_was_measured_as_a_whole_decides(run: Run, tiny_glm: Path, tmp_path
 
 # ------------------------------------------------------------------------------------------------ wrong input
 WRONG: list[tuple[list[Any], str]] = [
-    ([], "say --budget SIZE, such as 405GB or 4.5bpw, or --hardware NAME for what fits there"),
+    ([], "say --budget SIZE, such as 405GB or 4.5bpw, or --profile NAME for what fits there"),
     (["--budget", "much"], "--budget much: not a valid size; write 405GB or 377GiB for the whole checkpoint, or 4.5bpw"),
     (["--budget", "0GB"], "--budget 0GB: not a valid size"),
     (["--budget", "45bpw"], "--budget 45bpw: bits per weight lie between 4 and 16"),
     (["--budget", "1kB"], "--budget 1kB: is 1 kB, the smallest choice takes 3.62 MB (4.13 bits per weight)"),
     (["--budget", "9GB"], "--budget 9GB: holds the whole checkpoint in 16 bits"),
-    (["--budget", "4.5bpw", "--users", "3"], "--users is not used without --hardware; leave it out"),
-    (["--budget", "4.5bpw", "--hardware", "cpu-emulated"], "--hardware cpu-emulated: says of no GPU how much memory it has"),
+    (["--budget", "4.5bpw", "--users", "3"], "--users is not used without --profile; leave it out"),
+    (["--budget", "4.5bpw", "--hardware", "cpu-emulated"], "--profile cpu-emulated: says of no GPU how much memory it has"),
     (["--budget", "4.5bpw", "--schemes", "w8a8"], "--schemes w8a8: the sensitivity record has fp8_channel, nvfp4, w4a16, w4a1"),
     (["--budget", "4.5bpw", "--base", "w4a16-mse"], "has `observer: mse`, the sensitivities were measured with minmax"),
     (

@@ -104,7 +104,7 @@ def test_gpus_take_what_their_ranks_can_share(tiny_glm: Path) -> None:
 
 
 def test_users_that_leave_no_room(tiny_glm: Path) -> None:
-    with pytest.raises(PlanError, match=r"--hardware 4xh200: 99999 users at 1,048,576 tokens leave 0\.0 GiB of each GPU"):
+    with pytest.raises(PlanError, match=r"--profile 4xh200: 99999 users at 1,048,576 tokens leave 0\.0 GiB of each GPU"):
         stored_parts(open_checkpoint(tiny_glm), BASE, SCHEMES, whole=lambda m: m, machine=machine(99_999, 1_048_576))
 
 

@@ -20,6 +20,7 @@ from local_hub import Hub
 from tiny_checkpoints import make_tiny_glm4_moe
 
 from assay.errors import QuantizeError
+from assay.installation import install_command
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.manifest import MANIFEST
@@ -374,7 +375,10 @@ def test_without_ray_one_line_says_how_to_get_it(tmp_path: Path, source: Path, m
     monkeypatch.setenv("RAY_ADDRESS", "local")
     with pytest.raises(QuantizeError) as caught:
         run(plan_of(source, "w4a16"), source, tmp_path / "out", "ray")
-    assert str(caught.value) == "--runner ray: Ray is not installed; pip install 'assay[ray]', or take --runner local"
+    assert (
+        str(caught.value)
+        == f"--runner ray: Ray is not installed; take --runner local, or install it with: {install_command('ray')}"
+    )
 
 
 def test_a_cluster_that_is_not_there_is_named_at_once(tmp_path: Path, source: Path) -> None:

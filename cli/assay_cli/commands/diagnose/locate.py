@@ -47,9 +47,12 @@ def locate(
     ] = None,
     ranks: Annotated[bool, typer.Option("--ranks", help="Compare the tensor-parallel ranks of A.")] = False,
     tensor_parallel: Annotated[
-        int | None, typer.Option("--tensor-parallel", min=1, help="Ranks of servers started here. Default: 1; with --ranks: 2.")
+        int | None,
+        typer.Option(
+            "-tp", "--tensor-parallel-size", min=1, help="Ranks of servers started here. Default: 1; with --ranks: 2."
+        ),
     ] = None,
-    num_prompts: Annotated[int, typer.Option("--prompts", min=1, help="Prompts that both sides read.")] = 8,
+    num_prompts: Annotated[int, typer.Option("--num-prompts", min=1, help="Prompts that both sides read.")] = 8,
     profile: ProfileOption = None,
     api_key_env: ApiKeyOption = None,
     remedy: Annotated[

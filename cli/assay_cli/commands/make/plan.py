@@ -81,7 +81,8 @@ def plan(
     resolved = resolve_target(target)
     if precision is None:
         raise AssayError(
-            f"say --precision NAME for the plan of one ({', '.join(recipe_names('precisions'))}), or --profile NAME"
+            f"say --precision NAME for the plan of one ({', '.join(recipe_names('precisions'))}; `assay recipes precisions` "
+            "describes them), or --profile NAME"
         )
     resolved = resolved if hardware is None else with_shapes(resolved, say)
     made = plan_for(resolved, source_for(resolved, say), load_recipe(PrecisionRecipe, precision))

@@ -17,6 +17,7 @@ from assay_cli.options import (
     StreamOption,
     SuiteOption,
     TargetArgument,
+    TensorParallelOption,
 )
 from assay_cli.shown.preflight import show, skipped
 from assay_cli.terminal import emit, results, say
@@ -28,6 +29,7 @@ def preflight(
     suite: SuiteOption = None,
     gates: GatesOption = None,
     profile: ProfileOption = None,
+    tensor_parallel_size: TensorParallelOption = None,
     runs: RunsOption = Path("runs"),
     name: NameOption = None,
     stream_from: StreamOption = None,
@@ -51,7 +53,7 @@ def preflight(
 
     run = planned_run(
         target, precisions=precisions, suite=suite, gates=gates, profile=profile, runs=runs, name=name, stream_from=stream_from,
-        here=first, say=say,
+        here=first, tensor_parallel_size=tensor_parallel_size, say=say,
     )  # fmt: skip
     if first and run.is_done:
         say(f"preflight: nothing is looked at, {run.run_dir} is made and measured already")

@@ -10,6 +10,7 @@ import typer
 
 from assay_cli.options import (
     AUTOMATIC_HELP,
+    BaseModelOption,
     DeviceOption,
     ImportanceOption,
     JsonOption,
@@ -54,7 +55,7 @@ def quantize(
     precisions: PrecisionsOption = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="Folder of the new checkpoint. Default: RUNS/MODEL/PRECISION/checkpoint."),
+        typer.Option("--out", metavar="DIR", help="Folder of the new checkpoint. Default: RUNS/MODEL/PRECISION/checkpoint."),
     ] = None,
     runs: RunsOption = Path("runs"),
     name: NameOption = None,
@@ -84,6 +85,7 @@ def quantize(
         ),
     ] = False,
     stream_from: StreamOption = None,
+    base_model: BaseModelOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make quantized checkpoints, shard by shard, and verify each. If it is killed, the same command resumes."""
@@ -96,6 +98,7 @@ def quantize(
     )  # fmt: skip
     made = run_quantize(
         target, precisions, precision=precision, out=out, options=options, profile=profile, runs=runs, name=name,
+        base_model=base_model,
         on_made=functools.partial(print_made, out=results(as_json=as_json)),
     )  # fmt: skip
     if as_json:

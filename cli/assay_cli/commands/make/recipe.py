@@ -28,13 +28,13 @@ def recipe(
             "--budget",
             metavar="SIZE|BITS",
             help="Bytes of the whole checkpoint (405GB is 405 * 10^9, 377GiB is 377 * 2^30), or bits for each weight that is "
-            "chosen for, scales included (4.5bpw). May be left out with --hardware.",
+            "chosen for, scales included (4.5bpw). May be left out with --profile.",
         ),
     ] = None,
     hardware: Annotated[
         str | None,
         recipe_option(
-            "--hardware",
+            "--profile",
             "profiles",
             help="GPUs it must run on: schemes that they compute as such, groups that their ranks can share, memory with KV "
             f"cache. {named('profiles')}",
@@ -60,9 +60,9 @@ def recipe(
         list[str] | None,
         typer.Option("--schemes", metavar="NAME,...", help="Take only these. Default: every scheme that was measured."),
     ] = None,
-    users: Annotated[int, typer.Option("--users", min=1, max=MAX_USERS, help="With --hardware: sequences in flight.")] = 32,
+    users: Annotated[int, typer.Option("--users", min=1, max=MAX_USERS, help="With --profile: sequences in flight.")] = 32,
     context: Annotated[
-        str, typer.Option("--context", metavar="TOKENS", help="With --hardware: of each, prompt and reply; 32k is 32768.")
+        str, typer.Option("--context", metavar="TOKENS", help="With --profile: of each, prompt and reply; 32k is 32768.")
     ] = "32k",
     slack: Annotated[
         float,
@@ -84,7 +84,7 @@ def recipe(
     replay: Annotated[
         bool,
         typer.Option(
-            "--replay/--no-replay", help="Ask vLLM's own loaders whether they take it: for --hardware, else for one B200."
+            "--replay/--no-replay", help="Ask vLLM's own loaders whether they take it: for --profile, else for one B200."
         ),
     ] = True,
     out: Annotated[
@@ -104,9 +104,9 @@ def recipe(
     from assay_quantize.mixing.build import with_replay
 
     if budget is None and hardware is None:
-        raise AssayError("say --budget SIZE, such as 405GB or 4.5bpw, or --hardware NAME for what fits there")
+        raise AssayError("say --budget SIZE, such as 405GB or 4.5bpw, or --profile NAME for what fits there")
     if hardware is None:
-        refuse_unused(ctx, "without --hardware", "users", "context")
+        refuse_unused(ctx, "without --profile", "users", "context")
     length, limit = tokens_of("--context", context), None if budget is None else budget_of(budget, f"--budget {shown(budget)}")
     check_out(out)
     resolved = resolve_target(target)

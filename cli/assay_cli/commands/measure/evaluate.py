@@ -18,6 +18,7 @@ from assay_cli.options import (
     RunsOption,
     SuiteOption,
     TasksOption,
+    TensorParallelOption,
     completes,
     refuse_unused,
 )
@@ -72,6 +73,7 @@ def evaluate(
     suite: SuiteOption = None,
     gates: GatesOption = None,
     profile: ProfileOption = None,
+    tensor_parallel_size: TensorParallelOption = None,
     runs: RunsOption = Path("runs"),
     name: NameOption = None,
     own_texts: Annotated[
@@ -116,7 +118,8 @@ def evaluate(
     evaluation = prepare(
         target, reference=reference, candidates=candidate or (), api_key_env=api_key_env, precisions=precisions, suite=suite,
         gates=gates, profile=profile, runs=runs, name=name, same_weights=same_weights, own_texts=own_texts,
-        only_reference=budget_check, swe=SweOptions(swe_slice, swe_filter, swe_repeats), tasks=tasks, limit=limit, say=say,
+        only_reference=budget_check, swe=SweOptions(swe_slice, swe_filter, swe_repeats), tasks=tasks, limit=limit,
+        tensor_parallel_size=tensor_parallel_size, say=say,
     )  # fmt: skip
     if budget_check:
         checked = check_budgets(evaluation, runs=runs, name=name, say=say)

@@ -16,6 +16,7 @@ from assay_cli.options import (
     ProfileOption,
     RunsOption,
     TasksOption,
+    TensorParallelOption,
     completes,
     named,
     recipe,
@@ -46,6 +47,7 @@ def judge(
     gates: GatesOption = None,
     api_key_env: ApiKeyOption = None,
     profile: ProfileOption = None,
+    tensor_parallel_size: TensorParallelOption = None,
     runs: RunsOption = Path("runs"),
     name: NameOption = None,
     as_json: JsonOption = False,
@@ -58,7 +60,7 @@ def judge(
     """
     evaluation = prepare(
         reference=reference, candidates=candidates, suite=suite, tasks=tasks, limit=limit, gates=gates, api_key_env=api_key_env,
-        profile=profile, runs=runs, name=name, say=say,
+        profile=profile, tensor_parallel_size=tensor_parallel_size, runs=runs, name=name, say=say,
     )  # fmt: skip
     judged = evaluate(evaluation, runs=runs, name=name, say=say)
     if as_json:

@@ -12,6 +12,7 @@ from assay.records.preflight.report import PreflightReport
 from assay.records.speed import SPEED_RECORD
 from assay_cli.commands.measure.speed import print_speed
 from assay_cli.options import (
+    BaseModelOption,
     DeviceOption,
     GatesOption,
     ImportanceOption,
@@ -24,6 +25,7 @@ from assay_cli.options import (
     StreamOption,
     SuiteOption,
     TargetArgument,
+    TensorParallelOption,
     TextOption,
     WithholdOption,
     WorkersOption,
@@ -45,6 +47,7 @@ def run(
     suite: SuiteOption = None,
     gates: GatesOption = None,
     profile: ProfileOption = None,
+    tensor_parallel_size: TensorParallelOption = None,
     runs: RunsOption = Path("runs"),
     name: NameOption = None,
     runner: RunnerOption = "local",
@@ -57,6 +60,7 @@ def run(
     text: TextOption = None,
     withhold: WithholdOption = None,
     stream_from: StreamOption = None,
+    base_model: BaseModelOption = None,
     no_preflight: Annotated[
         bool, typer.Option("--no-preflight", help="Begin without `assay preflight`, which stops what would fail.")
     ] = False,
@@ -80,7 +84,8 @@ def run(
 
     done = run_all(
         target, precisions=precisions, suite=suite, gates=gates, profile=profile, runs=runs, name=name, options=options,
-        with_preflight=not no_preflight, with_speed=with_speed, on_preflight=show_preflight,
+        with_preflight=not no_preflight, with_speed=with_speed, tensor_parallel_size=tensor_parallel_size,
+        base_model=base_model, on_preflight=show_preflight,
         on_made=functools.partial(print_made, out=out),
     )  # fmt: skip
     if (judged := done.judged) is None:

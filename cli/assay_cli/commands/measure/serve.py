@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from assay_cli.options import JsonOption, OutFolderOption, ProfileOption, TargetArgument
+from assay_cli.options import JsonOption, OutFolderOption, ProfileOption, TargetArgument, TensorParallelOption
 from assay_cli.terminal import emit, escape, results, say
 from assay_pipeline.interrupted import says_what_is_kept
 from assay_pipeline.profiles import profile_for
@@ -15,6 +15,7 @@ from assay_pipeline.profiles import profile_for
 def serve(
     target: TargetArgument,
     profile: ProfileOption = None,
+    tensor_parallel_size: TensorParallelOption = None,
     port: Annotated[
         int | None, typer.Option("--port", min=1, max=65535, help="Port on 127.0.0.1. Default: a free one.")
     ] = None,
@@ -34,7 +35,7 @@ def serve(
     from assay_pipeline.targets import local_checkpoint, resolve_target
 
     resolved = resolve_target(target)
-    chosen = profile_for(resolved, profile)
+    chosen = profile_for(resolved, profile, tensor_parallel_size=tensor_parallel_size)
     checkpoint = local_checkpoint(resolved.location, say=say)
     place, name = place_for("serve", "logs", run=run_holding(checkpoint), out=out, say=say), folder_name(checkpoint)
     spec = ServerSpec(

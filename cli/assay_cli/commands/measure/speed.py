@@ -13,9 +13,20 @@ from assay.errors import AssayError
 from assay.foreign_text import check_label, shown
 from assay.quantities import percent_of_events
 from assay.records.speed import SPEED_RECORD, NotMeasured, SpeedRecord, SpeedRow
-from assay_cli.options import JsonOption, ProfileOption, RunsOption, choice, complete_run, refuse_runs, refuse_unused, several
+from assay_cli.options import (
+    JsonOption,
+    ProfileOption,
+    RunsOption,
+    TensorParallelOption,
+    choice,
+    complete_run,
+    refuse_runs,
+    refuse_unused,
+    several,
+)
 from assay_cli.terminal import emit, escape, print_rows, results, say
 from assay_pipeline.interrupted import says_what_is_kept
+from assay_pipeline.profiles import profile_for
 from assay_pipeline.speed_ladder import Place, kept_in, place_of, plan_ladder, predict_in_run
 
 if TYPE_CHECKING:
@@ -24,7 +35,7 @@ if TYPE_CHECKING:
 OFF = {"off": "0"}
 MOST = 4096
 """Requests in flight, tokens drafted, repeats: beyond it is a slip of the finger."""
-MEASURED_ONLY = ("checkpoints", "concurrency", "output_tokens", "prompt_tokens", "profile")
+MEASURED_ONLY = ("checkpoints", "concurrency", "output_tokens", "prompt_tokens", "profile", "tensor_parallel_size")
 LADDER_ONLY = ("prompts", "repeats", "starts", "requests", "objective", "seed")
 IMPORTED_ONLY = ("form", "label", "hardware", "prompt_kind")
 PREDICTED_ONLY = ("acceptance_length",)
@@ -104,6 +115,7 @@ def speed(
         typer.Option("--objective", metavar="LIMITS", help="What a good request takes, for goodput: 'ttft<2s tpot<25ms'."),
     ] = None,
     profile: ProfileOption = None,
+    tensor_parallel_size: TensorParallelOption = None,
     imported: Annotated[
         Path | None, typer.Option("--import", metavar="FILE", help="Rows that another tool wrote; nothing is measured.")
     ] = None,
@@ -171,7 +183,7 @@ def speed(
             objective=_objective(objective), seed=seed,
         )  # fmt: skip
         if aiconfigurator is not None:
-            refuse_unused(ctx, PREDICTED, *LADDER_ONLY)
+            refuse_unused(ctx, PREDICTED, *LADDER_ONLY, "tensor_parallel_size")
             if profile is None:
                 raise AssayError(
                     "--aiconfigurator: say for which GPUs, with --profile (8xh200, or another of recipes/profiles/)"
@@ -181,7 +193,9 @@ def speed(
         else:
             refuse_unused(ctx, "without --aiconfigurator", *PREDICTED_ONLY)
             place = place_of(target, runs)
-            planned = plan_ladder(place, checkpoints, profile, options)
+            planned = plan_ladder(
+                place, checkpoints, profile_for(place.target, profile, tensor_parallel_size=tensor_parallel_size), options
+            )
             with says_what_is_kept(lambda: kept_in(place)):
                 record = planned.measure(say)
     if as_json:

@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from assay_cli.options import JsonOption, RunArgument, RunsOption, named_run
+from assay.records.run import PLAN_INSIDE
+from assay_cli.options import JsonOption, RunsOption, complete_run, named_run
 from assay_cli.terminal import emit, escape, results, say
 from assay_pipeline.gate_choice import registered_gates
 from assay_pipeline.judging import write_cards
 
 
-def card(ctx: typer.Context, run: RunArgument, runs: RunsOption = Path("runs"), as_json: JsonOption = False) -> None:
+def card(
+    ctx: typer.Context,
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|DIR", autocompletion=complete_run,
+            help="A run's folder, or a model's name under --runs; or the folder of a checkpoint that lies in no run.",
+        ),
+    ],
+    runs: RunsOption = Path("runs"),
+    as_json: JsonOption = False,
+) -> None:  # fmt: skip
     """Write the model card (README.md) of every checkpoint of a run again, from its records only.
 
     With --json: paths that were written, and a line for each card that was left as it is. Exit 2 if one cannot be written.
     """
-    run_dir = named_run(ctx, run, runs)
-    registered_gates(run_dir)  # what `assay gate` refuses is not shown either
-    cards = write_cards(run_dir, say)
+    folder = Path(run)
+    if not (folder / PLAN_INSIDE).is_file():
+        folder = named_run(ctx, run, runs)
+        registered_gates(folder)  # what `assay gate` refuses is not shown either
+    cards = write_cards(folder, say)
     if as_json:
         emit({"written": [str(path) for path in cards.written], "left": [*cards.left, *cards.refused, *cards.failed]})
     else:

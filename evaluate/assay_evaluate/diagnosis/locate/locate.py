@@ -117,7 +117,7 @@ def locate_ranks(a: Side, num_prompts: int = NUM_PROMPTS, on_progress: Say = lam
         reading, ids = read_activations(server, prompts(num_prompts), on_progress)
         weights = read_weights(server)
     if len(reading) < 2:
-        raise MeasureError(f"{a.label}: has one rank; serve it with --tensor-parallel 2 or more to compare ranks")
+        raise MeasureError(f"{a.label}: has one rank; serve it with --tensor-parallel-size 2 or more to compare ranks")
     points, missing = compare_ranks({rank: reading[rank] | weights[rank] for rank in reading})
     first = find_rank_parting(points)
     finding = "no rank stands out" if first is None else _describe(first)

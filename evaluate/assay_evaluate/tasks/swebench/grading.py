@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import MeasureError
+from assay.installation import install_command
 from assay.recipes.suite import SweTask
 from assay.records.swe import Outcome
 from assay_evaluate.tasks.swebench.container_runtime import LABEL, ContainerRuntime
@@ -148,7 +149,7 @@ def check_harness() -> str:
     package_folder("swebench", "swebench")
     version = importlib.metadata.version("swebench")
     if version.split(".")[0] != HARNESS_MAJOR:
-        raise MeasureError(f"swebench {version} is installed, version {HARNESS_MAJOR} is needed; pip install 'assay[swe]'")
+        raise MeasureError(f"swebench {version} is installed, version {HARNESS_MAJOR} is needed: {install_command('swe')}")
     return version
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import MeasureError
+from assay.installation import install_command
 from assay.recipes.suite import SweTask
 from assay.records.base import sha256_of
 from assay.safe_yaml import NotPlainYaml, read_yaml
@@ -89,6 +90,6 @@ def package_folder(module: str, distribution: str) -> Path:
     spec = find_spec(module)
     if spec is None or not spec.submodule_search_locations:
         raise MeasureError(
-            f"{distribution} is not installed, and SWE-bench tasks need it; pip install 'assay[swe]', or `make setup`"
+            f"{distribution} is not installed, and SWE-bench tasks need it; install it with: {install_command('swe')}"
         )
     return Path(spec.submodule_search_locations[0])
