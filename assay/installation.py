@@ -49,7 +49,8 @@ def serving_environment() -> Path:
 def serving_environments() -> list[Path]:
     """Where a serving environment is looked for, in this order: here, in the clone, in this user's data."""
     root = clone()
-    return [Path.cwd() / ".venv-serve", *([] if root is None else [root / ".venv-serve"]), serving_environment()]
+    places = [Path.cwd() / ".venv-serve", *([] if root is None else [root / ".venv-serve"]), serving_environment()]
+    return list(dict.fromkeys(places))
 
 
 def setup_command() -> str:

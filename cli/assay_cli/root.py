@@ -61,7 +61,7 @@ from assay_cli.commands.results.report import report
 from assay_cli.commands.results.status import status
 from assay_cli.interrupted import Commands
 from assay_cli.options import QuietOption, VerboseOption
-from assay_cli.terminal import is_verbose, say, say_error, set_verbosity
+from assay_cli.terminal import is_quiet, is_verbose, say, say_error, set_verbosity
 from assay_pipeline.interrupted import Interrupted
 
 VALUES = {bool: "", int: "NUMBER", float: "NUMBER", str: "TEXT", Path: "PATH"}
@@ -233,7 +233,7 @@ def _with_verbosity(function: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(function)
     def command(*, quiet: bool, verbose: bool, **options: Any) -> None:
         if quiet or verbose:
-            set_verbosity(quiet=quiet, verbose=verbose)
+            set_verbosity(quiet=quiet or is_quiet(), verbose=verbose or is_verbose())
         function(**options)
 
     more = {"quiet": QuietOption, "verbose": VerboseOption}

@@ -55,6 +55,10 @@ def set_verbosity(*, quiet: bool, verbose: bool) -> None:
         root.setLevel(logging.WARNING)
 
 
+def is_quiet() -> bool:
+    return console.quiet
+
+
 def is_verbose() -> bool:
     return _LOG in logging.getLogger().handlers
 

