@@ -9,6 +9,7 @@ from assay.errors import MeasureError
 from assay.quantities import percent_plain
 from assay.records.probe import Offer, ProbeSettings
 from assay_evaluate.diagnosis.endpoint import MOST_DISCOVERY_REQUESTS
+from assay_evaluate.diagnosis.probes.probe_session import MORE_LONG_REPLIES
 from assay_evaluate.diagnosis.probes.replies.habits import MOST_ASKED_AGAIN
 
 EVERYTHING = Offer(
@@ -39,7 +40,8 @@ class Group:
 
 @dataclass(frozen=True)
 class Planned:
-    """At most so many. generated: replies that are looked at. scored: read again. odd: for replies that will look odd."""
+    """At most so many. generated: replies that are looked at. scored: read again. odd: for replies that will look odd,
+    and for a temperature in doubt."""
 
     generated: Group
     scored: Group
@@ -56,8 +58,9 @@ class Planned:
         return (
             f"probes send at most {total.num_requests:,} requests ({self.generated.num_requests:,} replies of up to "
             f"{settings.max_tokens} tokens, {self.scored.num_requests:,} scored again, {self.aborted.num_requests:,} broken "
-            f"off midway, {self.odd.num_requests:,} for replies that look odd) with about {total.prompt_tokens:,} prompt "
-            f"tokens, for {total.output_tokens:,} tokens at most; {settings.concurrency} in flight"
+            f"off midway, {self.odd.num_requests:,} if replies look odd or leave a doubt) with about "
+            f"{total.prompt_tokens:,} prompt tokens, for {total.output_tokens:,} tokens at most; "
+            f"{settings.concurrency} in flight"
         )
 
 
@@ -108,6 +111,9 @@ def plan_requests(
         looked = generated.num_requests if settings.most_suspects is None else settings.most_suspects
         again = of.replies(min(MOST_ASKED_AGAIN, looked))
         odd = again + of.scores(looked) if of.can_score else again
+    if "temperature" in names and offer.logprobs:  # where the first replies leave a doubt
+        more = MORE_LONG_REPLIES * (settings.num_requests // 2)
+        odd += of.replies(more, of.short) + (of.scores(more, of.short) if of.can_score else Group())
     return Planned(generated, scored, aborted, odd)
 
 

@@ -1,22 +1,20 @@
 """Is the temperature that was asked for the one that was used? A gateway may force it, a server may take 0 for "not given".
 
-What a model draws at temperature 1 without any cut has, token by token, an expected log-probability and a variance that its own
-likeliest tokens tell. Over the tokens of all sampled replies the difference is a martingale, whatever the model writes: its
-standard error is known. More likely tokens than expected: a lower temperature, top_p or top_k; less likely ones: a higher
-temperature. It is the score test of the temperature, so that no other sees less. Tokens outside of those that are listed count
-alike, as one nat below the last listed one. (At temperature 0 `argmax` looks at every token.) Where no log-probabilities are
-told, only the ends show: texts that come twice the same at temperature 1, or hardly ever at temperature 0.
+What a model draws at temperature 1 without any cut has a known likelihood at every other temperature, token by token, from the
+model's own likeliest tokens (`statistics/sampled_temperature.py`). More likely tokens than expected: a lower temperature, top_p
+or top_k; less likely ones: a higher temperature. (At temperature 0 `argmax` looks at every token.) Where no log-probabilities
+are told, only the ends show: texts that come twice the same at temperature 1, or hardly ever at temperature 0.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
+from assay.quantities import percent_plain
 from assay.records.probe import ProbeResult
 from assay_evaluate.client.exchanges import Exchange
 from assay_evaluate.client.generated_logprobs import TokenRow
@@ -24,113 +22,96 @@ from assay_evaluate.client.journal import TokenLogprobs
 from assay_evaluate.diagnosis.probes.divergences import tokens_of
 from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, not_run, witness
 from assay_evaluate.diagnosis.probes.recompute import why_not
+from assay_evaluate.statistics.sampled_temperature import DrawnTokens, drawn_tokens, together
 
 LIMIT_Z = 4.0
-"""Standard errors (3 in 100,000 healthy servers each way)."""
+"""Standard errors (3 in 100,000 healthy servers each way, in one look)."""
+DOUBTFUL_Z = 2.0
+"""From here on as many replies again are drawn, and all are judged together. A healthy server comes here in 4.5 % of its runs,
+and alarms in 1 of 8,600 in place of 1 of 15,800."""
 LEAST_NATS = 0.01
 """... and of log-probability for each token: what rounding makes of 100,000 tokens is no other temperature."""
 LEAST_TOKENS = 200
-OUTSIDE_NATS = 1.0
-"""Tokens that are not listed count as so much below the last one that is: whatever is chosen here, the expectation is exact."""
-LONG_REPLY_TOP = 5
-"""Log-probabilities of prefill for each token of the long replies, which nobody else has scored."""
-STRANGER_Z = 5.0
+STRANGER_Z = 7.0
 MOST_STRANGERS = 0.25
 """Replies so far off by themselves, if they are no more than this share, are other faults (swapped, say), and left out."""
+LEAST_LISTED = 5
+"""Likeliest tokens from which on the temperature itself is told: the tokens that are not listed are lumped."""
 LONG_TEXT = 160
 """Characters from which on two equal texts drawn at temperature 1 are no coincidence."""
 LEAST_PAIRS = 3
 Pair = tuple[Exchange, Exchange]
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """Tokens of some replies: log-probability of what was drawn and what was to be expected, summed, and the variance of it."""
-
-    num_tokens: int
-    nats: float
-    expected_nats: float
-    variance: float
-
-    @property
-    def standard_errors(self) -> float:
-        return (self.nats - self.expected_nats) / math.sqrt(self.variance) if self.variance else 0.0
-
-
-def drawn_of(chosen_P: npt.NDArray[np.float64], top_PK: npt.NDArray[np.float64]) -> Drawn:
-    """Of P drawn tokens with the K likeliest log-probabilities at each place, best first; NaN where there are fewer."""
-    known_P = np.isfinite(chosen_P) & np.isfinite(top_PK[:, 0])
-    chosen_P, top_PK = chosen_P[known_P], np.minimum(top_PK[known_P], 0.0)
-    last_P = (np.nanmin(top_PK, axis=1) if len(top_PK) else chosen_P) - OUTSIDE_NATS
-    p_PK = np.nan_to_num(np.exp(top_PK))
-    rest_P = np.clip(1 - p_PK.sum(axis=1), 0.0, 1.0)
-    value_PK = np.nan_to_num(top_PK)
-    mean_P = (p_PK * value_PK).sum(axis=1) + rest_P * last_P
-    square_P = (p_PK * value_PK**2).sum(axis=1) + rest_P * last_P**2
-    is_listed_P = chosen_P >= last_P + OUTSIDE_NATS
-    nats_P = np.where(is_listed_P, np.minimum(chosen_P, 0.0), last_P)
-    return Drawn(len(chosen_P), float(nats_P.sum()), float(mean_P.sum()), float(np.maximum(square_P - mean_P**2, 0).sum()))
-
-
-def together(some: Sequence[Drawn]) -> Drawn:
-    """The sum; replies that are far off by themselves left out where they are few."""
-    strangers = [one for one in some if abs(one.standard_errors) > STRANGER_Z]
-    kept = some if len(strangers) > MOST_STRANGERS * len(some) else [one for one in some if one not in strangers]
-    return Drawn(
-        sum(one.num_tokens for one in kept), math.fsum(one.nats for one in kept),
-        math.fsum(one.expected_nats for one in kept), math.fsum(one.variance for one in kept),
-    )  # fmt: skip
+def without_strangers(replies: Sequence[DrawnTokens]) -> DrawnTokens:
+    """The tokens of all replies; of those that are far off by themselves not, where they are few."""
+    usual = [reply for reply in replies if abs(reply.standard_errors) <= STRANGER_Z]
+    are_few = len(replies) - len(usual) <= MOST_STRANGERS * len(replies)
+    return together(usual if are_few else replies)
 
 
 def probe_temperature(session: ProbeSession) -> ProbeResult:
     """Sampled replies. Alarm: what was drawn is surely too likely, or surely too unlikely."""
     if session.top_k is None:
         return _by_repeats(session)
-    told = _of_replies(session)
-    every = together(told)
-    count, z = every.num_tokens, every.standard_errors
+    replies = _replies_drawn(session, session.sampled, session.long_replies)
+    tokens = without_strangers(replies)
+    if DOUBTFUL_Z < abs(tokens.standard_errors) <= LIMIT_Z:
+        replies += _replies_drawn(session, (), session.more_long_replies)
+        tokens = without_strangers(replies)
+    count, z = tokens.num_tokens, tokens.standard_errors
     if count < LEAST_TOKENS:
         return not_run("temperature", "token", f"only {count} sampled tokens tell how likely they were")
+    mean_nats, expected_nats = tokens.nats / count, tokens.expected_nats / count
+    low, high = tokens.temperature_interval(session.settings.level)
+    is_told = tokens.num_listed >= LEAST_LISTED
+    as_if = (
+        f"drawn as at temperature {tokens.temperature:.2f} ({low:.2f} to {high:.2f} at {percent_plain(session.settings.level)})"
+    )
     alarm = None
-    if abs(z) > LIMIT_Z and abs(every.nats - every.expected_nats) > LEAST_NATS * count:
+    if abs(z) > LIMIT_Z and abs(mean_nats - expected_nats) > LEAST_NATS:
         why = "a lower temperature, top_p or top_k" if z > 0 else "a higher temperature"
         alarm = (
-            f"at temperature 1 the {count:,} drawn tokens have a mean log-probability of {every.nats / count:.3f}, and "
-            f"{every.expected_nats / count:.3f} is expected ({abs(z):.1f} standard errors): {why} was used"
+            f"at temperature 1 the {count:,} drawn tokens have a mean log-probability of {mean_nats:.3f}, and "
+            f"{expected_nats:.3f} is expected ({abs(z):.1f} standard errors{f'; {as_if}' if is_told else ''}): {why} was used"
         )
-    return session.result(
+    result = session.result(
         "temperature",
         events=int(alarm is not None),
         trials=1,
         unit="server",
         alarm=alarm,
-        num_requests=len(told),
+        num_requests=len(replies),
         first_event_at=1 if alarm else None,
         stands_without_events=True,
         details={
             "num_tokens": count,
-            "mean_nats": every.nats / count,
-            "expected_nats": every.expected_nats / count,
+            "mean_nats": mean_nats,
+            "expected_nats": expected_nats,
             "standard_errors": z,
+            **({"temperature": tokens.temperature, "temperature_interval": (low, high)} if is_told else {}),
         },
     )
+    sentence = f"{count:,} tokens {as_if}" if is_told else f"{count:,} tokens, {abs(z):.1f} standard errors from temperature 1"
+    return result.model_copy(update={"sentence": sentence})
 
 
-def _of_replies(session: ProbeSession) -> list[Drawn]:
-    """Of every sampled reply that tells it; from prefill where it can be asked.
+def _replies_drawn(session: ProbeSession, sampled: Sequence[Exchange], long_replies: Sequence[Exchange]) -> list[DrawnTokens]:
+    """The tokens of each of these replies that tells how likely they were; from prefill where it can be asked.
 
     Prefill's values are the model's own, whatever a server does to those that it reports (vLLM's `--logprobs-mode`).
     """
     if why_not(session) is None:
         scored = [
-            *session.sampled_scored,
-            *session.score(session.long_replies, session.settings.concurrency, top_k=LONG_REPLY_TOP),
+            *(session.sampled_scored if sampled else ()),
+            *session.score(long_replies, session.settings.concurrency),
         ]
-        told = [drawn_of(*_by_prefill(one.prefill)) for one in scored if one.prefill is not None and len(one.prefill.chosen_P)]
+        prefills = [reply.prefill for reply in scored if reply.prefill is not None and len(reply.prefill.chosen_P)]
+        drawn = [drawn_tokens(*_by_prefill(prefill)) for prefill in prefills]
     else:
-        rows = [one.rows for one in [*session.sampled, *session.long_replies] if one.is_answered]
-        told = [drawn_of(*_by_rows(of_reply)) for of_reply in rows if any(row.top for row in of_reply)]
-    return [one for one in told if one.num_tokens]
+        rows = [reply.rows for reply in [*sampled, *long_replies] if reply.is_answered]
+        drawn = [drawn_tokens(*_by_rows(of_reply)) for of_reply in rows if any(row.top for row in of_reply)]
+    return [tokens for tokens in drawn if tokens.num_tokens]
 
 
 def _by_prefill(prefill: TokenLogprobs) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:

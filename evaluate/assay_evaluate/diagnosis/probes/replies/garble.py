@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from assay.records.probe import ProbeResult, Witness
 from assay_evaluate.client.exchanges import Ask, Exchange
 from assay_evaluate.client.waves import Slim
-from assay_evaluate.diagnosis.probes.probe_session import TOP_OF_TWO, ProbeSession, not_run, witness
+from assay_evaluate.diagnosis.probes.probe_session import TOP_OF_TWO, ProbeSession, is_for_a_reader, not_run, witness
 from assay_evaluate.diagnosis.probes.recompute import why_not
 from assay_evaluate.diagnosis.probes.replies.batch_signs import Usual, signs_among, usual_of
 from assay_evaluate.diagnosis.probes.replies.detectors import Sign
@@ -36,15 +36,19 @@ from assay_evaluate.statistics.rates import lower_bound
 USUAL_LENGTH_SHARE = 0.2
 """When fewer replies than this run into their budget, one that does has missed its end."""
 FAILED_SHARE = 0.01
+BROKEN_OFF_SHARE = 0.001
+LEAST_BROKEN_OFF = 2
+"""Replies that begin and break off are a fault at a smaller share than requests that a busy server leaves unanswered; a network
+loses one now and then."""
 ABORT_AFTER = (2, 6, 20)
 """Chunks of a streamed reply after which a request is hung up on, in turn."""
 
 
 def probe_garble(session: ProbeSession) -> ProbeResult:
-    """Alarm: one reply that serving has garbled; or more than 1 % of the requests, surely, without a reply."""
+    """Alarm: one reply that serving has garbled; or, of the whole run, surely more than 1 % of the requests without a reply, or
+    more than 0.1 % of the replies broken off."""
     exchanges = session.client.ask_together(_asks(session), session.settings.concurrency, slim=_slim_of(session))
     kept = [one for one in exchanges if one.ask.abort_after is None]
-    failed = sum(one.status == "failed" for one in kept)
     if not any(one.is_answered for one in kept):
         return not_run("garble", "request", "no request of the scan had a reply", len(kept))
     answered = session.generated()
@@ -59,9 +63,8 @@ def probe_garble(session: ProbeSession) -> ProbeResult:
         kinds = Counter(kind for one in garbled for kind in one.kinds)
         seen = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common())
         alarms.append(f"{len(garbled)} of {trials} replies are garbled, and not by the model's habit: {seen}")
-    is_failing = lower_bound(failed, len(kept)) > FAILED_SHARE
-    if is_failing:
-        alarms.append(f"{failed} of {len(kept)} requests had no reply")
+    lost = _replies_lost(session)
+    alarms += lost.alarms
     reason = f"{len(told.unknown)} odd replies could not be told from habits and are not counted" if told.unknown else None
     return session.result(
         "garble",
@@ -74,17 +77,55 @@ def probe_garble(session: ProbeSession) -> ProbeResult:
         witnesses=[_witness(one) for one in garbled],
         undecided=[_witness(one) for one in told.unknown],
         first_event_at=garbled[0].number if garbled else None,
-        stands_without_events=is_failing,
+        stands_without_events=bool(lost.alarms),
         details={
             "num_habits": len(told.habits),
             "num_unknown": len(told.unknown),
             "num_of_the_scan": sum(one.is_answered for one in kept),
             "habits": dict(Counter(kind for one in told.habits for kind in one.kinds)),
             "num_aborted": sum(one.status == "aborted" for one in exchanges),
-            "num_failed": failed,
+            "num_wanted": lost.num_wanted,
+            "num_failed": lost.num_failed,
+            "num_asked": lost.num_asked,
+            "num_broken_off": lost.num_broken_off,
             "concurrency": session.settings.concurrency,
             "longest_prompt_tokens": max((one.reply.prompt_tokens or 0 for one in answered), default=0) or None,
         },
+    )
+
+
+@dataclass(frozen=True)
+class RepliesLost:
+    """Of all requests of the run, so far, that nobody hung up on.
+
+    wanted: replies that a user would read; failed: those that did not come. asked: everything; broken_off: replies that began
+    and ended before all of them was there, which do not count as failed.
+    """
+
+    num_wanted: int
+    num_failed: int
+    num_asked: int
+    num_broken_off: int
+
+    @property
+    def alarms(self) -> list[str]:
+        sentences = []
+        is_broken = self.num_broken_off >= LEAST_BROKEN_OFF
+        if is_broken and lower_bound(self.num_broken_off, self.num_asked) > BROKEN_OFF_SHARE:
+            sentences.append(f"the bodies of {self.num_broken_off} of {self.num_asked} replies broke off")
+        if self.num_wanted and lower_bound(self.num_failed, self.num_wanted) > FAILED_SHARE:
+            sentences.append(f"{self.num_failed} of {self.num_wanted} requests had no reply")
+        return sentences
+
+
+def _replies_lost(session: ProbeSession) -> RepliesLost:
+    asked = [one for one in session.client.tally.exchanges.values() if one.ask.abort_after is None]
+    wanted = [one for one in asked if is_for_a_reader(one.ask) and "tools" not in one.ask.body]
+    return RepliesLost(
+        num_wanted=len(wanted),
+        num_failed=sum(one.status == "failed" and not one.is_broken_off for one in wanted),
+        num_asked=len(asked),
+        num_broken_off=sum(one.is_broken_off for one in asked),
     )
 
 
