@@ -23,7 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "support" / "serving")]  # python is run with PYTHONSAFEPATH
-from lossy_gateways import Gateway, Swapping, kinds, proxied  # noqa: E402
+from lossy_gateways import BreaksOff, Gateway, Swapping, kinds, proxied  # noqa: E402
 
 from assay.recipes.load import load_recipe  # noqa: E402
 from assay.recipes.model import ModelRecipe  # noqa: E402
@@ -58,6 +58,10 @@ def hotter(body: dict[str, Any]) -> dict[str, Any]:
     return {**body, "temperature": 1.5 if body["temperature"] else 0}
 
 
+def warmer(body: dict[str, Any]) -> dict[str, Any]:
+    return {**body, "temperature": 1.3 if body["temperature"] else 0}
+
+
 def coldest(body: dict[str, Any]) -> dict[str, Any]:
     return {**body, "temperature": 0}
 
@@ -70,6 +74,7 @@ def capped(body: dict[str, Any]) -> dict[str, Any]:
 
 ASKED: dict[str, tuple[Asked, str]] = {
     "temperature 1.5 in place of 1": (hotter, "all"),
+    "temperature 1.3 in place of 1": (warmer, "all"),
     "temperature 0 in place of 1": (coldest, "all"),
     "at most 40 tokens": (capped, "1 in 40 prompts"),
 }
@@ -97,11 +102,14 @@ class Table:
         return run_probes(endpoint, settings)
 
     def add(self, what: str, share: str, hits: str, report: ProbeReport, *, is_clean: bool = False) -> None:
-        seen = "; ".join(f"`{one.name}` {one.events} of {one.trials:,}" for one in report.alarms)
-        row = f"| {what} | {share} | {hits} | {seen or 'none'} |"
+        alarms = "; ".join(
+            f"`{alarm.name}` {alarm.events} of {alarm.trials:,}" if alarm.events else f"`{alarm.name}`: {alarm.reason}"
+            for alarm in report.alarms
+        )
+        row = f"| {what} | {share} | {hits} | {alarms or 'none'} |"
         (self.clean if is_clean else self.kinds).append(row)
-        self.missed += not is_clean and not seen
-        self.false_alarms += is_clean and bool(seen)
+        self.missed += not is_clean and not alarms
+        self.false_alarms += is_clean and bool(alarms)
         print(time.strftime("%T"), row, *(f"\n    {one.name}: {one.reason}" for one in report.alarms), flush=True)
         if self.place is not None:
             self.place.write_text(self.text(), encoding="utf-8")
@@ -137,6 +145,11 @@ def look(table: Table, client: Client, only: list[str], num_clean: int) -> None:
         with proxied(up, gateway, asked) as url:
             report = table.probe(url, SETTINGS)
         table.add(what, share, str(gateway.hits or ""), report)
+    if any(word in "the last third of a body lost" for word in only):
+        breaking = BreaksOff(50)
+        with proxied(up, Gateway(unchanged, 1), breaks_off=breaking) as url:
+            report = table.probe(url, SETTINGS)
+        table.add("the last third of a body lost", "2%", str(breaking.hits), report)
     for number in range(num_clean):
         report = table.probe(up, CLEAN.model_copy(update={"seed": f"clean-{number}"}))
         table.add(f"nothing; prompts {number}", "", "", report, is_clean=True)

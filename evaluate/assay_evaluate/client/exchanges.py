@@ -63,6 +63,8 @@ class Exchange:
     system_fingerprint: str | None = None
     is_of_another: bool = False
     """Failed: the reply that came belongs to another request."""
+    is_broken_off: bool = False
+    """Failed: the reply began, and ended before all of it was there."""
 
     @property
     def id(self) -> str:
@@ -119,7 +121,7 @@ def exchange_of(ask: Ask, slot: int, concurrency: int, received: Received) -> Ex
     """What came of a request, with its place among the others."""
     return Exchange(
         ask, slot, concurrency, received.reply.status, received.reply, received.rows, received.routed_experts,
-        received.system_fingerprint, received.is_of_another,
+        received.system_fingerprint, received.is_of_another, received.is_broken_off,
     )  # fmt: skip
 
 

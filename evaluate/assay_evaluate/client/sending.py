@@ -18,7 +18,7 @@ from assay_evaluate.client.journal import Reply, Request
 from assay_evaluate.client.logprobs import TokenRow, read_rows
 from assay_evaluate.client.replies import NotFinished, read_reply
 from assay_evaluate.transport.connection import MOST_REPLY_BYTES, Connection, HttpReply
-from assay_evaluate.transport.errors import AnothersReply, TransportError, UnusableReply
+from assay_evaluate.transport.errors import AnothersReply, BrokenOff, TransportError, UnusableReply
 from assay_evaluate.transport.foreign_json import (
     MOST_MESSAGE,
     WRONG_SHAPE,
@@ -83,6 +83,8 @@ class Received:
     """Failed: the reply that came belongs to another request."""
     no_answer: NoAnswer | None = None
     """Failed with status 200."""
+    is_broken_off: bool = False
+    """Failed: the reply began, and ended before all of it was there."""
     is_inside_200: bool = False
     """The refusal came with status 200: a router tells what its provider said."""
 
@@ -171,7 +173,8 @@ class Sender:
             response = connection.post(request.path, body, total_s=total_s, most_bytes=most_bytes, request_id=request_id)
         except TransportError as error:
             reply = Reply("failed", error=str(error), latency_s=time.monotonic() - started)
-            return Received(reply, may_help=not isinstance(error, UnusableReply))
+            may_help, is_broken_off = not isinstance(error, UnusableReply), isinstance(error, BrokenOff)
+            return Received(reply, may_help=may_help, is_broken_off=is_broken_off)
         return received_of(response, request, time.monotonic() - started, request_id)
 
     def hang_up(self, connection: Connection, request: Request, most_events: int) -> Reply:
@@ -244,7 +247,8 @@ def received_of(response: HttpReply, request: Request, latency_s: float, request
             what += f"; received {shown(' '.join(response.body[:400].decode(errors='replace').split()), 100)}"
         reply = Reply("failed", error=what, http_status=status, latency_s=latency_s)
         no_answer: NoAnswer | None = None if is_of_another else "page" if is_page else "shape"
-        return Received(reply, may_help=True, is_of_another=is_of_another, no_answer=no_answer)
+        is_broken_off = is_page and response.body.lstrip().startswith(b"{")
+        return Received(reply, may_help=True, is_of_another=is_of_another, no_answer=no_answer, is_broken_off=is_broken_off)
 
 
 def _refusal(refusal: ServerError, latency_s: float, retry_after_s: float | None) -> Received:

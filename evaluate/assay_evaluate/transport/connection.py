@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 
 from assay.errors import ServeError
 from assay.foreign_text import MOST_SHOWN, one_line, shown
-from assay_evaluate.transport.errors import TransportError, UnusableReply
+from assay_evaluate.transport.errors import BrokenOff, TransportError, UnusableReply
 from assay_evaluate.transport.foreign_json import NotJson, error_in, message_in, read_json
 
 T = TypeVar("T")
@@ -294,8 +294,9 @@ class Connection:
             return response, content
         except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: of a chunk's size below 0
             self.close()
+            kind = BrokenOff if isinstance(error, http.client.IncompleteRead) else TransportError
             # hidden before it is cut: half a key is one as well
-            raise TransportError(f"{type(error).__name__}: {shown(self._hide_text(str(error).strip()))}") from None
+            raise kind(f"{type(error).__name__}: {shown(self._hide_text(str(error).strip()))}") from None
         except UnusableReply as error:
             self.close()
             raise UnusableReply(shown(self._hide_text(str(error)), 2 * MOST_SHOWN)) from None

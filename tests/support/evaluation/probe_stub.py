@@ -141,6 +141,8 @@ class StubServer:
         """What stands in front of it makes this of a reply."""
         self.asked: Callable[[dict[str, Any]], dict[str, Any]] = lambda body: body
         """What stands in front of it makes this of a request."""
+        self.breaks_off: Callable[[bytes], tuple[bytes, int]] | None = None
+        """What is sent of the body of a chat reply, and the length that is announced."""
         self.detokenizes = True
         """Offers /detokenize."""
         self.detokenized: Callable[[str], str] = lambda text: text
@@ -393,11 +395,15 @@ def _handler_of(server: StubServer) -> type[BaseHTTPRequestHandler]:
 
         def send(self, status: int, data: Any) -> None:
             payload = data.encode() if isinstance(data, str) else json.dumps(data).encode()
+            sent, num_announced = payload, len(payload)
+            if server.breaks_off is not None and self.path == CHAT:
+                sent, num_announced = server.breaks_off(payload)
+                self.close_connection = len(sent) < num_announced
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(payload)))
+            self.send_header("Content-Length", str(num_announced))
             self.end_headers()
-            self.wfile.write(payload)
+            self.wfile.write(sent)
 
         def log_message(self, format: str, *args: Any) -> None:
             """Quiet."""

@@ -146,6 +146,24 @@ class Swapping(Gateway):
         return True
 
 
+class BreaksOff:
+    """Bodies of which the last third is lost: of so many one, or the first ones alone."""
+
+    def __init__(self, every: int, *, most: int = 10**9, announces_whole: bool = True) -> None:
+        """announces_whole: the length is told as it was, and the connection ends early; else the new length is told."""
+        self.every, self.most, self.announces_whole, self.hits = every, most, announces_whole, 0
+        self._numbers, self._lock = itertools.count(1), threading.Lock()
+
+    def __call__(self, payload: bytes) -> tuple[bytes, int]:
+        """What is sent, and the length that is announced."""
+        with self._lock:
+            if next(self._numbers) % self.every or self.hits == self.most:
+                return payload, len(payload)
+            self.hits += 1
+        sent = payload[: len(payload) * 2 // 3]
+        return sent, len(payload if self.announces_whole else sent)
+
+
 def kinds(decode: Decode | None = None) -> dict[str, tuple[Change, float]]:
     """What a gateway does to a reply, and to which share of them. decode: ids to text, of a real server."""
     return _KINDS | {
@@ -178,8 +196,16 @@ def _next_digit(text: str) -> str:
 
 
 @contextmanager
-def proxied(up: str, gateway: Gateway, asked: Callable[[Body], Body] = lambda body: body) -> Iterator[str]:
-    """The address of a proxy before `up` (http://host:port). asked: what becomes of requests that generate."""
+def proxied(
+    up: str,
+    gateway: Gateway,
+    asked: Callable[[Body], Body] = lambda body: body,
+    breaks_off: Callable[[bytes], tuple[bytes, int]] = lambda data: (data, len(data)),
+) -> Iterator[str]:
+    """The address of a proxy before `up` (http://host:port).
+
+    asked: what becomes of requests that generate; breaks_off: what is sent of a chat reply, and the length that is announced.
+    """
     host = up.removeprefix("http://")
 
     class Handler(BaseHTTPRequestHandler):
@@ -201,11 +227,13 @@ def proxied(up: str, gateway: Gateway, asked: Callable[[Body], Body] = lambda bo
             if is_chat and response.status == 200 and not body.get("stream"):
                 data = json.dumps(gateway(body, (200, json.loads(data)))[1]).encode()
             connection.close()
+            sent, num_announced = breaks_off(data) if is_chat else (data, len(data))
+            self.close_connection = len(sent) < num_announced
             self.send_response(response.status)
             self.send_header("Content-Type", response.getheader("Content-Type") or "application/json")
-            self.send_header("Content-Length", str(len(data)))
+            self.send_header("Content-Length", str(num_announced))
             self.end_headers()
-            self.wfile.write(data)
+            self.wfile.write(sent)
 
         do_GET = do_POST = pass_on
 

@@ -27,6 +27,7 @@ from assay_evaluate.diagnosis.probes.probe_session import (
     TOP_OF_TWO,
     ProbeSession,
     RescoredReply,
+    is_for_a_reader,
     not_run,
     renamed,
     witness,
@@ -48,6 +49,10 @@ from assay_evaluate.statistics.rates import lower_bound
 USUAL_LENGTH_SHARE = 0.2
 """When fewer replies than this run into their budget, one that does has missed its end."""
 FAILED_SHARE = 0.01
+BROKEN_OFF_SHARE = 0.001
+LEAST_BROKEN_OFF = 2
+"""Replies that begin and break off are a fault at a smaller share than requests that a busy server leaves unanswered; a network
+loses one now and then."""
 ABORT_AFTER = (2, 6, 20)
 """Chunks of a streamed reply after which a request is hung up on, in turn."""
 FOREIGN_NATS = 2.0
@@ -98,7 +103,8 @@ class SortedSuspects:
 
 
 def probe_garble(session: ProbeSession) -> ProbeResult:
-    """Alarm: one reply that serving has garbled; or more than 1 % of the requests, surely, without a reply."""
+    """Alarm: one reply that serving has garbled; or, of the whole run, surely more than 1 % of the requests without a reply, or
+    more than 0.1 % of the replies broken off."""
 
     def slim(exchange: Exchange) -> Exchange:
         """Log-probabilities are kept of replies that are odd; those of 7,500 would fill gigabytes."""
@@ -110,7 +116,6 @@ def probe_garble(session: ProbeSession) -> ProbeResult:
 
     exchanges = session.client.ask_together(_scan_asks(session), session.settings.concurrency, slim=slim)
     scan = [exchange for exchange in exchanges if exchange.ask.abort_after is None]
-    failed = sum(exchange.status == "failed" for exchange in scan)
     if not any(exchange.is_answered for exchange in scan):
         return not_run("garble", "request", "no request of the scan had a reply", len(scan))
     answered = session.generated()
@@ -124,9 +129,8 @@ def probe_garble(session: ProbeSession) -> ProbeResult:
     if garbled:
         kinds = ", ".join(f"{kind} {count}" for kind, count in _count_kinds(garbled).most_common())
         alarms.append(f"{len(garbled)} of {trials} replies are garbled, and not by the model's habit: {kinds}")
-    is_failing = lower_bound(failed, len(scan)) > FAILED_SHARE
-    if is_failing:
-        alarms.append(f"{failed} of {len(scan)} requests had no reply")
+    lost = _replies_lost(session)
+    alarms += lost.alarms
     reason = f"{len(groups.unknown)} odd replies could not be told from habits and are not counted" if groups.unknown else None
     return session.result(
         "garble",
@@ -137,17 +141,55 @@ def probe_garble(session: ProbeSession) -> ProbeResult:
         witnesses=[_witness(suspect) for suspect in garbled],
         undecided=[_witness(suspect) for suspect in groups.unknown],
         first_event_at=garbled[0].number if garbled else None,
-        stands_without_events=is_failing,
+        stands_without_events=bool(lost.alarms),
         details={
             "num_habits": len(groups.habits),
             "num_unknown": len(groups.unknown),
             "num_of_the_scan": sum(exchange.is_answered for exchange in scan),
             "habits": dict(_count_kinds(groups.habits)),
             "num_aborted": sum(exchange.status == "aborted" for exchange in exchanges),
-            "num_failed": failed,
+            "num_wanted": lost.num_wanted,
+            "num_failed": lost.num_failed,
+            "num_asked": lost.num_asked,
+            "num_broken_off": lost.num_broken_off,
             "concurrency": session.settings.concurrency,
             "longest_prompt_tokens": max((exchange.reply.prompt_tokens or 0 for exchange in answered), default=0) or None,
         },
+    )
+
+
+@dataclass(frozen=True)
+class RepliesLost:
+    """Of all requests of the run, so far, that nobody hung up on.
+
+    num_wanted: replies that a user would read; num_failed: those that did not come. num_asked: everything; num_broken_off:
+    replies that began and ended before all of them was there, which do not count as failed.
+    """
+
+    num_wanted: int
+    num_failed: int
+    num_asked: int
+    num_broken_off: int
+
+    @property
+    def alarms(self) -> list[str]:
+        sentences = []
+        is_broken = self.num_broken_off >= LEAST_BROKEN_OFF
+        if is_broken and lower_bound(self.num_broken_off, self.num_asked) > BROKEN_OFF_SHARE:
+            sentences.append(f"the bodies of {self.num_broken_off} of {self.num_asked} replies broke off")
+        if self.num_wanted and lower_bound(self.num_failed, self.num_wanted) > FAILED_SHARE:
+            sentences.append(f"{self.num_failed} of {self.num_wanted} requests had no reply")
+        return sentences
+
+
+def _replies_lost(session: ProbeSession) -> RepliesLost:
+    exchanges = [exchange for exchange in session.client.tally.exchanges.values() if exchange.ask.abort_after is None]
+    for_readers = [exchange for exchange in exchanges if is_for_a_reader(exchange.ask) and "tools" not in exchange.ask.body]
+    return RepliesLost(
+        num_wanted=len(for_readers),
+        num_failed=sum(exchange.status == "failed" and not exchange.is_broken_off for exchange in for_readers),
+        num_asked=len(exchanges),
+        num_broken_off=sum(exchange.is_broken_off for exchange in exchanges),
     )
 
 

@@ -10,6 +10,7 @@ from assay.quantities import percent_plain
 from assay.records.probe import Offer, ProbeSettings
 from assay_evaluate.diagnosis.endpoint import MOST_DISCOVERY_REQUESTS
 from assay_evaluate.diagnosis.probes.garble import MOST_ASKED_AGAIN
+from assay_evaluate.diagnosis.probes.probe_session import MORE_LONG_REPLIES
 
 EVERYTHING = Offer(
     is_vllm=True, version=None, chat=True, completions=True, logprobs=20, prompt_logprobs=20, token_ids=True,
@@ -40,7 +41,8 @@ class Load:
 class Planned:
     """At most so many requests, with about so many tokens of prompts and at most so many of replies.
 
-    generated: replies that are looked at. scored: read again. odd: for replies that will look odd.
+    generated: replies that are looked at. scored: read again. odd: for replies that will look odd,
+    and for a temperature in doubt.
     """
 
     generated: Load
@@ -58,8 +60,9 @@ class Planned:
         return (
             f"probes send at most {total.num_requests:,} requests ({self.generated.num_requests:,} replies of up to "
             f"{settings.max_tokens} tokens, {self.scored.num_requests:,} scored again, {self.aborted.num_requests:,} broken "
-            f"off midway, {self.odd.num_requests:,} for replies that look odd) with about {total.prompt_tokens:,} prompt "
-            f"tokens, for {total.output_tokens:,} tokens at most; {settings.concurrency} in flight"
+            f"off midway, {self.odd.num_requests:,} if replies look odd or leave a doubt) with about "
+            f"{total.prompt_tokens:,} prompt tokens, for {total.output_tokens:,} tokens at most; "
+            f"{settings.concurrency} in flight"
         )
 
 
@@ -122,6 +125,11 @@ def plan_requests(
         odd = replies(min(MOST_ASKED_AGAIN, num_examined))
         if _can_score(offer):
             odd += scores(num_examined)
+    if "temperature" in names and offer.logprobs:  # where the first replies leave a doubt
+        num_more = MORE_LONG_REPLIES * num_long
+        odd += replies(num_more, short)
+        if _can_score(offer):
+            odd += scores(num_more, short)
     return Planned(total_generated, total_scored, aborted, odd)
 
 

@@ -27,6 +27,8 @@ EXCERPT_CHARACTERS = 160
 TOP_OF_TWO = 2
 """Log-probabilities of replies that are not examined token by token: the drawn token and the likeliest (vLLM lists the drawn
 one first), which is what tells a row of another token and an unlike temperature."""
+MORE_LONG_REPLIES = 2
+"""Times as many as `long_replies`."""
 FIRST_TRY_CHARACTERS = 400
 LEAST_NOTES = 2
 """Of 4,096 kinds each: with them no two prompts are the same, though there are only 24 texts to ask for."""
@@ -177,8 +179,18 @@ class ProbeSession:
     @cached_property
     def long_replies(self) -> list[Exchange]:
         """Texts of a hundred tokens and more, sampled at T=1."""
-        prompts = self.prompts("long-reply", self.settings.num_requests // 2, self.settings.short_tokens, writing_only=True)
-        asks = [self.ask("long-reply", prompt, temperature=1.0, num_logprobs=TOP_OF_TWO) for prompt in prompts]
+        return self._long_replies("long-reply", self.settings.num_requests // 2)
+
+    @cached_property
+    def more_long_replies(self) -> list[Exchange]:
+        """To other prompts, as many as were sampled in all: where those left a doubt."""
+        return self._long_replies("more-long-reply", MORE_LONG_REPLIES * (self.settings.num_requests // 2))
+
+    def _long_replies(self, what: str, count: int) -> list[Exchange]:
+        """Their tokens' likeliest alternatives come from prefill, where it can be asked."""
+        top_k = TOP_OF_TWO if self.endpoint.offer.prompt_logprobs else self.top_k
+        prompts = self.prompts(what, count, self.settings.short_tokens, writing_only=True)
+        asks = [self.ask(what, prompt, temperature=1.0, num_logprobs=top_k) for prompt in prompts]
         return self.client.ask_together(asks, self.settings.concurrency)
 
     @cached_property
@@ -194,12 +206,8 @@ class ProbeSession:
 
     def generated(self) -> list[Exchange]:
         """Every answered request of this run, so far, for a reply that a user would read: none that scores, none hung up on."""
-        return [
-            exchange
-            for exchange in self.client.tally.exchanges.values()
-            if exchange.is_answered and exchange.ask.prompt and exchange.ask.path in (CHAT, COMPLETIONS)
-            and exchange.ask.body["max_tokens"] > 1 and "prompt_logprobs" not in exchange.ask.body
-        ]  # fmt: skip
+        exchanges = self.client.tally.exchanges.values()
+        return [exchange for exchange in exchanges if exchange.is_answered and is_for_a_reader(exchange.ask)]
 
     @property
     def reason_unscorable(self) -> str | None:
@@ -284,6 +292,12 @@ class ProbeSession:
 def renamed(asks: Sequence[Ask], prefix: str) -> list[Ask]:
     """The same requests under other ids, so that both replies are kept."""
     return [replace(ask, id=f"{prefix}/{ask.id}") for ask in asks]
+
+
+def is_for_a_reader(ask: Ask) -> bool:
+    """Whether its reply is a text that a user would read: it does not score, and does not count tokens."""
+    is_text = bool(ask.prompt) and ask.path in (CHAT, COMPLETIONS)
+    return is_text and ask.body["max_tokens"] > 1 and "prompt_logprobs" not in ask.body
 
 
 def not_run(name: str, unit: str, reason: str, num_requests: int = 0) -> ProbeResult:

@@ -5,11 +5,13 @@ The kinds are those of public reports on gateways, proxies and caches; shares ar
 
 from __future__ import annotations
 
+import itertools
+import re
 from typing import Any
 
-import numpy as np
 import pytest
 from lossy_gateways import (
+    BreaksOff,
     Change,
     Gateway,
     Swapping,
@@ -26,7 +28,8 @@ from probe_stub import StubServer
 from assay.records.probe import ProbeResult, ProbeSettings
 from assay_evaluate.diagnosis.endpoint import find_endpoint
 from assay_evaluate.diagnosis.probes.run_probes import run_probes
-from assay_evaluate.diagnosis.probes.temperature import LIMIT_Z, drawn_of
+from assay_evaluate.diagnosis.probes.temperature import LIMIT_Z
+from assay_evaluate.statistics.rates import lower_bound
 
 pytestmark = pytest.mark.slow
 SETTINGS = ProbeSettings(
@@ -124,21 +127,15 @@ def test_a_temperature_that_is_forced(extras: bool) -> None:
     assert str(result.reason).endswith("a lower temperature, top_p or top_k was used")
 
 
-@pytest.mark.parametrize("num_listed", [1, 4, 20])
-def test_temperatures_are_told_from_draws(num_listed: int) -> None:
-    """40 tokens of known distributions, 400 times at temperature 1: a standard normal. At 1.3 and 0.7, 2,000 tokens tell."""
-    draw = np.random.default_rng(2)
-
-    def z_of(num_tokens: int, temperature: float) -> float:
-        logits_PV = draw.normal(0, 3, (num_tokens, 50))
-        logprobs_PV = logits_PV - np.log(np.exp(logits_PV).sum(axis=1, keepdims=True))
-        drawn_P = np.argmax(logits_PV / temperature + draw.gumbel(size=logits_PV.shape), axis=1)
-        top_PK = -np.sort(-logprobs_PV, axis=1)[:, :num_listed]
-        return drawn_of(logprobs_PV[np.arange(num_tokens), drawn_P], top_PK).standard_errors
-
-    healthy = np.array([z_of(40, 1.0) for _ in range(400)])
-    assert abs(healthy.mean()) < 0.2 and 0.85 < healthy.std() < 1.15 and np.abs(healthy).max() < LIMIT_Z
-    assert z_of(2000, 1.3) < -LIMIT_Z and z_of(2000, 0.7) > LIMIT_Z
+def test_where_the_first_replies_leave_a_doubt_as_many_again_are_drawn() -> None:
+    with StubServer(drafts=False) as server:
+        endpoint = find_endpoint(server.base_url)
+        [healthy] = run_probes(endpoint, SETTINGS, ["temperature"]).results
+        server.temperature = 1.05
+        [warmer] = run_probes(endpoint, SETTINGS, ["temperature"]).results
+    assert (healthy.status, healthy.num_requests) == ("ok", 64)
+    assert (warmer.status, warmer.num_requests) == ("alarm", 128)
+    assert warmer.details["standard_errors"] < -LIMIT_Z
 
 
 def test_a_higher_temperature() -> None:
@@ -147,6 +144,54 @@ def test_a_higher_temperature() -> None:
         server.temperature = 1.3
         [result] = run_probes(endpoint, SETTINGS, ["temperature"]).results
     assert result.status == "alarm" and str(result.reason).endswith("a higher temperature was used")
+    assert re.fullmatch(r"[\d,]+ tokens drawn as at temperature 1\.[23]\d \(1\.[23]\d to 1\.[234]\d at 95 %\)", result.sentence)
+
+
+def test_what_is_reported_of_the_temperature_where_it_is_right() -> None:
+    with StubServer(drafts=False) as server:
+        [result] = run_probes(find_endpoint(server.base_url), SETTINGS, ["temperature"]).results
+    low, high = result.details["temperature_interval"]
+    assert result.status == "ok" and 0.9 < low < 1 < high < 1.1
+    assert result.sentence.endswith(
+        f" tokens drawn as at temperature {result.details['temperature']:.2f} ({low:.2f} to {high:.2f} at 95 %)"
+    )
+
+
+@pytest.mark.parametrize("announces_whole", [True, False])
+def test_replies_that_break_off(announces_whole: bool) -> None:
+    """Whichever probe asked for them: 2 % of the scan's requests alone would not surely be more than 1 %."""
+    with StubServer(drafts=False) as server:
+        endpoint = find_endpoint(server.base_url)
+        server.breaks_off = gateway = BreaksOff(40, announces_whole=announces_whole)
+        [garble] = run_probes(endpoint, SETTINGS, ["garble", "determinism"]).results[1:]
+    assert (garble.name, garble.status, garble.details["num_broken_off"]) == ("garble", "alarm", gateway.hits)
+    assert str(garble.reason) == f"the bodies of {gateway.hits} of {garble.details['num_asked']} replies broke off"
+
+
+def test_a_single_reply_that_breaks_off_is_no_alarm() -> None:
+    """A network loses one now and then."""
+    with StubServer(drafts=False) as server:
+        endpoint = find_endpoint(server.base_url)
+        server.breaks_off = BreaksOff(20, most=1)
+        [garble] = run_probes(endpoint, SETTINGS, ["garble"]).results
+    assert (garble.status, garble.details["num_broken_off"]) == ("ok", 1)
+
+
+def test_requests_without_a_reply_count_whichever_probe_sent_them() -> None:
+    """HTTP 500 to one in twenty: 2 of the scan's 40 requests are not surely more than 1 %, those of both probes are."""
+    with StubServer(drafts=False) as server:
+        endpoint = find_endpoint(server.base_url)
+        numbers = itertools.count(1)
+
+        def busy(body: dict[str, Any], answered: tuple[int, Any]) -> tuple[int, Any]:
+            is_for_a_reader = body["max_tokens"] > 1 and not {"stream", "prompt_logprobs"} & body.keys()
+            return (500, {"error": {"message": "busy"}}) if is_for_a_reader and not next(numbers) % 20 else answered
+
+        server.gateway = busy
+        [_, garble] = run_probes(endpoint, SETTINGS, ["argmax", "garble"]).results
+    num_failed, num_wanted = garble.details["num_failed"], garble.details["num_wanted"]
+    assert lower_bound(40 - garble.details["num_of_the_scan"], 40) < 0.01 < lower_bound(num_failed, num_wanted)
+    assert (garble.status, garble.reason) == ("alarm", f"{num_failed} of {num_wanted} requests had no reply")
 
 
 # ------------------------------------------------------------------------------------------------ plainer servers

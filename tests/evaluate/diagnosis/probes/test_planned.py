@@ -56,8 +56,8 @@ def test_no_more_is_sent_than_was_said(extras: bool, logprobs: bool) -> None:
 def test_the_sentence() -> None:
     planned = plan_requests(ProbeSettings(), ["garble"], EVERYTHING, 4096)
     assert planned.sentence(ProbeSettings()) == (
-        "probes send at most 798 requests (258 replies of up to 160 tokens, 192 scored again, 26 broken off midway, 322 for "
-        "replies that look odd) with about 403,936 prompt tokens, for 55,812 tokens at most; 16 in flight"
+        "probes send at most 798 requests (258 replies of up to 160 tokens, 192 scored again, 26 broken off midway, 322 if "
+        "replies look odd or leave a doubt) with about 403,936 prompt tokens, for 55,812 tokens at most; 16 in flight"
     )
 
 
@@ -73,7 +73,7 @@ def test_settings_are_fitted_to_a_limit(most: int, names: list[str]) -> None:
 def test_a_limit_that_is_too_low() -> None:
     with pytest.raises(MeasureError) as reported:
         fit_settings(ProbeSettings(), 20, list(PROBES))
-    assert str(reported.value) == "--requests 20: these probes send 41 at least; name fewer of them with --probes"
+    assert str(reported.value) == "--requests 20: these probes send 45 at least; name fewer of them with --probes"
 
 
 def test_what_a_limit_costs() -> None:
