@@ -16,7 +16,6 @@ import pytest
 from local_hub import Hub
 from probe_stub import StubServer
 
-import assay_cli as cli
 import assay_quantize.calibration.calibrate
 import assay_quantize.checkpoint.hub
 import assay_quantize.engine.local_runner
@@ -30,6 +29,7 @@ import assay_quantize.verify.verify  # noqa: F401
 import assay_reports.card
 import assay_reports.report
 from assay.errors import AssayError
+from assay_cli import root
 from assay_cli.terminal import say_error
 from assay_evaluate.client.journal import Identity, Journal, Reply, Request
 from assay_evaluate.tasks.lm_eval import load
@@ -43,14 +43,14 @@ for scheme, amax in (("w4a16", None), ("nvfp4a16", 1.0)):
 assay_reports.card.environment(html=False).get_template("card.md.j2")
 assay_reports.report.environment(html=False).get_template("report.md.j2")
 assay_reports.report.environment(html=True).get_template("report.html.j2")
-cli.root.all_commands()
+root.all_commands()
 load._manager(None, True)
 
 
 def assay(*words: str) -> None:
     """The command `assay WORDS`."""
     sys.argv = ["assay", *words]
-    cli.main()
+    root.main()
 
 
 def in_folder(folder: Path, *words: str) -> None:

@@ -111,6 +111,8 @@ class Command(TyperCommand):
             if (line := missing(error, ctx.command_path)) is None:
                 raise
             raise AssayError(line) from error
+        except BrokenPipeError:  # with its number typer would exit 1
+            raise BrokenPipeError from None
 
 
 class AllCommands(Commands):

@@ -165,8 +165,8 @@ def prepare(
     resolved = resolved.on_profile(chosen)
     chosen_suite, suite_note = suite_for(resolved, suite, chosen, gates)
     chosen_suite = with_swe_options(chosen_suite, slice_=swe.slice, filter_=swe.filter, num_repeats=swe.num_repeats)
+    limits = choose_gates(resolved, chosen_suite, gates).on_tasks(tasks)
     chosen_suite = with_selection(chosen_suite, tasks, limit)
-    limits = choose_gates(resolved, chosen_suite, gates)
     if sides is None and not given:
         check_released(resolved, chosen)
     if sides is None:

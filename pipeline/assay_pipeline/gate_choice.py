@@ -6,7 +6,8 @@ suite, so that `assay gate`, report and card use these whatever becomes of the f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,6 +63,13 @@ class ChosenGates:
     recipe: GateRecipe
     named: str
     insisted: bool = False
+
+    def on_tasks(self, tasks: Sequence[str] | None) -> ChosenGates:
+        """Without the score gates of other tasks. None: all of them."""
+        if tasks is None:
+            return self
+        kept = [gate for gate in self.recipe.gates if not isinstance(gate, ScoreGate) or gate.task in tasks]
+        return replace(self, recipe=self.recipe.model_copy(update={"gates": tuple(kept)}))
 
 
 def choose_gates(target: Target, suite: SuiteRecipe, requested: str | None) -> ChosenGates:

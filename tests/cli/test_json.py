@@ -149,7 +149,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], type[Record] | None, tuple[int, ...]]
     "publish": (("tiny-glm/w4a16", "me/model", "--dry-run"), Publication, (1,)),
     "doctor": ((), None, (0, 1)),
     "recipes": ((), None, (0,)),
-    "init": (("source",), None, (0,)),
+    "init": (("source", "--force"), None, (0,)),
     "setup": ((), None, (0,)),
     "family": (("source",), None, (0,)),
 }

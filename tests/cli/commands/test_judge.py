@@ -29,14 +29,19 @@ def test_some_tasks_and_items_of_a_suite() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mode", "code", "verdict"), [("healthy", 0, "PASS"), ("swapped", 1, "NOT MEASURED")])
-def test_two_urls_have_a_verdict(run: Run, mode: str, code: int, verdict: str) -> None:
+@pytest.mark.parametrize(("mode", "status"), [("healthy", "PASS"), ("swapped", "NOT MEASURED")])
+def test_two_urls_have_a_verdict(run: Run, mode: str, status: str) -> None:
+    """The limits of the tasks that were left out go. What these servers write is not drawn from the log-probabilities that they
+    report, so their divergence is not measured."""
     with given(fp8="healthy", w4a16=mode) as servers:
         urls = [f"{label}={server.base_url}" for label, server in servers.by_label.items()]
         exit_code, out, err = run("judge", *urls, "--tasks", "sums", "--limit", "60")
-    assert exit_code == code, err
+    assert exit_code == 1, err
     report = GateReport.load(Path("runs/model/gates.json"))
-    assert report.overall["w4a16"] == verdict, out
+    verdicts = {verdict.gate: verdict.status for verdict in report.verdicts if verdict.candidate == "w4a16"}
+    assert verdicts["score sums"] == status, out
+    assert [gate for gate in verdicts if gate.startswith("score ")] == ["score sums"]
+    assert report.overall["w4a16"] == verdicts["divergence kl_mean"] == "NOT MEASURED"
     assert out.splitlines()[0] == "model: reference fp8; suite first-look"
     assert err.splitlines()[-1] == "report: runs/model/report/index.html"
 

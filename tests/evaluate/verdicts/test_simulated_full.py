@@ -85,7 +85,7 @@ def really(designs: list[Design], replies: Replies) -> Outcome:
         reference, candidate = sides()
         if now := rounds.due_now(candidate, reference):
             at[1] |= {name: look for name, (look, _) in now.items()}
-        elif requested := rounds.wanted_of_reference(reference, [candidate]):
+        elif requested := rounds.due_of_reference(reference, [candidate]):
             at[0] |= {name: look for name, (look, _) in requested.items()}
             starts += 1
         else:

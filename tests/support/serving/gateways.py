@@ -40,6 +40,9 @@ def solve(question: str) -> int:
         found = re.search(rf"The code for the {key[1]} is (\d+)\.", question)
         assert found is not None
         return int(found[1])
+    if (start := re.search(r"有(\d+)个", question)) is not None:
+        steps = re.findall(r"然后([^。]*?)(\d+)个。", question)
+        return int(start[1]) + sum(int(number) if "又" in words else -int(number) for words, number in steps)
     value = int(re.findall(r"has (\d+) ", question)[0])
     for verb, number in re.findall(r"(buys|finds|gets|gives|loses|sells) (\d+)", question):
         value += int(number) if verb in {"buys", "finds", "gets"} else -int(number)

@@ -551,7 +551,7 @@ def test_errors_are_one_line(run: Run) -> None:
         code, _, err = run("probe", server.base_url, "--model", "other")
         assert code == 2 and "has no model 'other'; it lists stub" in err
     code, _, err = run("probe", ".", "--model", "x")
-    assert code == 2 and "--model is not used with a checkpoint, which is served here" in err
+    assert code == 2 and "--served-model-name is not used with a checkpoint, which is served here" in err
 
 
 def test_a_server_that_dies_stops_the_run() -> None:
