@@ -204,7 +204,8 @@ def _steps(report: Report) -> list[Step]:
     reference = folders.get(report.reference)
     for row in candidates(report):
         if row.status == "FAIL":
-            command = f"assay locate {shlex.quote(reference)} {shlex.quote(row.folder)}" if reference and row.folder else None
+            sides = f"{shlex.quote(reference)} {shlex.quote(row.folder)}" if reference and row.folder else None
+            command = sides and f"assay diagnose locate {sides}"
             made.append(Step(english.LOCATE.format(label=row.label, reference=report.reference), command))
     if not report.verdicts:
         made.append(Step(english.JUDGE, f"assay gate {shlex.quote(run)}"))

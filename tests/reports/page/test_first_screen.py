@@ -78,7 +78,10 @@ def test_it_answers_which_why_and_what_next(sample: Report) -> None:
     assert why[3] == ("nvfp4a16", "FAIL", "loses 25.0 points.")
     assert [(step.sentence, step.command) for step in first.steps][-3:] == [
         ("To decide w4a16-gptq on English code lookup, evaluate with about 871 items; 120 were asked", None),
-        ("Find where nvfp4a16 goes wrong against fp8", "assay locate tiny-glm/fp8/checkpoint tiny-glm/nvfp4a16/checkpoint"),
+        (
+            "Find where nvfp4a16 goes wrong against fp8",
+            "assay diagnose locate tiny-glm/fp8/checkpoint tiny-glm/nvfp4a16/checkpoint",
+        ),
         ("Measure speed on the hardware that will serve it", "assay speed tiny-glm"),
     ]
     assert "Speed: not measured, so nothing tells which checkpoint is faster or cheaper" in first.unknown
@@ -105,10 +108,13 @@ def test_every_command_of_the_page_works_in_the_folder_of_runs(
     gates = GateReport.load(run_dir / "gates.json")
     gates.model_copy(update={"overall": {**gates.overall, "w4a16": "FAIL"}}).save(run_dir / "gates.json")
     locate, speed = commands_of(run_dir)
-    assert locate == "assay locate tiny-glm/fp8/checkpoint tiny-glm/w4a16/checkpoint" and speed == "assay speed tiny-glm"
-    for command in (locate, speed):
-        _, name, *words = shlex.split(command)
-        program.commands[name].make_context(name, words)
+    assert locate == "assay diagnose locate tiny-glm/fp8/checkpoint tiny-glm/w4a16/checkpoint"
+    assert speed == "assay speed tiny-glm"
+    for proposed in (locate, speed):
+        command, words = program, shlex.split(proposed)[1:]
+        while hasattr(command, "commands"):
+            command = command.commands[words.pop(0)]
+        command.make_context(command.name, words)
         assert all(Path(word).is_dir() for word in words)
     SpeedRecord(rows=(speed_row("w4a16", 1, 80.0),)).save(run_dir / "speed.json")
     assert commands_of(run_dir) == [locate, "assay choose tiny-glm"]

@@ -1,4 +1,4 @@
-"""The `assay probe` command: serving-fidelity probes of a URL, or of a checkpoint that is served for them."""
+"""The `assay diagnose probe` command: serving-fidelity probes of a URL, or of a checkpoint that is served for them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ ASKS_ITS_OWN = {"garble", "tools"}
 
 def _is_another_command(value: str | None) -> None:
     if value is not None:
-        raise AssayError("--lever: levers are a command of their own: assay lever URL|TARGET [--levers NAME,...]")
+        raise AssayError("--lever: levers are a command of their own: assay diagnose lever URL|TARGET [--levers NAME,...]")
 
 
 def probe(
