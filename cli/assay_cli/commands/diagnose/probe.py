@@ -225,8 +225,9 @@ def _probe_url(
     name = label or safe_name(endpoint.model)
     path = _new_file(place_for("probe", "probes", run=run, out=out, say=say), name, None)
     report = run_probes(
-        endpoint, settings, names, label=name, without_speculation=other, ledger=ledger_of(path), on_progress=say
-    )
+        endpoint, settings, names, label=name, without_speculation=other, ledger=ledger_of(path), is_announced=True,
+        on_progress=say,
+    )  # fmt: skip
     return report, path
 
 
@@ -264,8 +265,9 @@ def _probe_checkpoint(
     sha256 = _sha256_of(folder, place)
     path = _new_file(place, name, sha256)
     report = probe_checkpoint(
-        spec, settings, names, label=name, checkpoint_sha256=sha256, ledger=ledger_of(path), on_progress=say
-    )
+        spec, settings, names, label=name, checkpoint_sha256=sha256, ledger=ledger_of(path), is_announced=True,
+        on_progress=say,
+    )  # fmt: skip
     return report, path
 
 
