@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.config import CompressionFormat
 from compressed_tensors.quantization import QuantizationScheme
 from torch import Tensor
 
@@ -122,9 +123,9 @@ class Definition:
         """That config.json has a module in a group of a format in which it is not stored. leaf: what that format reads."""
         stored = [header for leaf in LEAVES if (header := self._headers.get(f"{module}.{leaf}")) is not None]
         name = next(name for name, other in self._groups.items() if other is group)
-        assert group.format is not None, "it was read by it"
+        form = CompressionFormat(group.format).value  # which the group holds as a string or as a member
         return (
-            f"config.json has it in {name} ({group.format.value}), which reads {module}.{leaf}; {stored[0].shard} has no such "
+            f"config.json has it in {name} ({form}), which reads {module}.{leaf}; {stored[0].shard} has no such "
             f"tensor, only {', '.join(header.name.rpartition('.')[2] for header in stored)}; put back the config.json that "
             "`assay quantize` wrote, or quantize again into another folder"
         )

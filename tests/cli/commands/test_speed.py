@@ -65,7 +65,7 @@ tables:
 
 def test_rows_of_equal_names_show_in_what_they_differ(run: Run) -> None:
     Path("mine.yaml").write_text(TABLE)
-    code, out, _ = run("speed", "glm", "--import", "mine.yaml")
+    code, out, _ = run("speed", "glm-5.2", "--import", "mine.yaml")
     columns = ("checkpoint", "parallelism", "settings", "drafts", "prompts", "in flight", "failed", "tokens/s")
     heads, *lines = out.splitlines()
     assert code == 0 and [part.strip() for part in heads.split("  ") if part][:8] == list(columns)
@@ -84,8 +84,8 @@ def test_rows_that_differ_in_their_source_alone_show_it(run: Run) -> None:
     row = "{checkpoint: fp8, hardware: 8xH200, speculation: 0, prompts: chat, concurrency: 8, output_tokens_s: 400}"
     Path("first.yaml").write_text(f"tables: [{{rows: [{row}]}}]\n")
     Path("second.yaml").write_text(f"tables: [{{rows: [{row.replace('400', '410')}]}}]\n")
-    run("speed", "glm", "--import", "first.yaml")
-    _, out, _ = run("speed", "glm", "--import", "second.yaml")
+    run("speed", "glm-5.2", "--import", "first.yaml")
+    _, out, _ = run("speed", "glm-5.2", "--import", "second.yaml")
     lines = [[part.strip() for part in line.split("  ") if part.strip()] for line in out.splitlines()]
     assert lines[0][:2] == ["checkpoint", "source"]
     assert [(row[1], row[6]) for row in lines[1:3]] == [("first.yaml", "400.0"), ("second.yaml", "410.0")]
