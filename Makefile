@@ -123,7 +123,7 @@ speed: setup ## measure how fast each checkpoint of MODEL is served (docs/speed.
 	@$(assay) speed "$(MODEL)" $(if $(PROFILE),--profile $(PROFILE)) --runs "$(RUNS)"
 
 gpu-check: setup ## check on one GPU, in ten minutes, what only a GPU can show (docs/gpu-check.md)
-	@$(assay) gpu-check
+	@$(assay) diagnose gpu-check
 
 # Two at once and no more: either may hold a vLLM server or two. A module's tests share its server, so they stay together.
 # Tests start assay hundreds of times, and where PYTHONDONTWRITEBYTECODE is set, as in many containers, each would compile it again.

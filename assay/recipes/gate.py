@@ -141,7 +141,7 @@ class SubgroupsGate(Section):
 
 
 class ProbesGate(Section):
-    """Serving-fidelity probes (`assay probe`, or `probes:` in the suite): an alarm fails that the reference has surely less."""
+    """Probes (`assay diagnose probe`, or `probes:` in the suite); fails on an alarm that is surely rarer with the reference."""
 
     kind: Literal["probes"]
     required: tuple[ProbeName, ...] = ()
@@ -262,7 +262,7 @@ def _no_such_task(task: str, asked: Sequence[str]) -> str:
 
 
 def _not_measured(gate: Gate, suite: SuiteRecipe) -> str | None:
-    """What a gate is on, if the suite does not measure it. Probes may be run by themselves (`assay probe`)."""
+    """What a gate is on, if the suite does not measure it. Probes may be run by themselves (`assay diagnose probe`)."""
     if isinstance(gate, EffectiveLengthGate):
         asked = tasks_with_lengths(suite)
         if unknown := [task for task in gate.tasks if task not in asked]:

@@ -33,7 +33,8 @@ HUB_ID = r"^[A-Za-z0-9][\w.-]*/[\w.-]+$"
 
 
 class Location(Section):
-    """Where a checkpoint is: a folder (relative to the repository), or a Hugging Face id with a revision."""
+    """Where a checkpoint is: a folder, or a Hugging Face id with a revision. A relative folder starts at the recipe's file; in
+    a recipe that ships with assay, at the repository."""
 
     path: str | None = None
     hub: str | None = None

@@ -11,7 +11,7 @@ from assay.recipes.families import family_names, names_of
 
 _IN_LAYER = re.compile(r"(?:^|\.)layers\.\d+\.(?:mtp_block\.)?(?P<rest>.+)$")
 _SUFFIXES = re.compile(r"\.(residual|sum)$")
-"""Of places that `assay locate` reads beside a module's output."""
+"""Of places that `assay diagnose locate` reads beside a module's output."""
 
 
 @functools.cache
@@ -37,8 +37,8 @@ def _fused(family: str, kinds: set[str], *, experts: bool = True) -> dict[str, t
 def role_of(name: str) -> str | None:
     """The role of a module of vLLM's, of any family; None: not known.
 
-    Also of what `assay locate` reads beside modules: `...residual`, `...sum`, single experts, and the choice of experts
-    (`experts.router`). A module that no table has goes by the module it lies in.
+    Also of what `assay diagnose locate` reads beside modules: `...residual`, `...sum`, single experts, and the choice of
+    experts (`experts.router`). A module that no table has goes by the module it lies in.
     """
     name = _SUFFIXES.sub("", name)
     in_layer = _IN_LAYER.search(name)

@@ -272,7 +272,7 @@ class SuiteRecipe(Recipe):
     is a shipped suite, else `default`. Not part of the hash: with other limits the questions are the same."""
     probes: ProbeSettings | None = None
     """Serving-fidelity probes of every checkpoint while it is served (docs/fidelity.md); concurrency is the profile's. None:
-    not now, `assay probe` does them by themselves."""
+    not now, `assay diagnose probe` does them by themselves."""
     files_sha256: dict[str, str] = Field(default_factory=dict)
     """Local files and folders that tasks name -> hash of what is in them. Filled in when the suite is read for a run: other
     data are another suite."""

@@ -1,4 +1,4 @@
-"""Which gateways that lose or change replies `assay probe` sees before a real vLLM, and that it sees none where there is none.
+"""Which gateways that lose or change replies `assay diagnose probe` sees before a real vLLM, and that it sees none without one.
 
     python benchmarks/trust/lost_text.py [--clean 20] [--only WORD ...] [--write benchmarks/trust/lost_text.md]
 

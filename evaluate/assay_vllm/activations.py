@@ -1,4 +1,4 @@
-r"""Statistics of activations, layer by layer, from inside vLLM's workers: what `assay locate` compares.
+r"""Statistics of activations, layer by layer, from inside vLLM's workers: what `assay diagnose locate` compares.
 
     VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server ... --enforce-eager \
         --worker-extension-cls assay_vllm.activations.ActivationWorker

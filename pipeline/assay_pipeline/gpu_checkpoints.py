@@ -1,4 +1,4 @@
-"""What `assay gpu-check` serves: the wide twin of tiny-glm in each precision."""
+"""What `assay diagnose gpu-check` serves: the wide twin of tiny-glm in each precision."""
 
 from __future__ import annotations
 

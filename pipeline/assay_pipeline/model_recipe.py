@@ -15,7 +15,7 @@ from assay.records.base import write_text_atomically
 from assay_pipeline.targets import Target, resolve_target
 
 COMMENTS = {
-    "source": "A folder (path), or a model on the hub (hub, revision).",
+    "source": "A folder (path; a relative one starts at this file), or a model on the hub (hub, revision).",
     "base_model": "Its id on the hub, which cards name.",
     "family": "How the architecture names its tensors: `assay recipes families`.",
     "reference": "What candidates are compared with: a precision that is made here, or `release: {hub: OWNER/NAME}`.",

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from assay.atomic_files import naming
 from assay.callbacks import Say, say_nothing
 from assay.errors import AssayError, CheckpointError, PlanError, did_you_mean, nearest
-from assay.foreign_text import safe_name, shown
+from assay.foreign_text import one_line, safe_name, shown
 from assay.recipes.families import family_of, names_of, quantization_of
-from assay.recipes.load import load_recipe, recipe_names, recipes_dir
+from assay.recipes.load import load_recipe, recipe_file, recipe_names, recipes_dir
 from assay.recipes.model import HUB_ID, Location, ModelRecipe, Reference, Serving
 from assay.recipes.mtp import mtp_block
 from assay.recipes.profile import ProfileRecipe
@@ -65,12 +65,8 @@ def resolve_target(text: str, base_model: str | None = None) -> Target:
 
 
 def _target_of(text: str) -> Target:
-    if text in recipe_names("models"):
-        recipe = load_recipe(ModelRecipe, text)
-        return Target(recipe, _from_repository(recipe.source))
-    if text.endswith((".yaml", ".yml")):
-        recipe = load_recipe(ModelRecipe, text)
-        return Target(recipe, _from_repository(recipe.source))
+    if text in recipe_names("models") or text.endswith((".yaml", ".yml")):
+        return _recipe_target(text)
     if url_in(text) is not None:
         raise CheckpointError(
             f"{shown(text)}: is a server's address; give a model recipe's name, a checkpoint folder or a Hugging Face id"
@@ -151,18 +147,37 @@ def _hub_target(hub_id: str) -> Target:
     return _fitted(Target(_recipe_for(hub_id.split("/")[1], location, opened.config, opened.tensors, None), location), opened)
 
 
-def _from_repository(location: Location) -> Location:
-    """A recipe's relative path is relative to the repository, whatever the working directory."""
+def _recipe_target(text: str) -> Target:
+    """The model of a shipped recipe or of a recipe's file; relative folders in it become relative to the working directory.
+
+    CheckpointError: a relative source is not there.
+    """
+    recipe, file = load_recipe(ModelRecipe, text), recipe_file(ModelRecipe, text)
+    is_shipped = file.resolve().parent == (recipes_dir() / "models").resolve()
+    base = recipes_dir().parent if is_shipped else file.parent
+    folder, release = recipe.source.path, recipe.reference.release
+    if folder is not None and not Path(folder).is_absolute() and not (base / folder).is_dir():
+        hint = (
+            "checkpoints of shipped recipes lie in a clone and not in the wheel; work in a clone, or give a checkpoint folder"
+            if is_shipped
+            else "a relative path starts at the folder of the recipe's file; correct it, or write it absolute"
+        )
+        whole = one_line(str((base / folder).resolve()))
+        raise CheckpointError(f"{shown(text)}: source.path {shown(folder)}: no such folder {whole}; {hint}")
+    if release is not None:
+        recipe = recipe.model_copy(update={"reference": Reference(release=_below(base, release))})
+    return Target(recipe, _below(base, recipe.source))
+
+
+def _below(base: Path, location: Location) -> Location:
+    """With a relative folder of a recipe, which starts at `base`, relative to the working directory.
+
+    Absolute where it lies elsewhere: records name the source, and should read alike on every machine.
+    """
     if location.path is None or Path(location.path).is_absolute():
         return location
-    folder = recipes_dir().parent / location.path
-    if not folder.is_dir():
-        raise CheckpointError(
-            f"{folder}: no such folder; this recipe's checkpoint is in the repository and not in the wheel; "
-            "run it in a clone, or give a checkpoint folder of your own"
-        )
-    # Relative where possible: records name the source, and should read alike on every machine.
-    return Location(path=str(folder.relative_to(Path.cwd())) if folder.is_relative_to(Path.cwd()) else str(folder))
+    folder = (base / location.path).resolve()
+    return Location(path=str(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder))
 
 
 def _recipe_for(

@@ -217,7 +217,7 @@ def emulated(run: Run) -> str | None:
 
 
 def native_kernels(run: Run) -> str | None:
-    """What `assay gpu-check` found, where native kernels ran. It served a small model: of this one it says nothing directly."""
+    """What `assay diagnose gpu-check` found, where native kernels ran. It served a small model: of this one it says nothing."""
     check = run.gpu_check
     if check is None or check.gpu is None or not any(m.fingerprint.emulated is False for m in run.measurements):
         return None

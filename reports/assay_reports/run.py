@@ -53,7 +53,7 @@ class Run:
     choices: tuple[str, ...] = ()
     """As `RunRecord.choices`."""
     gpu_check: GpuCheck | None = None
-    """Of `assay gpu-check --run`."""
+    """Of `assay diagnose gpu-check --run`."""
     deployments: tuple[Deployment, ...] = ()
     """Of `assay deployment`, about the measurements and verdicts that are here."""
     old_deployments: tuple[Deployment, ...] = ()

@@ -192,7 +192,7 @@ BY_FOLDER = "not used with a checkpoint, which is served here"
         ),
         (
             ("probe", URL, "--lever", "all"),
-            "--lever: levers are a command of their own: assay lever URL|TARGET [--levers NAME,...]",
+            "--lever: levers are a command of their own: assay diagnose lever URL|TARGET [--levers NAME,...]",
         ),
         (("lever", URL, "--profile", "8xh200"), f"--profile is {BY_URL} it out"),
         (("lever", HERE, "--model", "m"), f"--served-model-name is {BY_FOLDER}; leave it out"),

@@ -44,6 +44,8 @@ def small(tmp_path: Path) -> Path:
         if name == "chaos_suite":
             data["tasks"] = [{**task, "num_items": 12} for task in data["tasks"]]
             data["divergence"] |= {"max_tokens": 16}
+        if name == "chaos_model":
+            data["source"] = {"path": str((RECIPES / data["source"]["path"]).resolve())}
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(data))
     return tmp_path / "chaos_model.yaml"
 

@@ -1,4 +1,4 @@
-"""Records of `assay lever`: what failed under which setting, and which setting changes how it fails."""
+"""Records of `assay diagnose lever`: what failed under which setting, and which setting changes how it fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of `assay locate`: where two servers, two precisions, or the ranks of one server part."""
+"""Records of `assay diagnose locate`: where two servers, two precisions, or the ranks of one server part."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ class Remedy(Part):
     keep: Literal["bf16", "fp32"]
     sentence: str
     recipe: str | None = None
-    """YAML of the changed precision recipe: `assay quantize -p FILE`, then `assay locate` again. None: no recipe was given."""
+    """YAML of the changed precision recipe: `assay quantize -p FILE`, then `assay diagnose locate`. None: no recipe given."""
 
 
 class LocateReport(Record):
-    """What `assay locate` found."""
+    """What `assay diagnose locate` found."""
 
     kind: Literal["location"] = "location"
     how: Literal["servers", "ranks"]

@@ -1,4 +1,4 @@
-"""What `assay gpu-check` found: native kernels against emulation."""
+"""What `assay diagnose gpu-check` found: native kernels against emulation."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class FormatCheck(Part):
 
 
 class GpuCheck(Record):
-    """One run of `assay gpu-check`. self_test: both sides were emulated on a CPU, which shows nothing about a GPU."""
+    """One run of `assay diagnose gpu-check`. self_test: both sides were emulated on a CPU, which shows nothing about a GPU."""
 
     schema_version: Literal[2] = 2  # type: ignore[assignment]
     kind: Literal["gpu-check"] = "gpu-check"

@@ -83,10 +83,10 @@ def _signature(endpoint: Endpoint, url: str) -> Signature:
 def _why_incomparable(readings: Sequence[_Read]) -> str:
     """NaN is said of what was NaN: a server that writes null has shown nothing that it computed."""
     if any(reading.has_nan for reading in readings):
-        return "its log-probabilities are no numbers (NaN or infinite); see `assay probe`"
+        return "its log-probabilities are no numbers (NaN or infinite); see `assay diagnose probe`"
     if any(None in (*reading.signed.logprobs, *reading.signed.next.values()) for reading in readings):
         return "it gives null in place of log-probabilities"
-    return "asked twice, it gives log-probabilities of other tokens of a prompt; see `assay probe`"
+    return "asked twice, it gives log-probabilities of other tokens of a prompt; see `assay diagnose probe`"
 
 
 def _learn_form(ask: AskPrompt) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def _learn_form(ask: AskPrompt) -> dict[str, Any]:
             if reply.status != 200:
                 problem = f"HTTP {reply.status}: {reply.message}"
                 if NOT_JSON in problem:
-                    raise NotMeasured(f"its log-probabilities are no numbers ({problem}); see `assay probe`")
+                    raise NotMeasured(f"its log-probabilities are no numbers ({problem}); see `assay diagnose probe`")
                 continue
             signed = _read(reply).signed
             if find_logprob_problem([*signed.logprobs, *signed.next.values()]) == PROBABILITIES:

@@ -35,7 +35,8 @@ def sign_given(label: str, server: Server) -> Signature:
     if signature.noise > MOST_NOISE:
         raise MeasureError(
             f"{label}: {server.base_url}: nothing shows which weights answer: asked twice, its log-probabilities differ by "
-            f"{signature.noise:.2g} nats, where {MOST_NOISE:g} are taken; `assay probe {server.base_url}` looks for the cause"
+            f"{signature.noise:.2g} nats, where {MOST_NOISE:g} are taken; `assay diagnose probe {server.base_url}` looks for "
+            "the cause"
         )
     return signature
 

@@ -37,7 +37,7 @@ def judge_probes(gate: ProbesGate, reports: Sequence[ProbeReport], reference: Me
     if report is None:
         is_other = any(report.label == candidate.label for report in reports)
         reason = "the probes of that name are of another checkpoint" if is_other else "it was not probed"
-        return verdict("NOT MEASURED", f"No probes of {candidate.label}: {reason}; `assay probe` does it.")
+        return verdict("NOT MEASURED", f"No probes of {candidate.label}: {reason}; `assay diagnose probe` does it.")
     before = find_probes(reports, reference)
     if report.alarms:
         alpha = ALPHA / _num_compared(report, before)

@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 
 import torch
 from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.config import CompressionFormat
+from compressed_tensors.quantization import QuantizationScheme
 from torch import Tensor
 
 from assay.foreign_text import shown
@@ -95,6 +97,8 @@ class Definition:
             try:
                 read = BaseCompressor.get_value_from_registry(group.format).decompress(dict(parts), group)["weight"]
             except (LookupError, RuntimeError, ValueError, TypeError, AttributeError, AssertionError) as problem:
+                if isinstance(problem, KeyError) and problem.args[0] in LEAVES:
+                    return self._not_as_its_group_reads(module_of(tensor.name), problem.args[0], group)
                 reason = shown(" ".join(str(problem).split()) or type(problem).__name__)
                 return f"{where}: compressed-tensors cannot decompress it: {reason}"
             if read.shape != w_OI.shape:
@@ -114,6 +118,17 @@ class Definition:
                 error = float((read.double() - w_OI.double()).norm() / w_OI.double().norm().clamp_min(1e-30))
                 return f"{where}: its {wrong} is not what the definition gives; decompressed, it is {error:.3f} away"
         return None
+
+    def _not_as_its_group_reads(self, module: str, leaf: str, group: QuantizationScheme) -> str:
+        """That config.json has a module in a group of a format in which it is not stored. leaf: what that format reads."""
+        stored = [header for leaf in LEAVES if (header := self._headers.get(f"{module}.{leaf}")) is not None]
+        name = next(name for name, other in self._groups.items() if other is group)
+        form = CompressionFormat(group.format).value  # which the group holds as a string or as a member
+        return (
+            f"config.json has it in {name} ({form}), which reads {module}.{leaf}; {stored[0].shard} has no such "
+            f"tensor, only {', '.join(header.name.rpartition('.')[2] for header in stored)}; put back the config.json that "
+            "`assay quantize` wrote, or quantize again into another folder"
+        )
 
     def _parts(self, module: str, tile: Tile, shares: tuple[int, int]) -> dict[str, Tensor]:
         """Local name -> the part of it that belongs to the tile. KeyError: the codes or their scales are not there.

@@ -174,7 +174,10 @@ def _within(value: float, low: float, high: float) -> float:
 
 # ------------------------------------------------------------------------------------------------ changes
 def changes(report: Report) -> Markup | None:
-    """Change of every task on every candidate, with its interval, beside the loss that its gate allows."""
+    """Change of every task on every candidate, with its interval, beside the loss that its gate allows.
+
+    Drawn twice: tasks are named beside their lanes, and on a phone above them.
+    """
     rows, shades = candidates(report), colours(report)
     lanes = {(row.label, task.task): (task, task.drop) for row in rows for task in scored(report, row) if task.drop is not None}
     tasks = list(dict.fromkeys(task.task for row in rows for task in row.tasks if (row.label, task.task) in lanes))
@@ -190,23 +193,38 @@ def changes(report: Report) -> Markup | None:
         )
         for (label, name), (task, drop) in lanes.items()
     }
-    left, width, block = 190, 760, LANE * len(rows) + 14
-    height = 30 + block * len(tasks) + 50
-    picture = Picture(width, height, english.CHANGES.format(changes=". ".join(hints.values())))
-    across, base = Scale(low * 1.04, high * 1.04, left, width - 14), height - 46
-    axis_below(picture, across, base, steps(low, high, 8), lambda v: signed(v).removesuffix(".0"), english.CHANGE_AXIS, 24)
-    picture.line(across(0), 18, across(0), base, "zero")
-    for number, name in enumerate(tasks):
-        top = 26 + number * block
-        picture.text(left - 10, top + block / 2, titles[name], "tick strong", "end")
-        if margin := margins.get(name):
-            picture.line(across(-100 * margin), top, across(-100 * margin), top + block - 8, "limit")
-        for lane, row in enumerate(rows):
-            if (row.label, name) in lanes:
-                y, css, drop = top + 8 + lane * LANE, shades[row.label], lanes[row.label, name][1]
-                picture.line(across(-100 * drop.high), y, across(-100 * drop.low), y, f"bar {css}")
-                picture.mark(across(-100 * drop.value), y, css, shape_of(css), hints[row.label, name], 4.5)
-    return legend([(row.label, shades[row.label], shape_of(shades[row.label])) for row in rows]) + picture.drawn()
+    said = english.CHANGES.format(changes=". ".join(hints.values()))
+
+    def drawn(css: str, width: int, left: int, right: int, most_ticks: int, above: int) -> Markup:
+        """left, right: room beside the lanes. above: room over the lanes of a task for its name; 0: it stands beside them."""
+        block = above + LANE * len(rows) + 14
+        height = 30 + block * len(tasks) + 50
+        picture = Picture(width, height, said, css)
+        across, base = Scale(low * 1.04, high * 1.04, left, width - right), height - 46
+        ticks = steps(low, high, most_ticks)
+        axis_below(picture, across, base, ticks, lambda v: signed(v).removesuffix(".0"), english.CHANGE_AXIS, 24)
+        picture.line(across(0), 18, across(0), base, "zero")
+        for number, name in enumerate(tasks):
+            top = 26 + number * block + above
+            if above:
+                picture.text(0, top - 6, titles[name], "tick strong")
+            else:
+                picture.text(left - 10, top + block / 2, titles[name], "tick strong", "end")
+            if margin := margins.get(name):
+                picture.line(across(-100 * margin), top, across(-100 * margin), top + block - above - 8, "limit")
+            for lane, row in enumerate(rows):
+                if (row.label, name) in lanes:
+                    y, colour, drop = top + 8 + lane * LANE, shades[row.label], lanes[row.label, name][1]
+                    picture.line(across(-100 * drop.high), y, across(-100 * drop.low), y, f"bar {colour}")
+                    picture.mark(across(-100 * drop.value), y, colour, shape_of(colour), hints[row.label, name], 4.5)
+        return picture.drawn()
+
+    colours_named = legend([(row.label, shades[row.label], shape_of(shades[row.label])) for row in rows])
+    return (
+        colours_named
+        + drawn("wide", width=760, left=190, right=14, most_ticks=8, above=0)
+        + drawn("narrow", width=360, left=20, right=20, most_ticks=5, above=20)
+    )
 
 
 # ------------------------------------------------------------------------------------------------ bytes

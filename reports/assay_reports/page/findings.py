@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -204,7 +205,8 @@ def _steps(report: Report) -> list[Step]:
     reference = folders.get(report.reference)
     for row in candidates(report):
         if row.status == "FAIL":
-            command = f"assay locate {shlex.quote(reference)} {shlex.quote(row.folder)}" if reference and row.folder else None
+            sides = f"{shlex.quote(reference)} {shlex.quote(row.folder)}" if reference and row.folder else None
+            command = sides and f"assay diagnose locate {sides}"
             made.append(Step(english.LOCATE.format(label=row.label, reference=report.reference), command))
     if not report.verdicts:
         made.append(Step(english.JUDGE, f"assay gate {shlex.quote(run)}"))
@@ -383,10 +385,13 @@ def _fastest(rows: Sequence[SpeedRow], noise: Noise) -> tuple[str, float]:
 
 # ------------------------------------------------------------------------------------------------ headings: checkpoints
 def kept_roles(plan: PlanNumbers) -> tuple[list[str], float]:
-    """Roles that are not quantized, largest first, and their share of the bytes written."""
-    others = [role for role in plan.roles if not role.what.startswith("quantized") and role.bytes_out]
-    share = sum(role.bytes_out for role in others) / max(plan.bytes_out, 1)
-    return [role.role.replace("_", " ") for role in others], share
+    """Roles of which something is not quantized, largest first, and their share of the bytes written."""
+    bytes_kept = Counter[str]()
+    for role in plan.roles:  # several of one name where its tensors are treated differently
+        if not role.what.startswith("quantized") and role.bytes_out:
+            bytes_kept[role.role] += role.bytes_out
+    names = [name.replace("_", " ") for name, _ in bytes_kept.most_common()]
+    return names, bytes_kept.total() / max(plan.bytes_out, 1)
 
 
 def tensors(report: Report) -> str:

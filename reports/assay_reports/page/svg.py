@@ -41,6 +41,8 @@ class Picture:
     height: int
     title: str
     """What a screen reader says instead of the picture: what it shows, in a sentence."""
+    css: str = ""
+    """`wide` or `narrow`, where the style sheet shows one of two drawings."""
     marks: list[Markup] = field(default_factory=list)
 
     def add(self, mark: str, **values: object) -> None:
@@ -77,8 +79,9 @@ class Picture:
 
     def drawn(self) -> Markup:
         """The element, with its title as its name."""
-        head = Markup('<svg viewBox="0 0 {w} {h}" width="{w}" height="{h}" role="img" aria-label="{title}">').format(
-            w=self.width, h=self.height, title=self.title
+        css = Markup(' class="{}"').format(self.css) if self.css else ""
+        head = Markup('<svg viewBox="0 0 {w} {h}" width="{w}" height="{h}"{css} role="img" aria-label="{title}">').format(
+            w=self.width, h=self.height, css=css, title=self.title
         )
         return head + Markup("").join(self.marks) + Markup("</svg>")
 

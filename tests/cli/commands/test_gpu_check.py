@@ -1,4 +1,4 @@
-"""`assay gpu-check`: which formats it checks."""
+"""`assay diagnose gpu-check`: which formats it checks."""
 
 from __future__ import annotations
 

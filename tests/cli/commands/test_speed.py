@@ -51,6 +51,46 @@ def test_the_published_table_makes_a_run(run: Run) -> None:
     assert len(json.loads(out)["rows"]) == 21, "the same rows, not twice"
 
 
+TABLE = """
+tables:
+  - every_row: {source: a page, hardware: 8xH200, speculation: 0, prompts: chat, concurrency: 8}
+    rows:
+      - {checkpoint: fp8, parallelism: {tensor: 8}, output_tokens_s: 400}
+      - {checkpoint: fp8, parallelism: {tensor: 4, data: 2}, output_tokens_s: 500}
+      - {checkpoint: w4a16, parallelism: {tensor: 8}, output_tokens_s: 600}
+      - {checkpoint: w4a16, parallelism: {tensor: 8}, concurrency: 1, output_tokens_s: 90, settings: {backend: marlin}}
+      - {checkpoint: w4a16, parallelism: {tensor: 8}, concurrency: 1, output_tokens_s: 70, settings: {backend: machete}}
+"""
+
+
+def test_rows_of_equal_names_show_in_what_they_differ(run: Run) -> None:
+    Path("mine.yaml").write_text(TABLE)
+    code, out, _ = run("speed", "glm-5.2", "--import", "mine.yaml")
+    columns = ("checkpoint", "parallelism", "settings", "drafts", "prompts", "in flight", "failed", "tokens/s")
+    heads, *lines = out.splitlines()
+    assert code == 0 and [part.strip() for part in heads.split("  ") if part][:8] == list(columns)
+    cells = [[part.strip() for part in line.split("  ") if part.strip()] for line in lines[:5]]
+    assert [(row[0], row[1], row[2], row[5], row[7]) for row in cells] == [
+        ("fp8 (imported)", "tensor 8", "not stated", "8", "400.0"),
+        ("fp8 (imported)", "data 2, tensor 4", "not stated", "8", "500.0"),
+        ("w4a16 (imported)", "tensor 8", "backend marlin", "1", "90.0"),
+        ("w4a16 (imported)", "tensor 8", "backend machete", "1", "70.0"),
+        ("w4a16 (imported)", "tensor 8", "not stated", "8", "600.0"),
+    ]
+    assert lines[5:] == ["w4a16 against fp8 (off, chat, 8 in flight, tensor 8): 1.50 times the tokens/s"]
+
+
+def test_rows_that_differ_in_their_source_alone_show_it(run: Run) -> None:
+    row = "{checkpoint: fp8, hardware: 8xH200, speculation: 0, prompts: chat, concurrency: 8, output_tokens_s: 400}"
+    Path("first.yaml").write_text(f"tables: [{{rows: [{row}]}}]\n")
+    Path("second.yaml").write_text(f"tables: [{{rows: [{row.replace('400', '410')}]}}]\n")
+    run("speed", "glm-5.2", "--import", "first.yaml")
+    _, out, _ = run("speed", "glm-5.2", "--import", "second.yaml")
+    lines = [[part.strip() for part in line.split("  ") if part.strip()] for line in out.splitlines()]
+    assert lines[0][:2] == ["checkpoint", "source"]
+    assert [(row[1], row[6]) for row in lines[1:3]] == [("first.yaml", "400.0"), ("second.yaml", "410.0")]
+
+
 def test_a_file_of_vllm(run: Run) -> None:
     run_dir = make_run(Path("runs"))
     assert one_error(run("speed", "tiny-glm", "--import", BENCH)) == (

@@ -12,7 +12,7 @@ from assay_evaluate.asking.signature import take_signature
 from assay_evaluate.client.client import NotMeasured
 
 NAN_REFUSED = (400, {"error": {"message": "Out of range float values are not JSON compliant: nan"}})
-SEE = "; see `assay probe`"
+SEE = "; see `assay diagnose probe`"
 
 
 class Signs(FakeServer):

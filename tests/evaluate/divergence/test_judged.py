@@ -173,7 +173,7 @@ def test_rows_of_the_request_before_are_refused(run: Run) -> None:
     code, out, err = asked(run, Sampling(), Stale(near))
     assert (code, out) == (2, "") and re.fullmatch(
         r"error: w4a16: http://\S+: nothing shows which weights answer: asked twice, its log-probabilities differ by [\d.]+ "
-        r"nats, where 0\.1 are taken; `assay probe http://\S+` looks for the cause", err.splitlines()[-1]
+        r"nats, where 0\.1 are taken; `assay diagnose probe http://\S+` looks for the cause", err.splitlines()[-1]
     ), err  # fmt: skip
 
 

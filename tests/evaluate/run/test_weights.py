@@ -96,7 +96,7 @@ def test_a_server_that_differs_from_itself_cannot_show_its_weights() -> None:
         sign_given("fp8", server)
     assert re.fullmatch(
         r"fp8: http://127.0.0.1:\d+: nothing shows which weights answer: asked twice, its log-probabilities differ by [0-9.]+ "
-        r"nats, where 0.1 are taken; `assay probe http://127.0.0.1:\d+` looks for the cause", str(caught.value)
+        r"nats, where 0.1 are taken; `assay diagnose probe http://127.0.0.1:\d+` looks for the cause", str(caught.value)
     )  # fmt: skip
 
 

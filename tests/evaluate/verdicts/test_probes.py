@@ -141,7 +141,7 @@ def test_an_alarm_that_the_reference_shares_is_not_the_candidates() -> None:
 
 def test_missing_is_not_a_pass() -> None:
     gate = ProbesGate(kind="probes", required=("argmax", "tools"))
-    assert verdict_of(gate).detail == "No probes of w4a16: it was not probed; `assay probe` does it."
+    assert verdict_of(gate).detail == "No probes of w4a16: it was not probed; `assay diagnose probe` does it."
     other = probed("w4a16", *CLEAN, sha256="0" * 64)
     assert "are of another checkpoint" in verdict_of(gate, other).detail
     not_run = verdict_of(gate, probed("w4a16", *CLEAN))

@@ -424,10 +424,9 @@ def test_unfinished_and_absent(copy: Callable[[str], Copy], tmp_path: Path) -> N
         verify(damaged.folder, source=tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("what", ["targets", "weights", "format"])
-def test_config_groups_that_are_exchanged(made: Made, tmp_path: Path, what: str) -> None:
-    """Weights are then read by a scheme that they are not stored in: assertions, of ours and of compressed-tensors."""
-    source, recipe = made.source, tmp_path / "mix.yaml"
+def quantized_to_a_mix(source: Path, tmp_path: Path) -> Path:
+    """A checkpoint with three config groups."""
+    recipe = tmp_path / "mix.yaml"
     recipe.write_text(
         "schema: 1\nname: mix\n"
         "quantize: {attention: fp8_block, routed_expert: w4a16, shared_expert: w4a16, dense_mlp: nvfp4a16}\n"
@@ -435,6 +434,31 @@ def test_config_groups_that_are_exchanged(made: Made, tmp_path: Path, what: str)
     )
     plan = make_plan(open_checkpoint(source), load_recipe(PrecisionRecipe, str(recipe)), model="tiny", family=None)
     quantize(plan, source, folder := tmp_path / "made")
+    return folder
+
+
+def test_targets_that_are_exchanged_name_the_tensor_that_is_not_there(made: Made, tmp_path: Path) -> None:
+    folder = quantized_to_a_mix(made.source, tmp_path)
+    config = json.loads((folder / CONFIG).read_text())
+    groups = config["quantization_config"]["config_groups"]
+    names = {group["format"]: name for name, group in groups.items()}
+    fp8, int4 = names["float-quantized"], names["pack-quantized"]
+    groups[fp8]["targets"], groups[int4]["targets"] = groups[int4]["targets"], groups[fp8]["targets"]
+    (folder / CONFIG).write_text(json.dumps(config))
+    found = {damage.where: damage.what for damage in verify(folder, source=made.source).damages if damage.check == "definition"}
+    up = "model.layers.1.mlp.shared_experts.up_proj"
+    shard = json.loads((folder / INDEX).read_text())["weight_map"][f"{up}.weight_packed"]
+    assert found[f"{up}.weight"] == (
+        f"config.json has it in {fp8} (float-quantized), which reads {up}.weight; {shard} has no such tensor, only "
+        "weight_packed, weight_scale; put back the config.json that `assay quantize` wrote, or quantize again into "
+        "another folder"
+    )
+
+
+@pytest.mark.parametrize("what", ["targets", "weights", "format"])
+def test_config_groups_that_are_exchanged(made: Made, tmp_path: Path, what: str) -> None:
+    """Weights are then read by a scheme that they are not stored in: assertions, of ours and of compressed-tensors."""
+    source, folder = made.source, quantized_to_a_mix(made.source, tmp_path)
     config = json.loads((folder / "config.json").read_text())
     for first, second in itertools.combinations(config["quantization_config"]["config_groups"], 2):
         changed = json.loads(json.dumps(config))

@@ -29,10 +29,10 @@ from assay.records.verdict import GateReport
 from assay_reports.choice import choice_words
 from assay_reports.json_schema import report_schema
 from assay_reports.numbers import build_report
-from assay_reports.page.findings import first_screen
+from assay_reports.page.findings import first_screen, kept_roles
 from assay_reports.report import context, document_parts, environment, render_html, render_markdown, write_report
 from assay_reports.run import load_run
-from assay_reports.schema import Limit, Report
+from assay_reports.schema import Limit, PlanNumbers, Report, RoleNumbers
 
 REPOSITORY = Path(__file__).parents[3]
 SAMPLE = REPOSITORY / "reports" / "samples" / "tiny-glm"
@@ -78,7 +78,10 @@ def test_it_answers_which_why_and_what_next(sample: Report) -> None:
     assert why[3] == ("nvfp4a16", "FAIL", "loses 25.0 points.")
     assert [(step.sentence, step.command) for step in first.steps][-3:] == [
         ("To decide w4a16-gptq on English code lookup, evaluate with about 871 items; 120 were asked", None),
-        ("Find where nvfp4a16 goes wrong against fp8", "assay locate tiny-glm/fp8/checkpoint tiny-glm/nvfp4a16/checkpoint"),
+        (
+            "Find where nvfp4a16 goes wrong against fp8",
+            "assay diagnose locate tiny-glm/fp8/checkpoint tiny-glm/nvfp4a16/checkpoint",
+        ),
         ("Measure speed on the hardware that will serve it", "assay speed tiny-glm"),
     ]
     assert "Speed: not measured, so nothing tells which checkpoint is faster or cheaper" in first.unknown
@@ -105,10 +108,13 @@ def test_every_command_of_the_page_works_in_the_folder_of_runs(
     gates = GateReport.load(run_dir / "gates.json")
     gates.model_copy(update={"overall": {**gates.overall, "w4a16": "FAIL"}}).save(run_dir / "gates.json")
     locate, speed = commands_of(run_dir)
-    assert locate == "assay locate tiny-glm/fp8/checkpoint tiny-glm/w4a16/checkpoint" and speed == "assay speed tiny-glm"
-    for command in (locate, speed):
-        _, name, *words = shlex.split(command)
-        program.commands[name].make_context(name, words)
+    assert locate == "assay diagnose locate tiny-glm/fp8/checkpoint tiny-glm/w4a16/checkpoint"
+    assert speed == "assay speed tiny-glm"
+    for proposed in (locate, speed):
+        command, words = program, shlex.split(proposed)[1:]
+        while hasattr(command, "commands"):
+            command = command.commands[words.pop(0)]
+        command.make_context(command.name, words)
         assert all(Path(word).is_dir() for word in words)
     SpeedRecord(rows=(speed_row("w4a16", 1, 80.0),)).save(run_dir / "speed.json")
     assert commands_of(run_dir) == [locate, "assay choose tiny-glm"]
@@ -183,6 +189,17 @@ def test_no_task_lost_is_not_said_of_what_was_not_measured(sample: Report) -> No
     bare = small_changes(sample, rows=tuple(rows), long_context=())
     found = context(bare)["findings"]
     assert (found["tasks"], found["long_context"]) == ("No task was scored on a candidate", "Long context was not measured")
+
+
+def test_a_role_that_is_kept_in_two_ways_is_named_once(sample: Report) -> None:
+    """Of the sample MTP's weights are BF16 and the bias of its router is F32."""
+    names, share = kept_roles(next(plan for plan in sample.plans if plan.precision == "fp8"))
+    assert names == ["mtp", "embedding", "lm head", "router", "norm", "attention", "router bias"]
+    assert share == 4_289_920 / 8_124_244
+    sizes = (("router", "kept in BF16", 100), ("norm", "kept in BF16", 60), ("norm", "cast to F32", 50), ("mtp", "dropped", 0))
+    roles = tuple(RoleNumbers(role=role, what=what, num_tensors=1, bytes_in=100, bytes_out=size) for role, what, size in sizes)
+    plan = PlanNumbers(precision="x", scheme="", bytes_in=400, bytes_out=420, roles=roles)
+    assert kept_roles(plan) == (["norm", "router"], 0.5), "by the bytes of both"
 
 
 # ------------------------------------------------------------------------------------------------ structure

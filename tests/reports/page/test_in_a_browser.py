@@ -144,6 +144,24 @@ def test_nothing_sticks_out_on_a_narrow_screen(opened: Browser, width: int) -> N
     assert opened.run("document.documentElement.scrollWidth") <= width
 
 
+@pytest.mark.parametrize("width", [320, 390])
+def test_the_changes_of_tasks_fit_a_phone(opened: Browser, width: int) -> None:
+    """Every mark and every word of the picture, and letters stay legible; a wide screen has the other drawing."""
+    opened.look(width=width, height=800)
+    opened.run("document.getElementById('scores').scrollIntoView()")
+    places = opened.run(
+        "[...document.querySelectorAll('#scores .chart > svg, #scores .chart > svg *')]"
+        ".map(part => part.getBoundingClientRect()).filter(box => box.width || box.height).map(box => [box.left, box.right])"
+    )
+    assert len(places) > 20 and min(left for left, _ in places) >= 0 and max(right for _, right in places) <= width
+    letters = opened.run("document.querySelector('#scores svg.narrow text').getBoundingClientRect().height")
+    assert letters >= 11
+    shown = "[...document.querySelectorAll('#scores .chart > svg')].map(one => getComputedStyle(one).display)"
+    assert opened.run(shown) == ["none", "block"]
+    opened.look(width=1280, height=800)
+    assert opened.run(shown) == ["block", "none"]
+
+
 HOSTILE = "</script><img src=x onerror=\"document.title='pwned'\"><script>document.title='pwned'</script>"
 
 

@@ -1,4 +1,4 @@
-"""The `assay gpu-check` command: what only a GPU can show, in ten minutes on one card."""
+"""The `assay diagnose gpu-check` command: what only a GPU can show, in ten minutes on one card."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `assay lever` command: which serving parameter a failure depends on, and a folder with which anybody can see it fail."""
+"""The `assay diagnose lever` command: which serving parameter a failure depends on, and a folder that shows it to anybody."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `assay locate` command: two checkpoints or servers, or the ranks of one, layer by layer."""
+"""The `assay diagnose locate` command: two checkpoints or servers, or the ranks of one, layer by layer."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def locate(
     from assay_evaluate.serving.api_key import bearer
 
     if ranks == (b is not None):
-        raise AssayError("say two things to compare (assay locate A B), or one and --ranks")
+        raise AssayError("say two things to compare (assay diagnose locate A B), or one and --ranks")
     if all(url_in(text) for text in (a, b) if text is not None):
         refuse_unused(ctx, URL_FORM, "profile", "tensor_parallel")
     if not any(url_in(text) for text in (a, b) if text is not None):

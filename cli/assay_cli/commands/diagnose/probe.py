@@ -1,4 +1,4 @@
-"""The `assay probe` command: serving-fidelity probes of a URL, or of a checkpoint that is served for them."""
+"""The `assay diagnose probe` command: serving-fidelity probes of a URL, or of a checkpoint that is served for them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ ASKS_ITS_OWN = {"garble", "tools"}
 
 def _is_another_command(value: str | None) -> None:
     if value is not None:
-        raise AssayError("--lever: levers are a command of their own: assay lever URL|TARGET [--levers NAME,...]")
+        raise AssayError("--lever: levers are a command of their own: assay diagnose lever URL|TARGET [--levers NAME,...]")
 
 
 def probe(
@@ -225,8 +225,9 @@ def _probe_url(
     name = label or safe_name(endpoint.model)
     path = _new_file(place_for("probe", "probes", run=run, out=out, say=say), name, None)
     report = run_probes(
-        endpoint, settings, names, label=name, without_speculation=other, ledger=ledger_of(path), on_progress=say
-    )
+        endpoint, settings, names, label=name, without_speculation=other, ledger=ledger_of(path), is_announced=True,
+        on_progress=say,
+    )  # fmt: skip
     return report, path
 
 
@@ -264,8 +265,9 @@ def _probe_checkpoint(
     sha256 = _sha256_of(folder, place)
     path = _new_file(place, name, sha256)
     report = probe_checkpoint(
-        spec, settings, names, label=name, checkpoint_sha256=sha256, ledger=ledger_of(path), on_progress=say
-    )
+        spec, settings, names, label=name, checkpoint_sha256=sha256, ledger=ledger_of(path), is_announced=True,
+        on_progress=say,
+    )  # fmt: skip
     return report, path
 
 

@@ -1,4 +1,4 @@
-"""`assay lever`: change one parameter at a time and see which one changes how the server fails.
+"""`assay diagnose lever`: change one parameter at a time and see which one changes how the server fails.
 
     report, search = find_levers(start, LeverSettings(), label="glm-5 w4a16", facts=facts_of)
 

@@ -1,4 +1,4 @@
-"""What a lever turns, and servers that run as it says: the table of `assay lever`."""
+"""What a lever turns, and servers that run as it says: the table of `assay diagnose lever`."""
 
 from __future__ import annotations
 

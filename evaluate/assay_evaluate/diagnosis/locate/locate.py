@@ -1,4 +1,4 @@
-"""`assay locate`: in which layer, expert and rank two servers part, and what a recipe could do about it.
+"""`assay diagnose locate`: in which layer, expert and rank two servers part, and what a recipe could do about it.
 
     location = locate_servers(side_a, side_b)         two checkpoints, or two servers that run
     location = locate_ranks(side_a)                   the tensor-parallel ranks of one
@@ -219,7 +219,7 @@ def remedy_for(recipe: PrecisionRecipe, role: str) -> Remedy | None:
     data = recipe.model_dump(mode="json", exclude_defaults=True)
     data["schema"] = data.pop("schema_version", 1)
     data["name"] = f"{recipe.name}-{role.replace('_', '-')}-{dtype}"
-    data["description"] = f"{recipe.name} with {role} kept in {dtype.upper()}: a remedy proposed by `assay locate`."
+    data["description"] = f"{recipe.name} with {role} kept in {dtype.upper()}: a remedy proposed by `assay diagnose locate`."
     is_mix = isinstance(recipe.quantize, dict)
     data["quantize"] = (
         {r: s for r, s in data["quantize"].items() if r != role} if is_mix else [r for r in recipe.quantize if r != role]

@@ -71,8 +71,8 @@ class WatchedServer:
         if reply.status == 404:
             raise MeasureError(
                 f"{self.base_url}: has no /collective_rpc; start vLLM with VLLM_SERVER_DEV_MODE=1 and "
-                f"--worker-extension-cls {EXTENSION} (a server of `assay serve` has neither), or give `assay locate` the "
-                "checkpoint folder instead of the URL: it starts such a server itself"
+                f"--worker-extension-cls {EXTENSION} (a server of `assay serve` has neither), or give `assay diagnose locate` "
+                "the checkpoint folder instead of the URL: it starts such a server itself"
             )
         if reply.status != 200:
             raise MeasureError(

@@ -18,6 +18,12 @@ EVERYTHING = Offer(
     routed_experts=True, cache_salt=True, streams=True,
 )  # fmt: skip
 """Of an endpoint that was not asked yet: with nothing less are more requests sent, but a few without log-probabilities."""
+COUNTED = {
+    "chat": "chat", "logprobs": "log-probabilities", "prompt_logprobs": "log-probabilities of prompts",
+    "token_ids": "token ids", "speculation": "drafts", "routed_experts": "routed experts", "cache_salt": "cache salts",
+    "streams": "streaming",
+}  # fmt: skip
+"""Field of `Offer` on which the number of requests depends -> what the endpoint offers with it."""
 TOOL_TOKENS = 120
 """Of the description of one tool, about."""
 
@@ -131,6 +137,36 @@ def plan_requests(
         if _can_score(offer):
             odd += scores(num_more, short)
     return Planned(total_generated, total_scored, aborted, odd)
+
+
+def change_by_offer(
+    settings: ProbeSettings,
+    names: Sequence[str],
+    offer: Offer,
+    max_model_len: int | None = None,
+    *,
+    has_pair: bool = False,
+) -> str | None:
+    """What is sent otherwise than was announced before the endpoint's offer was known, and why; None: nothing."""
+
+    def total(offer: Offer = EVERYTHING, max_model_len: int | None = None) -> Load:
+        return plan_requests(settings, names, offer, max_model_len, has_pair=has_pair).total
+
+    announced, planned = total(), total(offer, max_model_len)
+    if planned == announced:
+        return None
+    missing = [
+        f"no {what}"
+        for field, what in COUNTED.items()
+        if not getattr(offer, field) and total(EVERYTHING.model_copy(update={field: None})) != announced
+    ]
+    reasons = [f"offers {' and '.join(missing)}"] if missing else []
+    if total(max_model_len=max_model_len) != announced:
+        reasons.append(f"has a context of {max_model_len:,} tokens")
+    return (
+        f"the endpoint {', and '.join(reasons) or 'offers less'}: at most {planned.num_requests:,} requests with about "
+        f"{planned.prompt_tokens:,} prompt tokens, not {announced.num_requests:,} with {announced.prompt_tokens:,}"
+    )
 
 
 def _can_score(offer: Offer) -> bool:

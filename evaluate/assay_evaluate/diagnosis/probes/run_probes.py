@@ -18,7 +18,7 @@ from assay_evaluate.diagnosis.probes.acceptance import probe_acceptance
 from assay_evaluate.diagnosis.probes.determinism import compare_with_undrafted, probe_determinism, probe_speculation
 from assay_evaluate.diagnosis.probes.garble import probe_garble
 from assay_evaluate.diagnosis.probes.nonfinite import probe_nonfinite
-from assay_evaluate.diagnosis.probes.planned import plan_requests
+from assay_evaluate.diagnosis.probes.planned import change_by_offer, plan_requests
 from assay_evaluate.diagnosis.probes.probe_session import ProbeSession
 from assay_evaluate.diagnosis.probes.ranking import probe_argmax, probe_consensus
 from assay_evaluate.diagnosis.probes.recompute import probe_recompute
@@ -55,12 +55,14 @@ def run_probes(
     without_speculation: ProbedEndpoint | None = None,
     ledger: Path | None = None,
     client: Client | None = None,
+    is_announced: bool = False,
     on_progress: Callable[[str], None] = lambda line: None,
 ) -> ProbeReport:
     """Run the probes called `names` (None: all), in the order of `PROBES`, and report.
 
     without_speculation: the same checkpoint on a server that drafts nothing, for the pair. ledger: every request and reply,
     JSON lines, appended. client: one of the caller's, who then has all that was sent and came back (`client.tally.exchanges`).
+    is_announced: what an endpoint that offers everything is sent was said before; what differs from it is.
     MeasureError: a name that is not in the table, or the server is gone.
     """
     settings, names = settings or ProbeSettings(), checked_names(names)
@@ -69,7 +71,9 @@ def run_probes(
         if client is None
         else nullcontext(client)
     ) as client:
-        return run_session(ProbeSession(endpoint, settings, client, without_speculation, on_progress), names, label=label)
+        session = ProbeSession(endpoint, settings, client, without_speculation, on_progress)
+        has_pair = without_speculation is not None
+        return run_session(session, names, label=label, has_pair=has_pair, is_announced=is_announced)
 
 
 def checked_names(names: Sequence[str] | None) -> list[str]:
@@ -80,12 +84,20 @@ def checked_names(names: Sequence[str] | None) -> list[str]:
     return [name for name in PROBES if names is None or name in names]
 
 
-def run_session(session: ProbeSession, names: Sequence[str], *, label: str | None = None) -> ProbeReport:
-    """Run `names`, in their order, on a session that is open; what it was asked before is not asked again."""
+def run_session(
+    session: ProbeSession, names: Sequence[str], *, has_pair: bool, label: str | None = None, is_announced: bool = False
+) -> ProbeReport:
+    """Run `names`, in their order, on a session that is open; what it was asked before is not asked again.
+
+    has_pair: a server without speculation is asked as well, now or later. is_announced: as for `run_probes`.
+    """
     started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
-    endpoint, client, has_pair = session.endpoint, session.client, session.without_speculation is not None
-    planned = plan_requests(session.settings, names, endpoint.offer, endpoint.max_model_len, has_pair=has_pair)
-    session.on_progress(planned.sentence(session.settings))
+    endpoint, client, settings = session.endpoint, session.client, session.settings
+    if not is_announced:
+        planned = plan_requests(settings, names, endpoint.offer, endpoint.max_model_len, has_pair=has_pair)
+        session.on_progress(planned.sentence(settings))
+    elif line := change_by_offer(settings, names, endpoint.offer, endpoint.max_model_len, has_pair=has_pair):
+        session.on_progress(line)
     results = []
     for name in names:
         begun = time.monotonic()
@@ -99,7 +111,7 @@ def run_session(session: ProbeSession, names: Sequence[str], *, label: str | Non
         checkpoint_sha256=endpoint.checkpoint_sha256,
         max_model_len=endpoint.max_model_len,
         offer=endpoint.offer,
-        settings=session.settings,
+        settings=settings,
         results=tuple(results),
         num_requests=client.tally.num_requests,
         num_failed=client.tally.num_failed,
@@ -123,12 +135,13 @@ def probe_checkpoint(
     label: str,
     checkpoint_sha256: str,
     ledger: Path,
+    is_announced: bool = False,
     on_progress: Say = lambda line: None,
     start_server: Callable[[ServerSpec, Say], AbstractContextManager[Server]] = serve,
 ) -> ProbeReport:
     """Serve `spec` and run the probes; where it drafts, serve it again without and compare. ServeError, MeasureError.
 
-    The servers run one after the other: two of them fit on no machine that is sized for one.
+    The servers run one after the other: two of them fit on no machine that is sized for one. is_announced: as for `run_probes`.
     """
     names = checked_names(names)
     environment = {**COUNT_NANS, **spec.profile.environment}
@@ -137,7 +150,7 @@ def probe_checkpoint(
         endpoint = replace(_find_server(server), checkpoint_sha256=checkpoint_sha256)
         with Client(endpoint, timeout_s=settings.timeout_s, ledger=ledger, on_progress=on_progress) as client:
             session = ProbeSession(endpoint, settings, client, None, on_progress)
-            report = run_session(session, names, label=label)
+            report = run_session(session, names, label=label, has_pair=True, is_announced=is_announced)
             needs_pair = "speculation" in names and endpoint.offer.speculation
             if needs_pair:
                 _ = session.greedy  # asked while this server is there

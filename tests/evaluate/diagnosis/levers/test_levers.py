@@ -1,4 +1,4 @@
-"""`assay lever`: statistics of structure against size, scripted servers whose lever is known, shrinking, the bundle."""
+"""`assay diagnose lever`: statistics of structure against size, scripted servers whose lever is known, shrinking, bundle."""
 
 from __future__ import annotations
 

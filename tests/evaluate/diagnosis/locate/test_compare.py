@@ -1,4 +1,4 @@
-"""`assay locate` on numbers: made-up readings whose answer is known, sketches against exact distances, the proposed recipe."""
+"""`assay diagnose locate` on numbers: made-up readings of known answer, sketches against exact distances, a recipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`assay locate` on two real tensor-parallel ranks (gloo): a planted fault is named by layer, expert and rank."""
+"""`assay diagnose locate` on two real tensor-parallel ranks (gloo): a planted fault is named by layer, expert and rank."""
 
 from __future__ import annotations
 
@@ -114,6 +114,6 @@ def test_the_command_compares_servers_and_ranks(two_ranks: str, run: Run, tmp_pa
 def test_what_the_command_refuses(two_ranks: str, run: Run, tmp_path: Path) -> None:
     for words in (("locate", two_ranks), ("locate", two_ranks, two_ranks, "--ranks")):
         code, _, err = run(*words)
-        assert code == 2 and "say two things to compare (assay locate A B), or one and --ranks" in err
+        assert code == 2 and "say two things to compare (assay diagnose locate A B), or one and --ranks" in err
     code, _, err = run("locate", "http://127.0.0.1:9", two_ranks)
     assert code == 2 and "http://127.0.0.1:9" in err and err.count("\n") == 1

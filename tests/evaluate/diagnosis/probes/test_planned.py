@@ -13,7 +13,13 @@ from assay.errors import MeasureError
 from assay.records.probe import ProbeReport, ProbeSettings
 from assay_evaluate.client.client import Client
 from assay_evaluate.diagnosis.endpoint import MOST_DISCOVERY_REQUESTS, find_endpoint
-from assay_evaluate.diagnosis.probes.planned import EVERYTHING, cost_of_limit, fit_settings, plan_requests
+from assay_evaluate.diagnosis.probes.planned import (
+    EVERYTHING,
+    change_by_offer,
+    cost_of_limit,
+    fit_settings,
+    plan_requests,
+)  # fmt: skip
 from assay_evaluate.diagnosis.probes.run_probes import PROBES, run_probes
 
 Run = Callable[..., tuple[int, str, str]]
@@ -59,6 +65,61 @@ def test_the_sentence() -> None:
         "probes send at most 798 requests (258 replies of up to 160 tokens, 192 scored again, 26 broken off midway, 322 if "
         "replies look odd or leave a doubt) with about 403,936 prompt tokens, for 55,812 tokens at most; 16 in flight"
     )
+
+
+@pytest.mark.parametrize(
+    ("names", "lacks", "max_model_len", "line"),
+    [
+        (["garble", "text"], {"routed_experts": False, "version": None}, 4096, None),
+        (
+            ["garble"],
+            {"streams": False},
+            None,
+            "offers no streaming: at most 772 requests with about 393,120 prompt tokens, not 798 with 403,936",
+        ),
+        (["argmax", "text"], {"logprobs": None}, None, None),
+        (
+            ["argmax"],
+            {"logprobs": None},
+            4096,
+            "offers no log-probabilities: at most 0 requests with about 0 prompt tokens, not 26 with 10,784",
+        ),
+        (
+            ["garble"],
+            {"prompt_logprobs": None, "token_ids": False},
+            512,
+            "offers no log-probabilities of prompts and no token ids, and has a context of 512 tokens: at most 348 requests "
+            "with about 71,384 prompt tokens, not 798 with 403,936",
+        ),
+        (
+            ["argmax", "speculation"],
+            {"logprobs": None, "speculation": False},
+            None,
+            "offers less: at most 0 requests with about 0 prompt tokens, not 26 with 10,784",
+        ),
+    ],
+)
+def test_what_an_offer_changes(names: list[str], lacks: dict[str, Any], max_model_len: int | None, line: str | None) -> None:
+    """Only what these probes would have asked with it is named."""
+    changed = change_by_offer(ProbeSettings(), names, EVERYTHING.model_copy(update=lacks), max_model_len)
+    assert changed == (None if line is None else f"the endpoint {line}")
+
+
+def test_what_is_sent_is_said_once(run: Run) -> None:
+    """And again what is different, once the endpoint's offer is known."""
+    few = ("--requests", 4, "--garble", 8, "--concurrency", 4, "--probes", "garble,argmax", "--out", "out")
+    with StubServer() as server:
+        _, _, err = run("probe", server.base_url, *few)
+        assert sum("at most" in line for line in err.splitlines()) == 1
+    with StubServer(extras=False) as server:
+        _, _, err = run("probe", server.base_url, *few)
+    assert [line for line in err.splitlines() if "at most" in line] == [
+        "probes send at most 45 requests (12 replies of up to 160 tokens, 8 scored again, 1 broken off midway, 24 for replies "
+        "that look odd) with about 21,888 prompt tokens, for 3,702 tokens at most; 4 in flight; up to 17 small ones before "
+        "find out what the endpoint offers",
+        "the endpoint offers no log-probabilities of prompts and no token ids: at most 25 requests with about 10,368 prompt "
+        "tokens, not 45 with 21,888",
+    ]
 
 
 @pytest.mark.parametrize("most", [60, 100, 333, 2000])
