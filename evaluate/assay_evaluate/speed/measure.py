@@ -26,14 +26,13 @@ from assay_evaluate.serving.hardware import describe_hardware, find_gpus
 from assay_evaluate.serving.server import Server, ServerSpec, planned_fingerprint, serve
 from assay_evaluate.speed.bench import Job, benchmark, write_prompts
 from assay_evaluate.speed.ladder import Ladder, Point, deal_repeats, shuffled, shuffled_servers
+from assay_evaluate.speed.predicted import NOT_PREDICTED
 from assay_evaluate.speed.prompts import LONG, Prompts, has_chat_template, token_counter
 from assay_evaluate.speed.rows import WHERE, count, repeat_of, tokens_each
 from assay_evaluate.speed.watch import Watch
 from assay_evaluate.tasks.ruler.draft import RulerError
 
 StartServer = Callable[[ServerSpec, Say], AbstractContextManager[Server]]
-NOT_PREDICTED = "not predicted:"
-"""How reasons begin that there is no prediction."""
 EMULATED = "emulated: profile {profile} computes this format without its kernels, which says nothing about their speed"
 _SPECULATIVE = "speculative-config"
 _TEMPLATE_TOKENS = 64
@@ -127,13 +126,14 @@ class LadderRun:
     def _why_stale(self, row: SpeedRow, subject: Subject, *, same: bool) -> str | None:
         if row.checkpoint_sha256 != subject.sha256:
             return "the checkpoint is another"
-        if row.speculation is None or row.fingerprint_sha256 != self._planned(subject, row.speculation).comparable_sha256:
+        planned = None if row.speculation is None else self.foresee(self.spec(subject, row.speculation))
+        if planned is None or row.fingerprint_sha256 != planned.comparable_sha256:
             return "it would be served differently now"
         return None if same else "requests, lengths, objective or seed are others"
 
     def _missing(self, subject: Subject, speculation: int) -> list[list[tuple[int, Point]]]:
         """(repeat, point) that each start of its server is to measure, in order. What cannot be is noted."""
-        planned = self._planned(subject, speculation)
+        planned = self.foresee(self.spec(subject, speculation))
         self.versions |= planned.versions
         reason = None
         if planned.emulated:
@@ -148,10 +148,11 @@ class LadderRun:
                 self.on_progress(f"{subject.label}: not measured: {reason}")
                 self.left_out.append(noted)
             return []
-        repeats = {
-            point: deal_repeats(len(done), len({earlier.server_start for earlier in done}), self.ladder)
-            for point in self.ladder.points for done in (self._repeats_of(subject.label, speculation, point),)
-        }  # fmt: skip
+        repeats: dict[Point, list[range]] = {}
+        for point in self.ladder.points:
+            row = self.rows.get(("measured", subject.label, speculation, point.prompts, point.concurrency))
+            done = () if row is None else row.repeats
+            repeats[point] = deal_repeats(len(done), len({earlier.server_start for earlier in done}), self.ladder)
         seed = f"{self.ladder.seed}:{subject.label}:{speculation}"
         starts = [
             list(shuffled({point: repeat[start] for point, repeat in repeats.items() if start < len(repeat)}, seed))
@@ -160,10 +161,6 @@ class LadderRun:
         if not starts:
             self.on_progress(f"{subject.label}: speculation {speculation or 'off'}: measured already")
         return starts
-
-    def _repeats_of(self, label: str, speculation: int, point: Point) -> tuple[SpeedRepeat, ...]:
-        row = self.rows.get(("measured", label, speculation, point.prompts, point.concurrency))
-        return () if row is None else row.repeats
 
     def _next_start(self, label: str, speculation: int) -> int:
         """Number of the next start of a server; those of rows from before starts were told are one, and have none."""
@@ -185,9 +182,6 @@ class LadderRun:
             speculate=speculation > 0,
             log_path=self.run_dir / "logs" / f"vllm-{subject.label}-speed-{speculation}{_of_start(start)}.log",
         )
-
-    def _planned(self, subject: Subject, speculation: int) -> Fingerprint:
-        return self.foresee(self.spec(subject, speculation))
 
     def _measure_server(self, subject: Subject, speculation: int, runs: Sequence[tuple[int, Point]]) -> None:
         """All missing repeats of one checkpoint with one speculation. ServeError: its server did not start, or died."""
@@ -292,8 +286,8 @@ class LadderRun:
             parallelism=parallelism,
             speculation=speculation,
             prompts=point.prompts,
-            prompt_tokens=tokens_each([result], "total_input_tokens"),
-            output_tokens=tokens_each([result], "total_output_tokens"),
+            prompt_tokens=tokens_each(result, "total_input_tokens"),
+            output_tokens=tokens_each(result, "total_output_tokens"),
             concurrency=point.concurrency,
             emulated=fingerprint.emulated,
             kernels=fingerprint.kernels,
@@ -332,7 +326,7 @@ def _with_repeat(row: SpeedRow, new_repeat: SpeedRepeat, result: dict[str, Any])
     changes: dict[str, Any] = {"repeats": (*row.repeats, new_repeat)}
     before, now = sum(repeat.num_completed or 0 for repeat in row.repeats), count(result, "completed") or 0
     for name, total in (("prompt_tokens", "total_input_tokens"), ("output_tokens", "total_output_tokens")):
-        mean, more = getattr(row, name), tokens_each([result], total)
+        mean, more = getattr(row, name), tokens_each(result, total)
         if mean is not None and more is not None and before + now:
             changes[name] = (mean * before + more * now) / (before + now)
     return row.model_copy(update=changes)
