@@ -67,18 +67,17 @@ def _parsed(path: Path) -> Any:
 
 
 def _json_or_lines(data: bytes) -> Any:
-    """One value, or a list of the objects that stand one after the other, as `--append-result` and JSON lines write them."""
+    """One value, or a list of the objects that stand one after the other, as `--append-result` and JSON lines write them.
+
+    NotJson: one of them is none; where that is the first, the whole is something else.
+    """
     try:
         return read_json(data)
     except NotJson as error:
         if "Extra data" not in str(error):
             raise
-        return _objects(data.decode("utf-8", errors="replace"), error)
-
-
-def _objects(text: str, error: NotJson) -> list[Any]:
-    """NotJson: one of them is none; `error` where that is the first, so that the whole is something else."""
-    decoder, objects, at = json.JSONDecoder(), list[Any](), 0
+        of_whole = error
+    decoder, objects, at, text = json.JSONDecoder(), list[Any](), 0, data.decode("utf-8", errors="replace")
     while at < len(text):
         try:
             value, at = decoder.raw_decode(text, at)
@@ -86,7 +85,7 @@ def _objects(text: str, error: NotJson) -> list[Any]:
             if objects and isinstance(objects[0], dict):
                 where = f"object {len(objects) + 1}, after line {text.count(chr(10), 0, at)}"
                 raise NotJson(f"several objects, of which {where} is no JSON: {shown(repr(text[at : at + 60]))}") from None
-            raise error from None
+            raise of_whole from None
         objects.append(value)
         at += len(text[at:]) - len(text[at:].lstrip())
     return objects
