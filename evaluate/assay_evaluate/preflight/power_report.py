@@ -12,7 +12,7 @@ from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe, SweTask
 from assay.records.preflight.power import CheckpointCost, GatePower, NeededFor, PowerReport, TogetherPower
 from assay_evaluate.diagnosis.probes.planned import Load
-from assay_evaluate.preflight.cost import cost_of, span, tokens
+from assay_evaluate.preflight.cost import Workload, cost_of, span, tokens, workload_of
 from assay_evaluate.preflight.known_tasks import LENGTH_RANGE
 from assay_evaluate.preflight.power import (
     ENOUGH,
@@ -25,7 +25,6 @@ from assay_evaluate.preflight.power import (
     spread,
 )
 from assay_evaluate.preflight.power_designs import FROM_TABLE, Assumptions, needed, rules_of
-from assay_evaluate.preflight.workload import Workload, workload_of
 from assay_evaluate.roofline.weights import ServedWeights
 from assay_evaluate.statistics.joint.chances import NUM_DRAWS, SEED, expected_value
 from assay_evaluate.statistics.power import POWER
