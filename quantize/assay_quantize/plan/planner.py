@@ -1,7 +1,7 @@
 """Headers + config + precision recipe -> what will happen to every tensor. Reads no weights, imports no torch.
 
-Every tensor gets one action (`tensor_plans.py`). What cannot work fails here, before the first byte is written: unknown
-tensors, groups that do not divide, an MTP block that is declared and absent, ignore patterns that would not say what was done.
+Every tensor gets one action (`tensor_plans.py`). What cannot work fails here, before the first byte is written: a source that
+is not whole, unknown tensors, groups that do not divide, ignore patterns that would not say what was done.
 """
 
 from __future__ import annotations
@@ -15,9 +15,19 @@ from typing import Any, NamedTuple
 
 from assay.errors import PlanError
 from assay.recipes.calibrated.texts import without_folders
-from assay.recipes.families import Classified, classify, family_of, ignore_patterns, names_of, num_hidden_layers
+from assay.recipes.families import (
+    Classified,
+    classify,
+    family_of,
+    ignore_patterns,
+    names_of,
+    num_experts,
+    num_hidden_layers,
+    split_layer,
+    text_of,
+)
 from assay.recipes.load import load_recipe
-from assay.recipes.mtp import stored_layers
+from assay.recipes.mtp import mtp_problems, stored_layers
 from assay.recipes.precision import ROLES, PrecisionRecipe, layer_numbers
 from assay.recipes.runtime_names import fused_members, packed_modules
 from assay.records.base import sha256_of
@@ -28,7 +38,6 @@ from assay_quantize.checkpoint.source_format import Companions, find_companions
 from assay_quantize.formats.schemes import check_shape
 from assay_quantize.formats.targets import kept_in_some_layers, targets_by_scheme
 from assay_quantize.formats.vllm_rules import MixedSchemes, group_of, runtime_modules
-from assay_quantize.plan.completeness import check_layers, check_mtp
 from assay_quantize.plan.tensor_plans import Treatment, action_of, cache_scales, carried_weights, scale_plan, tensor_plan
 
 
@@ -51,9 +60,12 @@ def make_plan(checkpoint: Checkpoint, recipe: PrecisionRecipe, *, model: str, fa
     family = config_family
     inlined = names_of(family).mtp_layers is None
     mtp_layers = stored_layers(family, checkpoint.config, classified) if inlined else ()
-    check_layers(checkpoint.location, family, classified, checkpoint.config)
-    if recipe.mtp != "drop":
-        check_mtp(checkpoint.location, family, classified, checkpoint.config)
+    _check_layers(checkpoint.location, family, classified, checkpoint.config)
+    # vLLM loads a checkpoint that lacks MTP experts without a word and then drafts at 0 % acceptance
+    problems = [] if recipe.mtp == "drop" else list(mtp_problems(family, checkpoint.config, classified))
+    if problems:
+        first, also = problems[0], f" (and {len(problems) - 1} more like this)" if len(problems) > 1 else ""
+        raise PlanError(f"{checkpoint.location}: {first.where} {first.what}{also}; {first.mend}")
     tensors = _tensor_plans(family, checkpoint, classified, companions, recipe)
     if not any(tensor.scheme is not None for tensor in tensors):
         raise PlanError(f"precision {recipe.name}: nothing in {checkpoint.location} is quantized; name roles under `quantize`")
@@ -151,6 +163,76 @@ def check_shapes_of(checkpoint: Checkpoint, recipe: PrecisionRecipe) -> None:
     """PlanError naming the first weight whose shape does not fit the recipe; nothing else of a plan is looked at."""
     family, companions, classified = _classify(checkpoint)
     _actions(family, checkpoint, classified, companions, recipe)
+
+
+# ------------------------------------------------------------------------------------------------ whether the source is whole
+_KINDS: tuple[str | tuple[str, ...], ...] = (
+    "linear_attn.", "self_attn.", "self_attn.indexer.", "self_attn.attention_sink_bias",
+    ("mixer.in_proj.", "mixer.out_proj.", "mixer.conv1d.", "mixer.A_log", "mixer.D", "mixer.dt_bias"),
+    "attn.compressor.", "attn.indexer.", "ffn.gate.tid2eid",
+    ("mixer.q_proj.", "mixer.k_proj.", "mixer.v_proj.", "mixer.o_proj."),
+)  # fmt: skip
+
+
+def _check_layers(where: str, family: str, classified: Mapping[str, Classified], config: Mapping[str, Any]) -> None:
+    """Every decoder layer is there, has all experts, and has the tensors that the other layers of its kind have.
+
+    Kinds are told apart by what they contain: experts or a dense MLP, full or linear attention, an indexer or none, sinks of a
+    sliding window, a compressor, experts chosen by token; where a layer is one mixer, by what is in it.
+    """
+    layers: dict[int, list[str]] = defaultdict(list)
+    for name, what in classified.items():
+        if what.role != "mtp" and what.layer is not None:
+            layers[what.layer].append(name)
+    declared = num_hidden_layers(config)
+    missing = sorted(set(range(declared)) - set(layers))
+    if missing:
+        raise PlanError(
+            f"{where}: config.json declares {declared} layers, but there is no tensor of layer {missing[0]}"
+            f"{f' and {len(missing) - 1} more' if len(missing) > 1 else ''}; complete the download"
+        )
+    kinds: dict[tuple[bool, ...], dict[int, set[str]]] = defaultdict(dict)
+    for layer, names in sorted(layers.items()):
+        rest = {place.rest for name in names if classified[name].expert is None and (place := split_layer(name)) is not None}
+        _check_experts(where, family, names, classified, num_experts(family, config), layer)
+        has_experts = any(classified[name].expert is not None for name in names)
+        kinds[(has_experts, *(any(r.startswith(p) for r in rest) for p in _KINDS))][layer] = rest
+    for of_kind in kinds.values():
+        union = set().union(*of_kind.values())
+        for layer, rest in of_kind.items():
+            if lacking := sorted(union - rest):
+                other = next(number for number, names in of_kind.items() if lacking[0] in names)
+                raise PlanError(f"{where}: layer {layer} has no {lacking[0]}, which layer {other} has; complete the download")
+    outside = names_of(family).outside
+    needed = [name for name, form in outside.items() if form.part in ("embedding", "norm")]
+    if any(name not in classified for name in needed):
+        raise PlanError(f"{where}: {' or '.join(needed)} is not there; complete the download")
+    heads = [name for name, form in outside.items() if form.part == "lm_head" and name not in classified]
+    if heads and not (config.get("tie_word_embeddings") or text_of(config).get("tie_word_embeddings")):
+        raise PlanError(f"{where}: {heads[0]} is not there, and tie_word_embeddings is not set; complete the download")
+
+
+def _check_experts(
+    where: str, family: str, names: list[str], classified: Mapping[str, Classified], experts: int, layer: int
+) -> None:
+    """All experts 0..n-1 with all their projections, or none at all."""
+    projections: dict[int, set[str]] = defaultdict(set)
+    for name in names:
+        expert = classified[name].expert
+        if expert is not None:
+            projections[expert].add(name.split(".")[-2])
+    if not projections:
+        return
+    if beyond := sorted(projections.keys() - set(range(experts))):
+        raise PlanError(
+            f"{where}: layer {layer} has expert {beyond[0]}, config.json declares {experts} experts; correct the config"
+        )
+    for expert in range(experts):
+        if lacking := [p for p in names_of(family).projections if p not in projections.get(expert, set())]:
+            raise PlanError(
+                f"{where}: layer {layer} has no {lacking[0]} of expert {expert}; {len(projections)} of {experts} experts are "
+                "there; complete the download"
+            )
 
 
 # ------------------------------------------------------------------------------------------------ shapes
