@@ -131,59 +131,40 @@ def scheme_of(label: str, folder: Path | None = None) -> str | None:
     return None if of_experts is None else of_experts.split("_")[0]
 
 
-@dataclass(frozen=True)
-class PlannedLadder:
-    """What would be measured, checked before anything is written. folders: label -> checkpoint."""
+def measure_in_run(
+    place: Place, checkpoints: Sequence[str] | None, where: ProfileRecipe, options: dict[str, Any], say: Say
+) -> SpeedRecord:  # fmt: skip
+    """Measure what is missing of the ladder of a run's checkpoints; the run is held meanwhile. options: fields of `Ladder`.
 
-    place: Place
-    ladder: Ladder
-    profile: ProfileRecipe
-    folders: dict[str, Path]
-    suite: SuiteRecipe
-
-    def measure(self, on_progress: Say) -> SpeedRecord:
-        """Everything that is missing; the run is held meanwhile. AssayError: there is no such kind of prompts."""
-        from assay_evaluate.client.journal import Journal
-        from assay_evaluate.run.identity import checkpoint_sha256, identity_of
-        from assay_evaluate.speed.measure import LadderRun, Subject
-        from assay_evaluate.speed.prompts import Prompts, asked_in
-
-        run_dir, ladder = self.place.run_dir, self.ladder
-        with self.place.at_work():
-            with Journal(run_dir / "journal.db") as journal:
-                asked: dict[str, list[str]] = {}
-                for measurement in self.place.measurements:
-                    if measurement.is_reference and measurement.suite == self.suite.name:
-                        asked = asked_in(journal, identity_of(measurement))
-                prompts = Prompts(self.suite, ladder.seed, ladder.prompt_tokens, asked)
-                prompts.check(ladder.prompts)
-                subjects = [
-                    Subject(label, folder, checkpoint_sha256(folder, journal.file_sha256), scheme_of(label, folder))
-                    for label, folder in self.folders.items()
-                ]
-            serving = self.place.target.recipe.serving
-            return LadderRun(subjects, ladder, prompts, self.profile, serving, run_dir, on_progress).run()
-
-
-def plan_ladder(
-    place: Place, checkpoints: Sequence[str] | None, where: ProfileRecipe, options: dict[str, Any]
-) -> PlannedLadder:  # fmt: skip
-    """The ladder of a run's checkpoints. options: fields of `Ladder` that are not the default ones.
-
-    AssayError: the profile serves less at once than is asked for, or there is no such checkpoint.
+    AssayError: the profile serves less at once than is asked for, or there is no such checkpoint, or no such kind of prompts.
     """
-    from assay_evaluate.speed.measure import check_concurrency
-    from assay_evaluate.speed.prompts import Prompts
+    from assay_evaluate.client.journal import Journal
+    from assay_evaluate.run.identity import checkpoint_sha256, identity_of
+    from assay_evaluate.speed.measure import LadderRun, Subject, check_concurrency
+    from assay_evaluate.speed.prompts import Prompts, asked_in
 
     ladder = default_ladder(place.target.recipe, where, options)
     check_concurrency(ladder, where)
-    folders = chosen_folders(place, checkpoints)
+    folders, run_dir = chosen_folders(place, checkpoints), place.run_dir
     if place.measurements:  # the journal, which has more kinds of prompts, is asked when the run is held
         suite = SuiteRecipe.model_validate(place.measurements[0].suite_recipe)
     else:
         suite = suite_for(place.target, None, where)[0]
         Prompts(suite, ladder.seed, ladder.prompt_tokens, {}).check(ladder.prompts)
-    return PlannedLadder(place, ladder, where, folders, suite)
+    kept = f"finished repeats are kept in {run_dir / SPEED_RECORD}; the same command measures the rest"
+    with says_what_is_kept(lambda: kept), place.at_work():
+        with Journal(run_dir / "journal.db") as journal:
+            asked: dict[str, list[str]] = {}
+            for measurement in place.measurements:
+                if measurement.is_reference and measurement.suite == suite.name:
+                    asked = asked_in(journal, identity_of(measurement))
+            prompts = Prompts(suite, ladder.seed, ladder.prompt_tokens, asked)
+            prompts.check(ladder.prompts)
+            subjects = [
+                Subject(label, folder, checkpoint_sha256(folder, journal.file_sha256), scheme_of(label, folder))
+                for label, folder in folders.items()
+            ]
+        return LadderRun(subjects, ladder, prompts, where, place.target.recipe.serving, run_dir, say).run()
 
 
 def default_ladder(recipe: ModelRecipe, profile: ProfileRecipe, options: dict[str, Any]) -> Ladder:
@@ -283,10 +264,4 @@ def measure_judged(
 ) -> tuple[SpeedRecord, str]:
     """The default ladder as a phase of a run that was judged, and the label of its reference."""
     place = Place(run_dir, target, tuple(measurements))
-    with says_what_is_kept(lambda: kept_in(place)):
-        return plan_ladder(place, None, profile, {}).measure(say), place.reference
-
-
-def kept_in(place: Place) -> str:
-    """What an interrupted ladder leaves for the next."""
-    return f"finished repeats are kept in {place.run_dir / SPEED_RECORD}; the same command measures the rest"
+    return measure_in_run(place, None, profile, {}, say), place.reference

@@ -24,9 +24,8 @@ from assay_cli.options import (
 )
 from assay_cli.shown.speed import print_speed
 from assay_cli.terminal import emit, results, say
-from assay_pipeline.interrupted import says_what_is_kept
 from assay_pipeline.profiles import profile_for
-from assay_pipeline.speed_ladder import import_in_run, kept_in, place_of, plan_ladder, predict_in_run
+from assay_pipeline.speed_ladder import import_in_run, measure_in_run, place_of, predict_in_run
 
 OFF = {"off": "0"}
 MOST = 4096
@@ -187,11 +186,8 @@ def speed(
         else:
             refuse_unused(ctx, "without --aiconfigurator", *PREDICTED_ONLY)
             place = place_of(target, runs)
-            planned = plan_ladder(
-                place, checkpoints, profile_for(place.target, profile, tensor_parallel_size=tensor_parallel_size), options
-            )
-            with says_what_is_kept(lambda: kept_in(place)):
-                record = planned.measure(say)
+            where = profile_for(place.target, profile, tensor_parallel_size=tensor_parallel_size)
+            record = measure_in_run(place, checkpoints, where, options, say)
     if as_json:
         emit(record)
     else:
