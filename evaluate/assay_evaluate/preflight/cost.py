@@ -52,7 +52,6 @@ from assay_evaluate.preflight.known_tasks import (
     UNKNOWN_PROMPT_TOKENS,
     mean_of_known,
     num_items,
-    replies_each,
 )
 from assay_evaluate.roofline.devices import Device, device_named
 from assay_evaluate.roofline.rows import ACCEPTED_SHARE, WRITING_SHARE, Range
@@ -163,7 +162,7 @@ def _of_task(task: TaskBase, thinks: bool) -> Load | None:
         steps = count * task.num_repeats * min(task.step_limit, TRAJECTORY_STEPS)
         reply = STEP_THINKING_TOKENS if thinks else STEP_PLAIN_TOKENS
         return Load(steps, steps * STEP_PROMPT_TOKENS, steps * min(reply, task.max_tokens))
-    replies = count * replies_each(task)
+    replies = count * task.most_samples
     return Load(replies, round(replies * prompt_tokens(task)), round(replies * reply_tokens(task, thinks)))
 
 
