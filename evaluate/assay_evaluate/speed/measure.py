@@ -56,6 +56,20 @@ class Subject:
     scheme: str | None = None
 
 
+@dataclass(frozen=True)
+class _Served:
+    """A subject behind a server and a benchmark. folder: for the prompts. start: of this server, from 0."""
+
+    subject: Subject
+    speculation: int
+    start: int
+    server: Server
+    bench: Bench
+    folder: Path
+    count_tokens: Callable[[str], int]
+    startup_s: float
+
+
 @dataclass
 class LadderRun:
     """One call of `measure`: what is wanted, and what was found so far."""
@@ -196,13 +210,13 @@ class LadderRun:
             with self.start_server(spec, self.on_progress) as server:
                 startup_s = round(time.monotonic() - started, 3)
                 with self.start_benchmark(server, spec.profile, folder, log_path) as bench:
-                    self._warm_up(bench, subject, server, runs, folder, count_tokens)
+                    served = _Served(subject, speculation, start, server, bench, folder, count_tokens, startup_s)
+                    self._warm_up(served, runs)
                     for number, (repeat, point) in enumerate(runs, 1):
                         if point in failed:
                             continue
                         try:
-                            run = (speculation, start, repeat, point)
-                            row = self._row(bench, subject, server, run, folder, count_tokens, startup_s)
+                            row = self._row(served, repeat, point)
                         except MeasureError as error:
                             failed.add(point)
                             noted = NotMeasured(
@@ -222,28 +236,24 @@ class LadderRun:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _warm_up(
-        self, bench: Bench, subject: Subject, server: Server, runs: Sequence[tuple[int, Point]], folder: Path,
-        count_tokens: Callable[[str], int],
-    ) -> None:  # fmt: skip
+    def _warm_up(self, served: _Served, runs: Sequence[tuple[int, Point]]) -> None:
         """As many requests as are ever in flight, of every kind, asked and forgotten: compilation, caches, connections."""
         most = max(point.concurrency for _, point in runs)
         for kind in sorted({point.prompts for _, point in runs}):
-            point = Point(kind, most)
-            if self._too_long(server, kind) is None:
-                texts = self.prompts.of(kind, "warm-up", most, count_tokens)
-                bench.run(self._job(subject, server, point, texts, folder / f"warm-up-{kind}.jsonl"))
+            if self._too_long(served.server, kind) is None:
+                texts = self.prompts.of(kind, "warm-up", most, served.count_tokens)
+                served.bench.run(self._job(served, most, texts, f"warm-up-{kind}.jsonl"))
 
-    def _job(self, subject: Subject, server: Server, point: Point, texts: Sequence[str], path: Path) -> Job:
+    def _job(self, served: _Served, concurrency: int, texts: Sequence[str], name: str) -> Job:
         return Job(
-            prompts=write_prompts(path, texts),
+            prompts=write_prompts(served.folder / name, texts),
             num_requests=len(texts),
-            concurrency=point.concurrency,
+            concurrency=concurrency,
             output_tokens=self.ladder.output_tokens,
-            tokenizer=subject.checkpoint.resolve(),
-            is_chat=has_chat_template(subject.checkpoint),
+            tokenizer=served.subject.checkpoint.resolve(),
+            is_chat=has_chat_template(served.subject.checkpoint),
             objective=self.ladder.objective,
-            trust_remote_code=bool(server.fingerprint.flags.get("trust-remote-code")),
+            trust_remote_code=bool(served.server.fingerprint.flags.get("trust-remote-code")),
         )
 
     def _too_long(self, server: Server, kind: str) -> str | None:
@@ -252,26 +262,24 @@ class LadderRun:
             return None
         return f"{needed} tokens of prompt and reply do not fit the server's {server.max_model_len}"
 
-    def _row(
-        self, bench: Bench, subject: Subject, server: Server, run: tuple[int, int, int, Point], folder: Path,
-        count_tokens: Callable[[str], int], startup_s: float,
-    ) -> SpeedRow:  # fmt: skip
-        """The point's row with one repeat more. run: (speculation, start, repeat, point). MeasureError: it has none."""
-        speculation, start, repeat, point = run
-        if (reason := self._too_long(server, point.prompts)) is not None:
+    def _row(self, served: _Served, repeat: int, point: Point) -> SpeedRow:
+        """The point's row with one repeat more. MeasureError: it has none."""
+        if (reason := self._too_long(served.server, point.prompts)) is not None:
             raise MeasureError(reason)
         part, num = f"{point.concurrency}:{repeat}", self.ladder.requests_of(point)
         try:
-            texts = self.prompts.of(point.prompts, part, num, count_tokens)
+            texts = self.prompts.of(point.prompts, part, num, served.count_tokens)
         except (ValueError, RulerError) as error:  # a haystack that does not fit, no tokenizer.json
             raise MeasureError(f"no prompts: {error}") from None
-        job = self._job(subject, server, point, texts, folder / f"{point.prompts}-{point.concurrency}-{repeat}.jsonl")
-        fingerprint = server.fingerprint
+        job = self._job(served, point.concurrency, texts, f"{point.prompts}-{point.concurrency}-{repeat}.jsonl")
+        subject, fingerprint = served.subject, served.server.fingerprint
         num_gpus, parallelism = ranks_of(fingerprint, self.profile)
-        with Watch(server.pid, on_gpus=num_gpus > 0) as watch:
-            result = bench.run(job)
-        new_repeat = repeat_of(result, WHERE, memory_bytes=watch.memory_bytes, energy_j=watch.energy_j, server_start=start)
-        before = self.rows.get(("measured", subject.label, speculation, point.prompts, point.concurrency))
+        with Watch(served.server.pid, on_gpus=num_gpus > 0) as watch:
+            result = served.bench.run(job)
+        new_repeat = repeat_of(
+            result, WHERE, memory_bytes=watch.memory_bytes, energy_j=watch.energy_j, server_start=served.start
+        )
+        before = self.rows.get(("measured", subject.label, served.speculation, point.prompts, point.concurrency))
         if before is not None:
             return _with_repeat(before, new_repeat, result)
         version = fingerprint.server.removeprefix("vllm ")
@@ -284,7 +292,7 @@ class LadderRun:
             hardware=hardware_of(num_gpus, self.profile),
             num_gpus=num_gpus,
             parallelism=parallelism,
-            speculation=speculation,
+            speculation=served.speculation,
             prompts=point.prompts,
             prompt_tokens=tokens_each(result, "total_input_tokens"),
             output_tokens=tokens_each(result, "total_output_tokens"),
@@ -293,7 +301,7 @@ class LadderRun:
             kernels=fingerprint.kernels,
             fingerprint_sha256=fingerprint.comparable_sha256,
             engine=fingerprint.server,
-            startup_s=startup_s,
+            startup_s=served.startup_s,
             objective=dict(self.ladder.objective),
             repeats=(new_repeat,),
         )
