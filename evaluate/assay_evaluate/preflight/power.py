@@ -192,7 +192,10 @@ def check_power(suite: SuiteRecipe, gates: GateRecipe) -> Check:
         return Check(check="power", subject=suite.name, outcome="UNKNOWN", detail=detail_unknown)
     every_gate, required = power.all_gates, power.required
     once, twice = percent_short(every_gate.at_margin.passes), percent_short(every_gate.at_twice.fails)
-    detail = f"{lossless_passes(every_gate.lossless, None if required is None else required.lossless)}, {spread(every_gate)}"
+    detail = lossless_passes(
+        every_gate.lossless.passes, None if required is None else required.lossless.passes,
+        (every_gate.noisier.passes, every_gate.steadier.passes),
+    )  # fmt: skip
     if power.weak and every_gate.lossless.passes < WANTED:
         detail += ": " + ", ".join(f"{gated_task.gate.task} {100 * chance:.0f} %" for chance, gated_task in power.weak)
     detail += (
@@ -206,17 +209,14 @@ def check_power(suite: SuiteRecipe, gates: GateRecipe) -> Check:
     )  # fmt: skip
 
 
-def lossless_passes(lossless: Chances, required: Chances | None) -> str:
-    """`an identical copy passes with 15.5 % (99.4 % if the reference cannot do the tasks whose gates are not required)`."""
-    text = f"an identical copy passes with {percent_short(lossless.passes)}"
-    if required is None:
-        return text
-    return f"{text} ({percent_short(required.passes)} if the reference cannot do the tasks whose gates are not required)"
-
-
-def spread(gates: Together) -> str:
-    low, high = percent_short(gates.noisier.passes), percent_short(gates.steadier.passes)
-    return f"{low} to {high} if replies are less or more steady than assumed"
+def lossless_passes(passes: float, required: float | None, ends: tuple[float, float]) -> str:
+    """`an identical copy passes with 15.5 % (99.4 % if the reference cannot do the tasks whose gates are not required), 11.0 %
+    to 21.3 % if replies are less or more steady than assumed`."""
+    text = f"an identical copy passes with {percent_short(passes)}"
+    if required is not None:
+        text += f" ({percent_short(required)} if the reference cannot do the tasks whose gates are not required)"
+    low, high = map(percent_short, ends)
+    return f"{text}, {low} to {high} if replies are less or more steady than assumed"
 
 
 # ------------------------------------------------------------------------------------------------ what would raise it

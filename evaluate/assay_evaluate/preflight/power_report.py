@@ -24,7 +24,6 @@ from assay_evaluate.preflight.power import (
     cut_passes,
     lasting_passes,
     lossless_passes,
-    spread,
 )
 from assay_evaluate.preflight.power_designs import FROM_TABLE, Assumptions, needed, rules_of
 from assay_evaluate.roofline.weights import ServedWeights
@@ -173,10 +172,12 @@ def needed_rows(report: PowerReport) -> list[list[str]]:
     ]  # fmt: skip
 
 
-def sentences(report: PowerReport, power: SuitePower) -> Iterator[str]:
+def sentences(report: PowerReport) -> Iterator[str]:
     """Below the table: the headline, what the columns mean, the assumptions, the cost, and what would raise the power."""
-    required = None if power.required is None else power.required.lossless
-    headline = f"{lossless_passes(power.all_gates.lossless, required)}, {spread(power.all_gates)}"
+    together, required = report.together, report.required_only
+    headline = lossless_passes(
+        together.lossless_passes, None if required is None else required.lossless_passes, together.lossless_passes_range
+    )
     yield f"{headline[0].upper()}{headline[1:]}."
     yield from _no_copies(report.together)
     yield (

@@ -118,7 +118,7 @@ def power(
     out.print(escape(f"power of suite {report.suite} under gates {report.gate_recipe}{of_model}"))
     print_rows(power_report.COLUMNS, [[escape(cell) for cell in row] for row in power_report.rows(report)], out)
     print_rows(power_report.NEEDED_COLUMNS, [[escape(cell) for cell in row] for row in power_report.needed_rows(report)], out)
-    for line in power_report.sentences(report, chances):
+    for line in power_report.sentences(report):
         out.print(escape(line))
 
 
