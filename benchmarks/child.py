@@ -28,12 +28,12 @@ def assay_quantize(source: str, out: str, precision: str, **options: Any) -> Non
     """The engine behind `assay quantize`, without the verification that the command adds. options: its own, e.g. workers."""
     from assay.recipes.load import load_recipe
     from assay.recipes.precision import PrecisionRecipe
-    from assay_pipeline.planning import plan_for, source_for
-    from assay_pipeline.targets import resolve_target
+    from assay_pipeline.planning import plan_for
+    from assay_pipeline.targets import open_source, resolve_target
     from assay_quantize.engine.quantize import quantize
 
     target = resolve_target(source)
-    plan = plan_for(target, source_for(target), load_recipe(PrecisionRecipe, precision))
+    plan = plan_for(target, open_source(target), load_recipe(PrecisionRecipe, precision))
     quantize(plan, Path(source), Path(out), **options)
 
 

@@ -46,9 +46,9 @@ from assay.records.run import RunRecord, SourceData, SuiteIdentity  # noqa: E402
 from assay.records.speed import SpeedRecord  # noqa: E402
 from assay_evaluate.choice.choose import ChoiceRequest, choose  # noqa: E402
 from assay_evaluate.client.journal import Identity, Journal, Reply, Request, count_replies  # noqa: E402
-from assay_evaluate.speed.foreign.read import read_imported  # noqa: E402
-from assay_evaluate.speed.foreign.stated import Stated  # noqa: E402
-from assay_evaluate.speed.rows_in_record import with_rows  # noqa: E402
+from assay_evaluate.speed.imported import read_imported  # noqa: E402
+from assay_evaluate.speed.rows import with_rows  # noqa: E402
+from assay_evaluate.speed.stated import Stated  # noqa: E402
 from assay_evaluate.tasks.ruler.qa import read_hotpotqa, read_squad  # noqa: E402
 from assay_evaluate.tasks.swebench.trajectories import read_predictions, read_trajectory  # noqa: E402
 from assay_quantize.calibration.text import Text, mix_of  # noqa: E402

@@ -27,9 +27,8 @@ from assay.recipes.model import ModelRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe, TaskBase
 from assay.recipes.suite_files import as_model_asks
-from assay_evaluate.preflight.cost import rates_on
+from assay_evaluate.preflight.cost import prompt_tokens, rates_on, reply_tokens, workload_of
 from assay_evaluate.preflight.known_tasks import DISCORDANCE_RANGE, num_items
-from assay_evaluate.preflight.workload import prompt_tokens, reply_tokens, workload_of
 from assay_evaluate.roofline.weights import ServedWeights
 from assay_pipeline.gate_choice import gates_of_suite, load_gates
 

@@ -19,7 +19,7 @@ from assay_pipeline.comparison.sides import given_endpoints, model_of, of_sides,
 from assay_pipeline.gate_choice import ChosenGates, choose_gates, describe_gates, register_gates, suite_for
 from assay_pipeline.interrupted import says_what_is_kept
 from assay_pipeline.judging import judge_and_write, load_measurements
-from assay_pipeline.profiles import check_checkpoints_served
+from assay_pipeline.profiles import check_folder_served
 from assay_pipeline.run_folders import open_run
 from assay_pipeline.targets import resolve_target
 
@@ -174,7 +174,9 @@ def prepare(
     else:
         compared = of_sides(resolved, sides, runs)
     if not given:
-        check_checkpoints_served(compared.candidates, resolved, chosen)
+        for candidate in compared.candidates:
+            assert candidate.checkpoint is not None, "what is served here is a folder"
+            check_folder_served(candidate.checkpoint, candidate.label, resolved.recipe.serving, chosen)
     for candidate in compared.candidates:
         for note in candidate.notes:
             say(f"note: {candidate.label}: {note}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from assay.callbacks import Say, say_nothing
@@ -24,7 +24,7 @@ def plan(target: str, precision: str, *, say: Say = say_nothing) -> Plan:
     fit, and the precision that would, where shapes are the problem.
     """
     resolved = resolve_target(target)
-    return plan_for(resolved, source_for(resolved, say), load_recipe(PrecisionRecipe, precision))
+    return plan_for(resolved, open_source(resolved, say), load_recipe(PrecisionRecipe, precision))
 
 
 def precisions_for(
@@ -64,26 +64,6 @@ def _meaning(precision: PrecisionRecipe | Automatic) -> object:
 def choices_of(target: Target, precisions: Collection[str], *, all_of_recipe: bool) -> tuple[str, ...]:
     """Why these precisions were chosen, where shapes forbid others. all_of_recipe: and why others are left out."""
     return tuple(sentence for taken, sentence in target.choices if taken in precisions or (taken is None and all_of_recipe))
-
-
-def source_for(target: Target, say: Say = say_nothing) -> Checkpoint:
-    """The source by its headers; its notes are said."""
-    checkpoint = open_source(target)
-    for note in checkpoint.notes:
-        say(f"note: {note}")
-    return checkpoint
-
-
-def plans_for(target: Target, checkpoint: Checkpoint, recipes: Iterable[PrecisionRecipe | Automatic]) -> list[Plan | Automatic]:
-    """The plan of each precision that is there. Of what a run chooses, that it could be made: its base is planned."""
-    plans: list[Plan | Automatic] = []
-    for recipe in recipes:
-        if isinstance(recipe, Automatic):
-            stand_in(target, checkpoint, recipe)
-            plans.append(recipe)
-        else:
-            plans.append(plan_for(target, checkpoint, recipe))
-    return plans
 
 
 def stand_in(target: Target, checkpoint: Checkpoint, automatic: Automatic) -> Plan:

@@ -29,16 +29,18 @@ if TYPE_CHECKING:
 def preflight(run: PlannedRun, on_progress: Callable[[str], None]) -> PreflightReport:
     """All checks of a run, in their order. on_progress: is told what takes longer than a moment."""
     started = time.monotonic()
-    checks = [check for name, look in CHECKS for check in _looked(name, look, run, on_progress)]
-    return _report(run, checks, time.monotonic() - started)
+    checks: list[Check] = []
+    for name, look in CHECKS:
+        try:
+            checks += list(look(run, on_progress))
+        except AssayError as error:
+            detail = f"could not be looked at: {one_line(str(error).partition(chr(10))[0])}"
+            checks.append(Check(check=name, subject=None, outcome="UNKNOWN", detail=detail))
+    return report_of(run, checks, time.monotonic() - started)
 
 
-def nothing_to_look_at(run: PlannedRun) -> PreflightReport:
-    """Of a run whose checkpoints are made and measured already: no check was made."""
-    return _report(run, (), 0.0)
-
-
-def _report(run: PlannedRun, checks: Iterable[Check], seconds: float) -> PreflightReport:
+def report_of(run: PlannedRun, checks: Iterable[Check] = (), seconds: float = 0.0) -> PreflightReport:
+    """Without checks: of a run whose checkpoints are made and measured already."""
     return PreflightReport(
         model=run.target.recipe.name,
         source=run.source.location,
@@ -50,21 +52,18 @@ def _report(run: PlannedRun, checks: Iterable[Check], seconds: float) -> Preflig
     )
 
 
-def _looked(name: CheckName, look: Look, run: PlannedRun, on_progress: Callable[[str], None]) -> list[Check]:
-    try:
-        return list(look(run, on_progress))
-    except AssayError as error:
-        detail = one_line(str(error).partition("\n")[0])
-        return [Check(check=name, subject=None, outcome="UNKNOWN", detail=f"could not be looked at: {detail}")]
-
-
 # ------------------------------------------------------------------------------------------------ the checks
 def check_hardware(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterator[Check]:
     """Whether the GPUs of the profile are here. A profile that was named may be for another machine, unless the run begins."""
     from assay_evaluate.serving.hardware import describe_hardware, describe_needs, find_gpus, fits
 
     if not run.is_served_here:
-        yield _of_servers_that_run(run.profile)
+        detail = (
+            f"the servers of its endpoints ({', '.join(run.profile.endpoints)}) run already: their GPUs, environment, context, "
+            "memory, tensor parallelism and loaders are not looked at"
+        )
+        remedy = "`assay preflight` with a profile for their machine, without `endpoints`, looks at these"
+        yield Check(check="hardware", subject=run.profile.name, outcome="UNKNOWN", detail=detail, remedy=remedy)
         return
     here = describe_hardware()
     machine_text = f"this machine has {here.get('gpus', 'no GPU')}, {here['cores']} cores, {here['memory']}"
@@ -84,16 +83,6 @@ def check_hardware(run: PlannedRun, on_progress: Callable[[str], None]) -> Itera
             f"`assay preflight --profile {run.profile.name}` alone checks the run for a machine elsewhere"
         )
     yield Check(check="hardware", subject=run.profile.name, outcome="FAIL", detail=detail, remedy=remedy)
-
-
-def _of_servers_that_run(profile: ProfileRecipe) -> Check:
-    """One line for all that is not looked at where a profile has `endpoints`."""
-    detail = (
-        f"the servers of its endpoints ({', '.join(profile.endpoints)}) run already: their GPUs, environment, context, memory, "
-        "tensor parallelism and loaders are not looked at"
-    )
-    remedy = "`assay preflight` with a profile for their machine, without `endpoints`, looks at these"
-    return Check(check="hardware", subject=profile.name, outcome="UNKNOWN", detail=detail, remedy=remedy)
 
 
 def check_plans(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterator[Check]:
@@ -122,7 +111,7 @@ def check_environment(run: PlannedRun, on_progress: Callable[[str], None]) -> It
 
 def check_tokenizer(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterator[Check]:
     """Tokenizer, chat template and parsers: of the source, whose files the checkpoints made here get, and of the reference."""
-    from assay_evaluate.preflight.tokenizer import check_tokenizer as look
+    from assay_evaluate.preflight.asking import check_tokenizer as look
     from assay_pipeline.comparison.small_files import small_files
 
     looked_at = {"source": run.source}
@@ -141,7 +130,7 @@ def check_data_sets(run: PlannedRun, on_progress: Callable[[str], None]) -> Iter
 
 def check_context(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterable[Check]:
     """Prompts and replies against the context that the profile serves."""
-    from assay_evaluate.preflight.context import check_context as look
+    from assay_evaluate.preflight.asking import check_context as look
 
     return look(run.suite, _context(run), _required(run), is_chat=_is_chat(run)) if run.is_served_here else ()
 
@@ -170,7 +159,7 @@ def _required(run: PlannedRun) -> frozenset[str]:
 
 def check_sampling(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterable[Check]:
     """How the suite asks, against the model's card."""
-    from assay_evaluate.preflight.sampling import check_sampling as look
+    from assay_evaluate.preflight.asking import check_sampling as look
     from assay_pipeline.comparison.small_files import json_file
 
     return look(run.suite, run.target.recipe, json_file(run.source, "generation_config.json"))
@@ -231,32 +220,25 @@ def check_disk(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterator[
 
 def check_memory(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterator[Check]:
     """Weights, KV cache and workspace of each GPU or of this machine, for every checkpoint."""
-    from assay_quantize.preflight.memory import check_memory as look
+    from assay_quantize.preflight import memory
 
-    if run.is_served_here and not is_on_gpus(run.profile):
-        yield from _memory_of_cpu(run)
-    if not is_on_gpus(run.profile):
-        return
-    recipe = run.target.recipe
-    others = [load_recipe(ProfileRecipe, name) for name in recipe.profiles]
-    for label, model in run.stored():
-        check = look(label, model, run.profile, recipe.serving, [other for other in others if other.name != run.profile.name])
-        if check is not None:
-            yield check
+    profile, serving = run.profile, run.target.recipe.serving
+    if is_on_gpus(profile):
+        others = [load_recipe(ProfileRecipe, name) for name in run.target.recipe.profiles]
+        others = [other for other in others if other.name != profile.name]
+        checks = (memory.check_memory(label, model, profile, serving, others) for label, model in run.stored())
+        yield from (check for check in checks if check is not None)
+    elif run.is_served_here:
+        from assay_evaluate.preflight.cost import held_by
+        from assay_evaluate.serving import hardware
+        from assay_evaluate.serving.vllm_command import server_environment
 
-
-def _memory_of_cpu(run: PlannedRun) -> Iterator[Check]:
-    from assay_evaluate.preflight.cost import held_by
-    from assay_evaluate.serving import hardware
-    from assay_evaluate.serving.vllm_command import server_environment
-    from assay_quantize.preflight.memory import check_cpu_memory as look
-
-    space = server_environment(run.profile).get("VLLM_CPU_KVCACHE_SPACE")
-    held, usable_bytes = held_by(run.profile), hardware.usable_memory_bytes()
-    for label, model in run.stored():
-        yield look(
-            label, model, run.profile, run.target.recipe.serving, bytes_each=held, space=space, memory_bytes=usable_bytes
-        )
+        space = server_environment(profile).get("VLLM_CPU_KVCACHE_SPACE")
+        held, usable_bytes = held_by(profile), hardware.usable_memory_bytes()
+        for label, model in run.stored():
+            yield memory.check_cpu_memory(
+                label, model, profile, serving, bytes_each=held, space=space, memory_bytes=usable_bytes
+            )
 
 
 def check_split(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterator[Check]:

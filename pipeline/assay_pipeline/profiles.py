@@ -13,7 +13,6 @@ from assay.recipes.profile import ProfileRecipe
 from assay.records.plan import Plan
 
 if TYPE_CHECKING:
-    from assay_evaluate.run.candidate import Candidate
     from assay_pipeline.targets import Target
 
 
@@ -70,15 +69,8 @@ def check_plans_served(plans: Iterable[Plan], target: Target, profile: ProfileRe
         check_served(stored_by(plan), profile, target.recipe.serving)
 
 
-def check_checkpoints_served(candidates: Iterable[Candidate], target: Target, profile: ProfileRecipe) -> None:
-    """The same for folders, by their headers."""
-    for candidate in candidates:
-        assert candidate.checkpoint is not None, "what is served here is a folder"
-        check_folder_served(candidate.checkpoint, candidate.label, target.recipe.serving, profile)
-
-
 def check_folder_served(folder: Path, label: str, serving: Serving, profile: ProfileRecipe) -> None:
-    """The same for one. A family that assay does not know is not judged: vLLM serves more of them."""
+    """The same for a folder, by its headers. A family that assay does not know is not judged: vLLM serves more of them."""
     from assay.recipes.families import family_of
     from assay_quantize.checkpoint.checkpoint import open_checkpoint
     from assay_quantize.plan.fits import check_served

@@ -22,11 +22,11 @@ from assay_pipeline.calibration.files import alone, file_in_run, with_files
 from assay_pipeline.calibration.layers import calibrated_before, calibrated_layers, keep_calibration
 from assay_pipeline.interrupted import says_what_is_kept
 from assay_pipeline.mixes.automatic import check_texts_of_mix, choose
-from assay_pipeline.planning import choices_of, plan_for, plans_for, precisions_for, source_for
+from assay_pipeline.planning import choices_of, plan_for, precisions_for, stand_in
 from assay_pipeline.profiles import check_plans_served
 from assay_pipeline.quantize_options import QuantizeOptions, TextOptions
 from assay_pipeline.run_folders import choose_run, open_run
-from assay_pipeline.targets import Target, local_checkpoint, resolve_target
+from assay_pipeline.targets import Target, local_checkpoint, open_source, resolve_target
 
 if TYPE_CHECKING:
     from assay_quantize.checkpoint.checkpoint import Checkpoint
@@ -77,8 +77,15 @@ def quantize(
     recipes = precisions_for(resolved, precision, precisions, with_reference=with_reference, say=options.say)
     if out is not None and len(recipes) != 1:
         raise PlanError("--out takes one checkpoint: say --precision P as well")
-    checkpoint = source_for(resolved, options.say)
-    planned = with_files(resolved, plans_for(resolved, checkpoint, recipes.values()), options)
+    checkpoint = open_source(resolved, options.say)
+    plans: list[Plan | Automatic] = []
+    for recipe in recipes.values():
+        if isinstance(recipe, Automatic):  # nothing of it is chosen yet: its base can be made
+            stand_in(resolved, checkpoint, recipe)
+            plans.append(recipe)
+        else:
+            plans.append(plan_for(resolved, checkpoint, recipe))
+    planned = with_files(resolved, plans, options)
     if chosen is not None:
         check_plans_served([plan for plan in planned if isinstance(plan, Plan)], resolved, chosen)
     if out is None:

@@ -1,8 +1,8 @@
-"""What `assay speed` measures: the checkpoints of a run, how they are served, and what they are asked."""
+"""Speeds in a run: which checkpoints are measured, how they are served and what they are asked; rows imported or predicted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from assay.recipes.suite import SuiteRecipe
 from assay.records.manifest import MANIFEST
 from assay.records.measurement import Measurement
 from assay.records.run import RunRecord
-from assay.records.speed import SPEED_RECORD, SpeedRecord
+from assay.records.speed import SPEED_RECORD, NotMeasured, SpeedRecord, SpeedRow
 from assay.safe_files import read_json_object
 from assay_pipeline.comparison.checkpoints import source_now
 from assay_pipeline.gate_choice import suite_for
@@ -30,6 +30,7 @@ from assay_pipeline.targets import Target, resolve_target, source_label
 
 if TYPE_CHECKING:
     from assay_evaluate.speed.ladder import Ladder
+    from assay_evaluate.speed.stated import Stated
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,9 @@ def _target_of(run_dir: Path, target: str) -> Target:
     return resolve_target(location)
 
 
-def folders_of(place: Place) -> dict[str, Path]:
-    """Label -> checkpoint folder on this machine, of everything in the run: the reference first, then the source."""
+def chosen_folders(place: Place, requested: Sequence[str] | None) -> dict[str, Path]:
+    """Label -> checkpoint folder on this machine: the reference first, then the source. Those that were named, else all of the
+    run. AssayError: there is none, or no such one."""
     folders: dict[str, Path] = {}
     source = place.target.location.path
     if source is not None and (Path(source) / "config.json").is_file():
@@ -102,12 +104,7 @@ def folders_of(place: Place) -> dict[str, Path]:
             and (Path(measurement.checkpoint) / "config.json").is_file()
         ):
             folders[measurement.label] = Path(measurement.checkpoint)
-    return dict(sorted(folders.items(), key=lambda pair: pair[0] != place.reference))
-
-
-def chosen_folders(place: Place, requested: Sequence[str] | None) -> dict[str, Path]:
-    """Those that were named, else all. AssayError: there is none, or no such one."""
-    folders = folders_of(place)
+    folders = dict(sorted(folders.items(), key=lambda pair: pair[0] != place.reference))
     for label in requested or ():
         if label not in folders:
             hint = did_you_mean(label, list(folders))
@@ -120,74 +117,54 @@ def chosen_folders(place: Place, requested: Sequence[str] | None) -> dict[str, P
     return {label: folder for label, folder in folders.items() if requested is None or label in requested}
 
 
-def scheme_of(label: str, folder: Path) -> str | None:
-    """What experts are stored as, `fp8` of fp8_block, `w4a16` of w4a16_g32. None: nobody says."""
+def scheme_of(label: str, folder: Path | None = None) -> str | None:
+    """What a label's experts are stored as, `fp8` of fp8_block, `w4a16` of w4a16_g32; `bf16` of itself.
+
+    None: there is no such precision recipe, or it leaves experts as they are, or the folder was not made here.
+    """
     if label in {"bf16", "fp16", "fp32"}:
         return label
-    return scheme_of_precision(label) if (folder / MANIFEST).is_file() else None
-
-
-def scheme_of_precision(label: str) -> str | None:
-    """The same of a precision recipe; `bf16` of itself. None: there is no such recipe, or it leaves experts as they are."""
-    if label in {"bf16", "fp16", "fp32"}:
-        return label
-    if label not in recipe_names("precisions"):
+    if (folder is not None and not (folder / MANIFEST).is_file()) or label not in recipe_names("precisions"):
         return None
     recipe = load_recipe(PrecisionRecipe, label)
     of_experts = recipe.quantize.get("routed_expert") if isinstance(recipe.quantize, dict) else recipe.scheme
     return None if of_experts is None else of_experts.split("_")[0]
 
 
-@dataclass(frozen=True)
-class PlannedLadder:
-    """What would be measured, checked before anything is written. folders: label -> checkpoint."""
+def measure_in_run(
+    place: Place, checkpoints: Sequence[str] | None, where: ProfileRecipe, options: dict[str, Any], say: Say
+) -> SpeedRecord:  # fmt: skip
+    """Measure what is missing of the ladder of a run's checkpoints; the run is held meanwhile. options: fields of `Ladder`.
 
-    place: Place
-    ladder: Ladder
-    profile: ProfileRecipe
-    folders: dict[str, Path]
-    suite: SuiteRecipe
-
-    def measure(self, on_progress: Say) -> SpeedRecord:
-        """Everything that is missing; the run is held meanwhile. AssayError: there is no such kind of prompts."""
-        from assay_evaluate.client.journal import Journal
-        from assay_evaluate.run.identity import checkpoint_sha256, identity_of
-        from assay_evaluate.speed.measure import LadderRun, Subject
-        from assay_evaluate.speed.prompts import Prompts, asked_in
-
-        run_dir, ladder = self.place.run_dir, self.ladder
-        with self.place.at_work():
-            with Journal(run_dir / "journal.db") as journal:
-                asked: dict[str, list[str]] = {}
-                for measurement in self.place.measurements:
-                    if measurement.is_reference and measurement.suite == self.suite.name:
-                        asked = asked_in(journal, identity_of(measurement))
-                prompts = Prompts(self.suite, ladder.seed, ladder.prompt_tokens, asked)
-                prompts.check(ladder.prompts)
-                subjects = [
-                    Subject(label, folder, checkpoint_sha256(folder, journal.file_sha256), scheme_of(label, folder))
-                    for label, folder in self.folders.items()
-                ]
-            serving = self.place.target.recipe.serving
-            return LadderRun(subjects, ladder, prompts, self.profile, serving, run_dir, on_progress).run()
-
-
-def plan_ladder(
-    place: Place, checkpoints: Sequence[str] | None, where: ProfileRecipe, options: dict[str, Any]
-) -> PlannedLadder:  # fmt: skip
-    """The ladder of a run's checkpoints. options: fields of `Ladder` that are not the default ones.
-
-    AssayError: the profile serves less at once than is asked for, or there is no such checkpoint.
+    AssayError: the profile serves less at once than is asked for, or there is no such checkpoint, or no such kind of prompts.
     """
-    from assay_evaluate.speed.measure import check_concurrency
-    from assay_evaluate.speed.prompts import Prompts
+    from assay_evaluate.client.journal import Journal
+    from assay_evaluate.run.identity import checkpoint_sha256, identity_of
+    from assay_evaluate.speed.measure import LadderRun, Subject, check_concurrency
+    from assay_evaluate.speed.prompts import Prompts, asked_in
 
     ladder = default_ladder(place.target.recipe, where, options)
     check_concurrency(ladder, where)
-    folders, suite = chosen_folders(place, checkpoints), _suite_of(place, where)
-    if not place.measurements:  # else the journal, which has more kinds, is asked when the run is held
+    folders, run_dir = chosen_folders(place, checkpoints), place.run_dir
+    if place.measurements:  # the journal, which has more kinds of prompts, is asked when the run is held
+        suite = SuiteRecipe.model_validate(place.measurements[0].suite_recipe)
+    else:
+        suite = suite_for(place.target, None, where)[0]
         Prompts(suite, ladder.seed, ladder.prompt_tokens, {}).check(ladder.prompts)
-    return PlannedLadder(place, ladder, where, folders, suite)
+    kept = f"finished repeats are kept in {run_dir / SPEED_RECORD}; the same command measures the rest"
+    with says_what_is_kept(lambda: kept), place.at_work():
+        with Journal(run_dir / "journal.db") as journal:
+            asked: dict[str, list[str]] = {}
+            for measurement in place.measurements:
+                if measurement.is_reference and measurement.suite == suite.name:
+                    asked = asked_in(journal, identity_of(measurement))
+            prompts = Prompts(suite, ladder.seed, ladder.prompt_tokens, asked)
+            prompts.check(ladder.prompts)
+            subjects = [
+                Subject(label, folder, checkpoint_sha256(folder, journal.file_sha256), scheme_of(label, folder))
+                for label, folder in folders.items()
+            ]
+        return LadderRun(subjects, ladder, prompts, where, place.target.recipe.serving, run_dir, say).run()
 
 
 def default_ladder(recipe: ModelRecipe, profile: ProfileRecipe, options: dict[str, Any]) -> Ladder:
@@ -219,7 +196,6 @@ def predict_in_run(
     labels: precisions of the model, or labels in the record; None: all that the record has, else those of the model's recipe.
     """
     from assay_evaluate.speed.predicted import acceptance_of, predict
-    from assay_evaluate.speed.rows_in_record import with_rows
 
     recipe, where = place.target.recipe, load_recipe(ProfileRecipe, profile)
     ladder = default_ladder(recipe, where, options)
@@ -228,22 +204,59 @@ def predict_in_run(
     schemes_before = {row.checkpoint: row.scheme for row in (() if before is None else before.rows)}
     own = [name for name in recipe.precisions if not is_automatic(name)]  # a mix has no kernel of its own to predict
     labels_asked = labels or list(schemes_before) or list(dict.fromkeys((*reference, *own)))
-    schemes = {label: schemes_before.get(label) or scheme_of_precision(label) for label in labels_asked}
+    schemes = {label: schemes_before.get(label) or scheme_of(label) for label in labels_asked}
     acceptance = acceptance_of(before, acceptance_length, ladder.speculation)
     model = place.target.location.path or place.target.location.hub
     assert model is not None, "a source is a folder or on the hub"
     rows, left_out = predict(schemes, model, where, ladder, interpreter, acceptance)
+    return _with_rows(place, rows, left_out)
+
+
+def import_in_run(
+    target: str, runs: Path, path: Path, form: str | None, stated: Stated, names: Mapping[str, str], say: Say
+) -> tuple[Place, SpeedRecord]:  # fmt: skip
+    """Rows of a file that another tool wrote, put into the record of a run. names: what the file calls a checkpoint -> label.
+
+    AssayError: the file cannot be read or lacks what a row needs, or none of its rows is a speed.
+    """
+    from assay_evaluate.speed.imported import notes_of, read_imported, renamed
+
+    rows = renamed(read_imported(path, form, stated), names, path.name)
+    place = place_of(target, runs)
+    believed = [row for row in rows if row.why_refused is None]
+    if not believed:
+        more = f" (and so of {len(rows) - 1} more)" if len(rows) > 1 else ""
+        raise AssayError(
+            f"{path.name}: {rows[0].checkpoint} at {rows[0].concurrency}: {rows[0].why_refused}{more}; measure it again"
+        )
+    known = [measurement.label for measurement in place.measurements if not measurement.is_noise_floor]
+    for name in dict.fromkeys(row.checkpoint for row in believed):
+        if known and name not in (*known, "reference"):  # nothing is joined by guessing
+            say(
+                f"note: no checkpoint of the run is called {shown(name)} ({', '.join(known)}): its rows have no verdict; if it "
+                f"is one of them, say --label {shown(name)}=LABEL"
+            )
+    for note in notes_of(believed):
+        say(f"note: {note}")
+    refused = [
+        NotMeasured(
+            checkpoint=row.checkpoint, speculation=row.speculation, concurrency=row.concurrency, prompts=row.prompts,
+            reason=f"not imported from {path.name}: {row.why_refused}",
+        )
+        for row in rows if row.why_refused is not None
+    ]  # fmt: skip
+    record = _with_rows(place, believed, refused)
+    say(f"{len(believed)} imported row{'s' if len(believed) != 1 else ''}")
+    return place, record
+
+
+def _with_rows(place: Place, rows: Sequence[SpeedRow], left_out: Sequence[NotMeasured]) -> SpeedRecord:
+    from assay_evaluate.speed.rows import with_rows
+
     with place.at_work():
         record = with_rows(SpeedRecord.load_if_there(place.run_dir / SPEED_RECORD), rows, left_out)
         record.save(place.run_dir / SPEED_RECORD)
     return record
-
-
-def _suite_of(place: Place, profile: ProfileRecipe) -> SuiteRecipe:
-    """That of the run, else the model's."""
-    if place.measurements:
-        return SuiteRecipe.model_validate(place.measurements[0].suite_recipe)
-    return suite_for(place.target, None, profile)[0]
 
 
 def measure_judged(
@@ -251,10 +264,4 @@ def measure_judged(
 ) -> tuple[SpeedRecord, str]:
     """The default ladder as a phase of a run that was judged, and the label of its reference."""
     place = Place(run_dir, target, tuple(measurements))
-    with says_what_is_kept(lambda: kept_in(place)):
-        return plan_ladder(place, None, profile, {}).measure(say), place.reference
-
-
-def kept_in(place: Place) -> str:
-    """What an interrupted ladder leaves for the next."""
-    return f"finished repeats are kept in {place.run_dir / SPEED_RECORD}; the same command measures the rest"
+    return measure_in_run(place, None, profile, {}, say), place.reference

@@ -80,7 +80,13 @@ def _target_of(text: str) -> Target:
         config = read_json_object(folder, "config.json")
         recipe = _recipe_for(folder_name(folder), Location(path=str(folder)), config, tensor_names(folder), folder)
         return _fitted(Target(recipe, Location(path=str(folder))))
-    return _hub_target(text)
+    for name in recipe_names("models"):
+        recipe = load_recipe(ModelRecipe, name)
+        if recipe.source.hub == text:
+            return Target(recipe, recipe.source)
+    opened = open_headers(Location(hub=text))
+    recipe = _recipe_for(text.split("/")[1], Location(hub=text), opened.config, opened.tensors, None)
+    return _fitted(Target(recipe, Location(hub=text)), opened)
 
 
 def url_in(text: str) -> str | None:
@@ -133,18 +139,6 @@ def local_checkpoint(location: Location, source: SourceData | None = None, say: 
     check_hashes_stated(location.hub, source.files)
     say(f"{location.hub}: its {len(source.files)} files are compared with the hashes that the hub states")
     return download_model(location.hub, source.revision or location.revision, source.files)
-
-
-def _hub_target(hub_id: str) -> Target:
-    from assay_quantize.checkpoint.hub import open_hub_checkpoint
-
-    for name in recipe_names("models"):
-        recipe = load_recipe(ModelRecipe, name)
-        if recipe.source.hub == hub_id:
-            return Target(recipe, recipe.source)
-    location = Location(hub=hub_id)
-    opened = open_hub_checkpoint(hub_id)
-    return _fitted(Target(_recipe_for(hub_id.split("/")[1], location, opened.config, opened.tensors, None), location), opened)
 
 
 def _recipe_target(text: str) -> Target:
@@ -214,12 +208,11 @@ def _fitted(target: Target, checkpoint: Checkpoint | None = None) -> Target:
 
     checkpoint: None: the folder's. What cannot be opened is left to whoever opens it, with an error of its own.
     """
-    from assay_quantize.checkpoint.checkpoint import open_checkpoint
     from assay_quantize.plan.planner import choose_fitting
 
     recipe = target.recipe
     try:
-        opened = checkpoint or open_checkpoint(Path(str(recipe.source.path)))
+        opened = checkpoint or open_headers(target.location)
         target = replace(target, opened=opened)
         chosen = choose_fitting(opened, recipe.precisions)
     except AssayError:
@@ -235,42 +228,33 @@ def _fitted(target: Target, checkpoint: Checkpoint | None = None) -> Target:
 
 
 def _thinks(folder: Path) -> bool:
-    """Whether the chat template mentions a thinking section."""
-    return any("</think>" in _text(folder / name) for name in ("chat_template.jinja", "tokenizer_config.json"))
+    """Whether the chat template, or another small file that has it, mentions a thinking section."""
+    for path in (folder / "chat_template.jinja", folder / "tokenizer_config.json"):
+        if path.is_file() and path.stat().st_size <= MAX_JSON_BYTES:
+            with naming(path):
+                if "</think>" in path.read_text(encoding="utf-8", errors="replace"):
+                    return True
+    return False
 
 
-def _text(path: Path) -> str:
-    """The text of a small file; empty when there is none."""
-    if not path.is_file() or path.stat().st_size > MAX_JSON_BYTES:
-        return ""
-    with naming(path):
-        return path.read_text(encoding="utf-8", errors="replace")
+def open_source(target: Target, say: Say = say_nothing) -> Checkpoint:
+    """The source by its headers, which are read once for a target that has kept them (`Target.opened`); its notes are said."""
+    checkpoint = target.opened or open_headers(target.location)
+    for note in checkpoint.notes:
+        say(f"note: {note}")
+    return checkpoint
 
 
-def open_source(target: Target) -> Checkpoint:
-    """The source by its headers, which are read once for a target that has kept them (`Target.opened`)."""
-    from assay_quantize.checkpoint.checkpoint import open_checkpoint
-
-    if target.opened is not None:
-        return target.opened
-    if target.location.path is not None:
-        return open_checkpoint(Path(target.location.path))
-    from assay_quantize.checkpoint.hub import open_hub_checkpoint
-
-    assert target.location.hub is not None
-    return open_hub_checkpoint(target.location.hub, target.location.revision)
-
-
-def open_released(release: Location) -> Checkpoint:
-    """A published reference by its headers, which may be quantized in any way."""
-    if release.path is not None:
+def open_headers(location: Location, *, allow_quantized: bool = False) -> Checkpoint:
+    """A checkpoint by its headers. allow_quantized: in any way, as a published reference may be."""
+    if location.path is not None:
         from assay_quantize.checkpoint.checkpoint import open_checkpoint
 
-        return open_checkpoint(Path(release.path), allow_quantized=True)
+        return open_checkpoint(Path(location.path), allow_quantized=allow_quantized)
     from assay_quantize.checkpoint.hub import open_hub_checkpoint
 
-    assert release.hub is not None
-    return open_hub_checkpoint(release.hub, release.revision, allow_quantized=True)
+    assert location.hub is not None
+    return open_hub_checkpoint(location.hub, location.revision, allow_quantized=allow_quantized)
 
 
 def source_label(config: dict[str, Any]) -> Literal["bf16", "fp16", "fp32", "source"]:

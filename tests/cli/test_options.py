@@ -239,7 +239,10 @@ def test_a_misspelt_recipe(run: Run) -> None:
 
 
 def test_a_mistyped_path_is_not_asked_of_the_hub(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("assay_pipeline.targets._hub_target", lambda text: pytest.fail(f"the hub was asked for {text}"))
+    monkeypatch.setattr(
+        "assay_quantize.checkpoint.hub.open_hub_checkpoint",
+        lambda *asked, **_: pytest.fail(f"the hub was asked for {asked[0]}"),
+    )
     Path("models/glm-tiny").mkdir(parents=True)
     give = "; give a checkpoint's folder (with config.json and *.safetensors)"
     not_an_id = "; a Hugging Face id cannot begin with the name of a folder that is here"
@@ -256,7 +259,7 @@ def test_a_mistyped_path_is_not_asked_of_the_hub(run: Run, monkeypatch: pytest.M
 
 def test_an_id_is_asked_of_the_hub(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr("assay_quantize.checkpoint.hub.open_hub_checkpoint", asked.append)
+    monkeypatch.setattr("assay_quantize.checkpoint.hub.open_hub_checkpoint", lambda hub_id, *_, **__: asked.append(hub_id))
     with pytest.raises(AttributeError):
         run("plan", "org/model", "-p", "w4a16")
     assert asked == ["org/model"]

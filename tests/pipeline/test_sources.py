@@ -106,14 +106,14 @@ def test_a_push_between_plan_and_download_changes_nothing(run: Run, hub: Hub, mo
     """The hub here has one commit at a time: whoever asks for another one than was planned is told so."""
     from assay_pipeline import planning
 
-    made_plans = planning.plans_for
+    made_plan = planning.plan_for
 
     def then_pushed(*arguments: object) -> object:
-        plans = made_plans(*arguments)  # type: ignore[arg-type]
+        plan = made_plan(*arguments)  # type: ignore[arg-type]
         hub.commit = "b" * 40
-        return plans
+        return plan
 
-    monkeypatch.setattr("assay_pipeline.quantizing.plans_for", then_pushed)
+    monkeypatch.setattr("assay_pipeline.quantizing.plan_for", then_pushed)
     code, _, err = run("quantize", "org/model", *W4A16)
     assert code == 2 and "\nerror: org/model: no such revision on " in err
     hub.commit = "a" * 40

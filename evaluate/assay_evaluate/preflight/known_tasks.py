@@ -146,8 +146,3 @@ def cluster_sizes(task: SweTask) -> tuple[int, ...] | None:
     instances = [repository for repository, size in known.items() for _ in range(size)]
     left = sliced(instances, task.slice)
     return tuple(count for repository in known if (count := left.count(repository)))
-
-
-def replies_each(task: TaskBase) -> int:
-    """Replies, or trajectories, to each item; of a range, its max."""
-    return task.num_repeats if isinstance(task, SweTask) else task.most_samples

@@ -71,8 +71,10 @@ def checks_of(record: Replay) -> Iterator[Check]:
         # vLLM's words often begin with the module or tensor
         where = "" if finding.where is None or finding.where in finding.message else f"{finding.where}: "
         more = f" (and {count - 1:,} more)" if count > 1 else ""
-        ranks = _ranks(finding, max((part.num_ranks for part in record.parts), default=0))
-        detail = f"{kind}: {where}{shown(finding.message, _MOST_SHOWN)}{more}{ranks}"
+        detail = f"{kind}: {where}{shown(finding.message, _MOST_SHOWN)}{more}"
+        if finding.ranks:  # else it does not depend on the rank
+            is_every_rank = len(finding.ranks) == max((part.num_ranks for part in record.parts), default=0)
+            detail += ", on every rank" if is_every_rank else f", on rank {', '.join(map(str, finding.ranks))}"
         if kind == "unknown":
             yield Check(check="loading", subject=record.checkpoint, outcome="UNKNOWN", detail=detail, remedy=finding.remedy)
             continue
@@ -103,13 +105,6 @@ def _held(record: Replay) -> str:
     if memory.kv_cache_bytes is None:
         return weights
     return f"{weights}, and one sequence of {memory.max_model_len:,} tokens {memory.kv_cache_bytes / GIB:.1f} GiB of KV cache"
-
-
-def _ranks(finding: Finding, num_ranks: int) -> str:
-    """`, on rank 0, 3`; nothing if it does not depend on the rank."""
-    if not finding.ranks:
-        return ""
-    return ", on every rank" if len(finding.ranks) == num_ranks else f", on rank {', '.join(map(str, finding.ranks))}"
 
 
 def _loads(record: Replay) -> str:

@@ -101,7 +101,13 @@ def suite_power(suite: SuiteRecipe, gates: GateRecipe, assumptions: Assumptions 
     if not gated:
         return None
     rules = rules_of(gates)
-    drawn = {name: _paths(_scaled(gated, factor), margins, rules) for name, (factor, margins) in SCENARIOS.items()}
+    drawn: dict[str, list[Path]] = {}
+    for name, (factor, margins) in SCENARIOS.items():
+        scaled = [
+            _assuming(gated_task, discordance=min(LARGEST_DISCORDANCE, factor * gated_task.design.assumed.discordance))
+            for gated_task in gated
+        ]
+        drawn[name] = _paths(scaled, margins, rules)
     required = [at for at, gated_task in enumerate(gated) if gated_task.gate.required]
     return SuitePower(
         gated=tuple(gated),
@@ -131,13 +137,6 @@ def _paths(gated: Sequence[GatedTask], margins: float, rules: Rules) -> list[Pat
     """Of a candidate that loses so many times every margin."""
     losses = [min(margins * gated_task.design.margin, LARGEST_LOSS) for gated_task in gated]
     return [draw_path(gated_task.design, loss, rules, of=len(gated)) for gated_task, loss in zip(gated, losses, strict=True)]
-
-
-def _scaled(gated: Sequence[GatedTask], factor: float) -> list[GatedTask]:
-    return [
-        _assuming(gated_task, discordance=min(LARGEST_DISCORDANCE, gated_task.design.assumed.discordance * factor))
-        for gated_task in gated
-    ]
 
 
 def _assuming(gated: GatedTask, **changes: float) -> GatedTask:
@@ -191,36 +190,33 @@ def check_power(suite: SuiteRecipe, gates: GateRecipe) -> Check:
         names = gated_tasks(suite, gates, Assumptions())[1]
         detail_unknown = f"the chance that an identical copy passes cannot be told: {', '.join(names)}: {UNKNOWN_COUNT}"
         return Check(check="power", subject=suite.name, outcome="UNKNOWN", detail=detail_unknown)
-    enough = power.all_gates.lossless.passes >= ENOUGH
+    every_gate, required = power.all_gates, power.required
+    once, twice = percent_short(every_gate.at_margin.passes), percent_short(every_gate.at_twice.fails)
+    detail = lossless_passes(
+        every_gate.lossless.passes, None if required is None else required.lossless.passes,
+        (every_gate.noisier.passes, every_gate.steadier.passes),
+    )  # fmt: skip
+    if power.weak and every_gate.lossless.passes < WANTED:
+        detail += ": " + ", ".join(f"{gated_task.gate.task} {100 * chance:.0f} %" for chance, gated_task in power.weak)
+    detail += (
+        f"; otherwise it is UNDERPOWERED; one that loses every margin passes with {once}, one that loses twice every margin "
+        f"fails with {twice}"
+    )
+    enough = every_gate.lossless.passes >= ENOUGH
     return Check(
-        check="power", subject=suite.name, outcome="PASS" if enough else "UNKNOWN", detail=_detail(power),
+        check="power", subject=suite.name, outcome="PASS" if enough else "UNKNOWN", detail=detail,
         remedy=None if enough else advice(power, gates),
     )  # fmt: skip
 
 
-def _detail(power: SuitePower) -> str:
-    every_gate, required = power.all_gates, power.required
-    once, twice = percent_short(every_gate.at_margin.passes), percent_short(every_gate.at_twice.fails)
-    text = f"{lossless_passes(every_gate.lossless, None if required is None else required.lossless)}, {spread(every_gate)}"
-    if power.weak and every_gate.lossless.passes < WANTED:
-        text += ": " + ", ".join(f"{gated_task.gate.task} {100 * chance:.0f} %" for chance, gated_task in power.weak)
-    return (
-        f"{text}; otherwise it is UNDERPOWERED; one that loses every margin passes with {once}, one that loses twice every "
-        f"margin fails with {twice}"
-    )
-
-
-def lossless_passes(lossless: Chances, required: Chances | None) -> str:
-    """`an identical copy passes with 15.5 % (99.4 % if the reference cannot do the tasks whose gates are not required)`."""
-    text = f"an identical copy passes with {percent_short(lossless.passes)}"
-    if required is None:
-        return text
-    return f"{text} ({percent_short(required.passes)} if the reference cannot do the tasks whose gates are not required)"
-
-
-def spread(gates: Together) -> str:
-    low, high = percent_short(gates.noisier.passes), percent_short(gates.steadier.passes)
-    return f"{low} to {high} if replies are less or more steady than assumed"
+def lossless_passes(passes: float, required: float | None, ends: tuple[float, float]) -> str:
+    """`an identical copy passes with 15.5 % (99.4 % if the reference cannot do the tasks whose gates are not required), 11.0 %
+    to 21.3 % if replies are less or more steady than assumed`."""
+    text = f"an identical copy passes with {percent_short(passes)}"
+    if required is not None:
+        text += f" ({percent_short(required)} if the reference cannot do the tasks whose gates are not required)"
+    low, high = map(percent_short, ends)
+    return f"{text}, {low} to {high} if replies are less or more steady than assumed"
 
 
 # ------------------------------------------------------------------------------------------------ what would raise it
@@ -238,17 +234,19 @@ def advice(power: SuitePower, gates: GateRecipe, assumptions: Assumptions | None
     for _ in range(MOST_STEPS):
         if chances.passes >= WANTED or (at := _weakest(chances, paths, rules, stuck | done)) is None:
             break
-        better = _improved(power.gated[at], factors[at], gates, assumptions or Assumptions())
-        if better is None:
+        gated, factor = power.gated[at], factors[at] + max(1, factors[at] // 2)
+        task = more(gated.task, factor)
+        design = None if task is None else design_of(task, gated.gate, gates, assumptions or Assumptions())
+        if task is None or design is None:
             stuck.add(at)
             continue
-        path = draw_path(better[1].design, 0.0, rules, of=len(current))
+        path = draw_path(design, 0.0, rules, of=len(current))
         then = resolve([*paths[:at], path, *paths[at + 1 :]], rules)
         was_enough = rules.whole is not None and paths[at].design.num_items >= rules.min_items
         if was_enough and then.passes < chances.passes + LEAST_GAIN:
             done.add(at)
             continue
-        factors[at], current[at], paths[at], chances = better[0], better[1], path, then
+        factors[at], current[at], paths[at], chances = factor, gated._replace(task=task, design=design), path, then
     ways = [_way(power.gated[at].task, current[at].task) for at, factor in factors.items() if factor > 1]
     text = f"{', '.join(ways)}: it would pass with {percent_short(chances.passes)}" if ways else ""
     if chances.passes < WANTED and stuck:
@@ -269,16 +267,6 @@ def _weakest(chances: Chances, paths: Sequence[Path], rules: Rules, left_out: se
         )
     few = (at for at in left if paths[at].design.num_items < rules.min_items)
     return next(few, max(left, key=lambda at: chances.spreads[at], default=None))
-
-
-def _improved(gated: GatedTask, factor: int, gates: GateRecipe, assumptions: Assumptions) -> tuple[int, GatedTask] | None:
-    """The next larger number of items or replies, as a multiple of the suite's. None: there is none."""
-    increased = factor + max(1, factor // 2)
-    task = more(gated.task, increased)
-    if task is None:
-        return None
-    design = design_of(task, gated.gate, gates, assumptions)
-    return None if design is None else (increased, gated._replace(task=task, design=design))
 
 
 def more(task: TaskBase, factor: int) -> TaskBase | None:

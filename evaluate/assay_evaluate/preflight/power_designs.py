@@ -196,13 +196,14 @@ def needed(design: ScoreDesign, rules: Rules, power: float, *, loss: float = 0.0
 
 def _items(design: ScoreDesign, rules: Rules, power: float, loss: float) -> int | None:
     last, room = design.looks[-1], design.margin - loss
-    variance = _variance(design.assumed, (1 / last.reference_samples + 1 / last.candidate_samples) / 2)
+    discordance, noise = design.assumed
+    left = (1 / last.reference_samples + 1 / last.candidate_samples) / 2  # of the noise; 1 for one reply of either side
+    variance = discordance * (1 - noise) + discordance * noise * left  # of an item's difference
     by_normal = (_quantiles(rules, power) / room) ** 2 * variance
     if by_normal > MOST_ITEMS:
         return None
     if (last.reference_samples, last.candidate_samples) == (1, 1):
-        discordance = max(design.assumed.discordance, abs(loss))
-        count = items_needed(design.margin, discordance, power, loss=loss, level=rules.level)
+        count = items_needed(design.margin, max(discordance, abs(loss)), power, loss=loss, level=rules.level)
     else:
         count = max(math.ceil(by_normal), items_needed(room, 0.0, power, level=rules.level))
     if design.cluster_sizes and variance > 0:
@@ -226,12 +227,6 @@ def _replies(design: ScoreDesign, rules: Rules, power: float, loss: float) -> in
         return 1 if left >= 0 else None
     count = math.ceil(discordance * noise / left) if left > 0 else MOST_REPLIES + 1
     return count if count <= MOST_REPLIES else None
-
-
-def _variance(assumed: Assumption, share: float) -> float:
-    """Of an item's difference. share: of the noise that is left, 1 for one reply of either side."""
-    discordance, noise = assumed
-    return discordance * (1 - noise) + discordance * noise * share
 
 
 def _quantiles(rules: Rules, power: float) -> float:

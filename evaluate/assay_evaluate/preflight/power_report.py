@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
@@ -12,20 +13,19 @@ from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe, SweTask
 from assay.records.preflight.power import CheckpointCost, GatePower, NeededFor, PowerReport, TogetherPower
 from assay_evaluate.diagnosis.probes.planned import Load
-from assay_evaluate.preflight.cost import cost_of, span, tokens
+from assay_evaluate.preflight.cost import cost_of, span, tokens, workload_of
 from assay_evaluate.preflight.known_tasks import LENGTH_RANGE
 from assay_evaluate.preflight.power import (
     ENOUGH,
     WANTED,
     SuitePower,
     Together,
+    advice,
     cut_passes,
     lasting_passes,
     lossless_passes,
-    spread,
 )
 from assay_evaluate.preflight.power_designs import FROM_TABLE, Assumptions, needed, rules_of
-from assay_evaluate.preflight.workload import Workload, workload_of
 from assay_evaluate.roofline.weights import ServedWeights
 from assay_evaluate.statistics.joint.chances import NUM_DRAWS, SEED, expected_value
 from assay_evaluate.statistics.power import POWER
@@ -89,73 +89,77 @@ def together_power(
     )  # fmt: skip
 
 
-def workload_foretold(
-    suite: SuiteRecipe, gates: GateRecipe, power: SuitePower, serving: Serving, *, own_texts: bool = False
-) -> Workload:
-    """With as many rounds as a candidate takes that loses nothing, on average."""
-    stops = {gated_task.gate.task: stop for gated_task, stop in zip(power.gated, power.all_gates.lossless.stops, strict=True)}
-    return workload_of(suite, serving, own_texts=own_texts, stopping=gates.stopping, stops=stops)
-
-
-def costs(
-    work: Workload, profile: ProfileRecipe | None, serving: Serving, weights: Mapping[str, ServedWeights | None], reference: str
-) -> Iterator[CheckpointCost]:
-    """Of every checkpoint, the reference first. weights: label -> what is served; None: not known."""
-    for label, held in weights.items():
-        load = work.reference if label == reference else work.candidate
-        cost = None if profile is None or profile.endpoints else cost_of(label, load, held, profile, serving)
-        least, most = (round(factor * load.output_tokens) for factor in LENGTH_RANGE)
-        yield CheckpointCost(
-            label=label, num_requests=load.num_requests, prompt_tokens=load.prompt_tokens, output_tokens=(least, most),
-            hours=None if cost is None else cost.hours, gpu_hours=None if cost is None else cost.gpu_hours,
-        )  # fmt: skip
-
-
 def report_of(
     power: SuitePower,
     suite: SuiteRecipe,
     gates: GateRecipe,
     assumptions: Assumptions,
     *,
-    cost: Sequence[CheckpointCost],
+    serving: Serving,
+    weights: Mapping[str, ServedWeights | None],
+    profile: ProfileRecipe | None,
+    own_texts: bool,
     no_gpu_hours: str | None,
-    would_raise: str | None,
-    model: str | None = None,
-    profile: str | None = None,
-    notes: Sequence[str] = (),
-    seconds: float = 0.0,
+    model: str | None,
+    notes: Sequence[str],
+    started: float,
 ) -> PowerReport:
-    """Everything that the command prints."""
+    """Everything that the command prints. weights: label -> what is served, the reference first; None: not known.
+
+    Costs are of as many rounds as a candidate takes that loses nothing, on average. started: by time.monotonic().
+    """
     whole = gates.whole is not None
     is_noise = all(gated_task.design.assumed.noise == 1 for gated_task in power.gated)
     lasting, cut = lasting_passes(power, gates) if is_noise else {}, cut_passes(power, gates)
     kinds = dict.fromkeys(gate.kind for gate in gates.gates if not isinstance(gate, ScoreGate))
+    stops = {gated_task.gate.task: stop for gated_task, stop in zip(power.gated, power.all_gates.lossless.stops, strict=True)}
+    work = workload_of(suite, serving, own_texts=own_texts, stopping=gates.stopping, stops=stops)
+    costs = []
+    for number, (label, held) in enumerate(weights.items()):
+        load = work.candidate if number else work.reference
+        cost = None if profile is None or profile.endpoints else cost_of(label, load, held, profile, serving)
+        least, most = (round(factor * load.output_tokens) for factor in LENGTH_RANGE)
+        costs.append(CheckpointCost(
+            label=label, num_requests=load.num_requests, prompt_tokens=load.prompt_tokens, output_tokens=(least, most),
+            hours=None if cost is None else cost.hours, gpu_hours=None if cost is None else cost.gpu_hours,
+        ))  # fmt: skip
     return PowerReport(
-        suite=suite.name, gate_recipe=gates.name, model=model, profile=profile, level=gates.level, num_draws=NUM_DRAWS,
-        seed=SEED, gates=tuple(gate_powers(power, assumptions)),
+        suite=suite.name, gate_recipe=gates.name, model=model, profile=None if profile is None else profile.name,
+        level=gates.level, num_draws=NUM_DRAWS, seed=SEED, gates=tuple(gate_powers(power, assumptions)),
         together=together_power(power.all_gates, whole=whole, lasting=lasting, cut=cut),
         required_only=None if power.required is None else together_power(power.required, whole=whole),
         needed=tuple(needed_for(power, gates, assumptions)),
-        unknown=power.unknown, taken_to_pass=tuple(kinds), costs=tuple(cost), no_gpu_hours=no_gpu_hours,
-        would_raise=would_raise, notes=tuple(notes), seconds=seconds,
+        unknown=power.unknown, taken_to_pass=tuple(kinds), costs=tuple(costs), no_gpu_hours=no_gpu_hours,
+        would_raise=advice(power, gates, assumptions), notes=tuple(notes),
+        seconds=round(time.monotonic() - started, 1),
     )  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------ in words
 def rows(report: PowerReport) -> list[list[str]]:
     """Of the table under `COLUMNS`: one for each gate, then all together, then the required ones alone."""
-    each = [
-        [
+    lines = []
+    for gate in report.gates:
+        reference, candidate = gate.num_replies
+        replies = f"{reference}" if reference == candidate else f"{reference} + {candidate}"
+        alone = gate.at_margin_candidate_passes
+        lines.append([
             f"{gate.task}{'' if gate.required else ' (optional)'}, margin {points_short(gate.max_drop)}", f"{gate.num_items:,}",
-            _replies(gate), f"{percent_short(gate.discordance)}", percent_short(gate.lossless_passes),
-            percent_short(gate.at_margin_passes), percent_short(gate.at_margin_fails), _passes(gate.at_margin_candidate_passes),
-            percent_short(gate.at_twice_fails), percent_short(gate.at_twice_candidate_passes),
-            f"{gate.mean_candidate_replies:,.0f}",
-        ]
-        for gate in report.gates
-    ]  # fmt: skip
-    named = (("together", report.together), ("required alone", report.required_only))
-    return [*each, *(_row(name, gate) for name, gate in named if gate is not None)]
+            replies if gate.num_looks == 1 else f"up to {replies}", f"{percent_short(gate.discordance)}",
+            percent_short(gate.lossless_passes), percent_short(gate.at_margin_passes), percent_short(gate.at_margin_fails),
+            "–" if alone is None else percent_short(alone), percent_short(gate.at_twice_fails),
+            percent_short(gate.at_twice_candidate_passes), f"{gate.mean_candidate_replies:,.0f}",
+        ])  # fmt: skip
+    for name, gates in (("together", report.together), ("required alone", report.required_only)):
+        if gates is not None:
+            with_whole = ", with the whole" if gates.whole else ""
+            lines.append([
+                f"{name}: {gates.num_gates} gate{'s' if gates.num_gates > 1 else ''}{with_whole}", "", "", "",
+                percent_short(gates.lossless_passes), percent_short(gates.at_margin_passes),
+                percent_short(gates.at_margin_fails), percent_short(gates.at_margin_passes),
+                percent_short(gates.at_twice_fails), percent_short(gates.at_twice_passes), "",
+            ])  # fmt: skip
+    return lines
 
 
 def needed_rows(report: PowerReport) -> list[list[str]]:
@@ -168,29 +172,12 @@ def needed_rows(report: PowerReport) -> list[list[str]]:
     ]  # fmt: skip
 
 
-def _replies(gate: GatePower) -> str:
-    reference, candidate = gate.num_replies
-    most = f"{reference}" if reference == candidate else f"{reference} + {candidate}"
-    return most if gate.num_looks == 1 else f"up to {most}"
-
-
-def _row(name: str, gates: TogetherPower) -> list[str]:
-    with_whole = ", with the whole" if gates.whole else ""
-    return [
-        f"{name}: {gates.num_gates} gate{'s' if gates.num_gates > 1 else ''}{with_whole}", "", "", "",
-        percent_short(gates.lossless_passes), percent_short(gates.at_margin_passes), percent_short(gates.at_margin_fails),
-        percent_short(gates.at_margin_passes), percent_short(gates.at_twice_fails), percent_short(gates.at_twice_passes), "",
-    ]  # fmt: skip
-
-
-def _passes(chance: float | None) -> str:
-    return "–" if chance is None else percent_short(chance)
-
-
-def sentences(report: PowerReport, power: SuitePower) -> Iterator[str]:
+def sentences(report: PowerReport) -> Iterator[str]:
     """Below the table: the headline, what the columns mean, the assumptions, the cost, and what would raise the power."""
-    required = None if power.required is None else power.required.lossless
-    headline = f"{lossless_passes(power.all_gates.lossless, required)}, {spread(power.all_gates)}"
+    together, required = report.together, report.required_only
+    headline = lossless_passes(
+        together.lossless_passes, None if required is None else required.lossless_passes, together.lossless_passes_range
+    )
     yield f"{headline[0].upper()}{headline[1:]}."
     yield from _no_copies(report.together)
     yield (

@@ -1,6 +1,6 @@
 """How fast checkpoints are served.
 
 Comes in: checkpoints, a profile and a suite, whose prompts are asked; or a file that another tool wrote. Goes out:
-`SpeedRecord` (assay/records/speed.py). May import: every other room. `measure` runs the ladder, `foreign` reads files of other
-tools, `predicted` asks NVIDIA's AIConfigurator, `ratio` compares rows.
+`SpeedRecord` (assay/records/speed.py). May import: every other room. `measure` runs the ladder, `imported` reads files of other
+tools (`formats` has one reader a format), `predicted` asks NVIDIA's AIConfigurator, `ratio` compares rows.
 """

@@ -18,7 +18,7 @@ from assay.safe_files import read_json_object
 from assay_evaluate.serving.process import SupervisedProcess, activated_environment
 from assay_evaluate.serving.server import Server, interpreter_for
 from assay_evaluate.serving.vllm_command import server_environment
-from assay_evaluate.speed.objective import goodput_words
+from assay_evaluate.speed.ladder import VLLM_NAMES
 
 _DRIVER = Path(__file__).with_name("_driver.py")
 START_S = 600.0
@@ -60,7 +60,8 @@ def words_of(job: Job, server_url: str, model: str, result: Path) -> list[str]:
         *("--save-result", "--result-dir", str(result.parent), "--result-filename", result.name),
     ]
     if job.objective:
-        words += ["--goodput", *goodput_words(dict(job.objective))]
+        limits = (f"{VLLM_NAMES[name]}:{1000 * seconds:g}" for name, seconds in sorted(job.objective.items()))
+        words += ["--goodput", *limits]
     return [*words, "--trust-remote-code"] if job.trust_remote_code else words
 
 

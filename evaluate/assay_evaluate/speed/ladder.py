@@ -1,11 +1,15 @@
-"""The points that are measured, and the order in which that happens."""
+"""The points that are measured, the order in which that happens, and what a good request takes (`ttft<2s tpot<25ms`)."""
 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from assay.errors import AssayError
+from assay.foreign_text import shown
 
 MIN_REQUESTS = 8
 REQUESTS_IN_FLIGHT = 2
@@ -98,3 +102,30 @@ def shuffled_servers(servers: Sequence[tuple[str, int]], seed: int, turn: int = 
     order = list(servers)
     random.Random(f"{seed}:servers{f':{turn}' if turn else ''}").shuffle(order)
     return order
+
+
+# ------------------------------------------------------------------------------------------------ what a good request takes
+LIMITS = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "end_to_end_s", "e2el": "end_to_end_s"}
+VLLM_NAMES = {"ttft_s": "ttft", "tpot_s": "tpot", "end_to_end_s": "e2el"}
+"""As `vllm bench serve --goodput` calls them, in milliseconds."""
+_SECONDS = {"ms": 1e-3, "s": 1.0}
+_LIMIT = re.compile(r"([a-z0-9]+)\s*(?:<|:)\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s)")
+_LEAST_S, _MOST_S = 1e-9, 1e9
+
+
+def parse_objective(text: str) -> dict[str, float]:
+    """`SpeedRow.objective` of `ttft<2s tpot<25ms` (commas may stand between them). AssayError: it says something else."""
+    limits: dict[str, float] = {}
+    for part in re.sub(r"\s*([<:])\s*", r"\1", text.replace(",", " ")).split():
+        limit = _LIMIT.fullmatch(part)
+        if limit is None or limit[1] not in LIMITS or not _LEAST_S <= float(limit[2]) * _SECONDS[limit[3]] <= _MOST_S:
+            raise AssayError(
+                f"--objective {shown(repr(text))}: {shown(repr(part))} is no limit; write `ttft<2s tpot<25ms`, with ttft, tpot "
+                "or e2e, and s or ms"
+            )
+        if LIMITS[limit[1]] in limits:
+            raise AssayError(f"--objective {shown(repr(text))}: names {limit[1]} twice; give one limit for each")
+        limits[LIMITS[limit[1]]] = float(limit[2]) * _SECONDS[limit[3]]
+    if not limits:
+        raise AssayError(f"--objective {shown(repr(text))}: names no limit; write `ttft<2s tpot<25ms`")
+    return limits

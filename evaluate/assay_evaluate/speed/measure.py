@@ -26,14 +26,13 @@ from assay_evaluate.serving.hardware import describe_hardware, find_gpus
 from assay_evaluate.serving.server import Server, ServerSpec, planned_fingerprint, serve
 from assay_evaluate.speed.bench import Job, benchmark, write_prompts
 from assay_evaluate.speed.ladder import Ladder, Point, deal_repeats, shuffled, shuffled_servers
+from assay_evaluate.speed.predicted import NOT_PREDICTED
 from assay_evaluate.speed.prompts import LONG, Prompts, has_chat_template, token_counter
 from assay_evaluate.speed.rows import WHERE, count, repeat_of, tokens_each
 from assay_evaluate.speed.watch import Watch
 from assay_evaluate.tasks.ruler.draft import RulerError
 
 StartServer = Callable[[ServerSpec, Say], AbstractContextManager[Server]]
-NOT_PREDICTED = "not predicted:"
-"""How reasons begin that there is no prediction."""
 EMULATED = "emulated: profile {profile} computes this format without its kernels, which says nothing about their speed"
 _SPECULATIVE = "speculative-config"
 _TEMPLATE_TOKENS = 64
@@ -55,6 +54,20 @@ class Subject:
     checkpoint: Path
     sha256: str
     scheme: str | None = None
+
+
+@dataclass(frozen=True)
+class _Served:
+    """A subject behind a server and a benchmark. folder: for the prompts. start: of this server, from 0."""
+
+    subject: Subject
+    speculation: int
+    start: int
+    server: Server
+    bench: Bench
+    folder: Path
+    count_tokens: Callable[[str], int]
+    startup_s: float
 
 
 @dataclass
@@ -127,13 +140,14 @@ class LadderRun:
     def _why_stale(self, row: SpeedRow, subject: Subject, *, same: bool) -> str | None:
         if row.checkpoint_sha256 != subject.sha256:
             return "the checkpoint is another"
-        if row.speculation is None or row.fingerprint_sha256 != self._planned(subject, row.speculation).comparable_sha256:
+        planned = None if row.speculation is None else self.foresee(self.spec(subject, row.speculation))
+        if planned is None or row.fingerprint_sha256 != planned.comparable_sha256:
             return "it would be served differently now"
         return None if same else "requests, lengths, objective or seed are others"
 
     def _missing(self, subject: Subject, speculation: int) -> list[list[tuple[int, Point]]]:
         """(repeat, point) that each start of its server is to measure, in order. What cannot be is noted."""
-        planned = self._planned(subject, speculation)
+        planned = self.foresee(self.spec(subject, speculation))
         self.versions |= planned.versions
         reason = None
         if planned.emulated:
@@ -148,10 +162,11 @@ class LadderRun:
                 self.on_progress(f"{subject.label}: not measured: {reason}")
                 self.left_out.append(noted)
             return []
-        repeats = {
-            point: deal_repeats(len(done), len({earlier.server_start for earlier in done}), self.ladder)
-            for point in self.ladder.points for done in (self._repeats_of(subject.label, speculation, point),)
-        }  # fmt: skip
+        repeats: dict[Point, list[range]] = {}
+        for point in self.ladder.points:
+            row = self.rows.get(("measured", subject.label, speculation, point.prompts, point.concurrency))
+            done = () if row is None else row.repeats
+            repeats[point] = deal_repeats(len(done), len({earlier.server_start for earlier in done}), self.ladder)
         seed = f"{self.ladder.seed}:{subject.label}:{speculation}"
         starts = [
             list(shuffled({point: repeat[start] for point, repeat in repeats.items() if start < len(repeat)}, seed))
@@ -160,10 +175,6 @@ class LadderRun:
         if not starts:
             self.on_progress(f"{subject.label}: speculation {speculation or 'off'}: measured already")
         return starts
-
-    def _repeats_of(self, label: str, speculation: int, point: Point) -> tuple[SpeedRepeat, ...]:
-        row = self.rows.get(("measured", label, speculation, point.prompts, point.concurrency))
-        return () if row is None else row.repeats
 
     def _next_start(self, label: str, speculation: int) -> int:
         """Number of the next start of a server; those of rows from before starts were told are one, and have none."""
@@ -186,9 +197,6 @@ class LadderRun:
             log_path=self.run_dir / "logs" / f"vllm-{subject.label}-speed-{speculation}{_of_start(start)}.log",
         )
 
-    def _planned(self, subject: Subject, speculation: int) -> Fingerprint:
-        return self.foresee(self.spec(subject, speculation))
-
     def _measure_server(self, subject: Subject, speculation: int, runs: Sequence[tuple[int, Point]]) -> None:
         """All missing repeats of one checkpoint with one speculation. ServeError: its server did not start, or died."""
         started, start = time.monotonic(), self._next_start(subject.label, speculation)
@@ -202,13 +210,13 @@ class LadderRun:
             with self.start_server(spec, self.on_progress) as server:
                 startup_s = round(time.monotonic() - started, 3)
                 with self.start_benchmark(server, spec.profile, folder, log_path) as bench:
-                    self._warm_up(bench, subject, server, runs, folder, count_tokens)
+                    served = _Served(subject, speculation, start, server, bench, folder, count_tokens, startup_s)
+                    self._warm_up(served, runs)
                     for number, (repeat, point) in enumerate(runs, 1):
                         if point in failed:
                             continue
                         try:
-                            run = (speculation, start, repeat, point)
-                            row = self._row(bench, subject, server, run, folder, count_tokens, startup_s)
+                            row = self._row(served, repeat, point)
                         except MeasureError as error:
                             failed.add(point)
                             noted = NotMeasured(
@@ -228,28 +236,24 @@ class LadderRun:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _warm_up(
-        self, bench: Bench, subject: Subject, server: Server, runs: Sequence[tuple[int, Point]], folder: Path,
-        count_tokens: Callable[[str], int],
-    ) -> None:  # fmt: skip
+    def _warm_up(self, served: _Served, runs: Sequence[tuple[int, Point]]) -> None:
         """As many requests as are ever in flight, of every kind, asked and forgotten: compilation, caches, connections."""
         most = max(point.concurrency for _, point in runs)
         for kind in sorted({point.prompts for _, point in runs}):
-            point = Point(kind, most)
-            if self._too_long(server, kind) is None:
-                texts = self.prompts.of(kind, "warm-up", most, count_tokens)
-                bench.run(self._job(subject, server, point, texts, folder / f"warm-up-{kind}.jsonl"))
+            if self._too_long(served.server, kind) is None:
+                texts = self.prompts.of(kind, "warm-up", most, served.count_tokens)
+                served.bench.run(self._job(served, most, texts, f"warm-up-{kind}.jsonl"))
 
-    def _job(self, subject: Subject, server: Server, point: Point, texts: Sequence[str], path: Path) -> Job:
+    def _job(self, served: _Served, concurrency: int, texts: Sequence[str], name: str) -> Job:
         return Job(
-            prompts=write_prompts(path, texts),
+            prompts=write_prompts(served.folder / name, texts),
             num_requests=len(texts),
-            concurrency=point.concurrency,
+            concurrency=concurrency,
             output_tokens=self.ladder.output_tokens,
-            tokenizer=subject.checkpoint.resolve(),
-            is_chat=has_chat_template(subject.checkpoint),
+            tokenizer=served.subject.checkpoint.resolve(),
+            is_chat=has_chat_template(served.subject.checkpoint),
             objective=self.ladder.objective,
-            trust_remote_code=bool(server.fingerprint.flags.get("trust-remote-code")),
+            trust_remote_code=bool(served.server.fingerprint.flags.get("trust-remote-code")),
         )
 
     def _too_long(self, server: Server, kind: str) -> str | None:
@@ -258,26 +262,24 @@ class LadderRun:
             return None
         return f"{needed} tokens of prompt and reply do not fit the server's {server.max_model_len}"
 
-    def _row(
-        self, bench: Bench, subject: Subject, server: Server, run: tuple[int, int, int, Point], folder: Path,
-        count_tokens: Callable[[str], int], startup_s: float,
-    ) -> SpeedRow:  # fmt: skip
-        """The point's row with one repeat more. run: (speculation, start, repeat, point). MeasureError: it has none."""
-        speculation, start, repeat, point = run
-        if (reason := self._too_long(server, point.prompts)) is not None:
+    def _row(self, served: _Served, repeat: int, point: Point) -> SpeedRow:
+        """The point's row with one repeat more. MeasureError: it has none."""
+        if (reason := self._too_long(served.server, point.prompts)) is not None:
             raise MeasureError(reason)
         part, num = f"{point.concurrency}:{repeat}", self.ladder.requests_of(point)
         try:
-            texts = self.prompts.of(point.prompts, part, num, count_tokens)
+            texts = self.prompts.of(point.prompts, part, num, served.count_tokens)
         except (ValueError, RulerError) as error:  # a haystack that does not fit, no tokenizer.json
             raise MeasureError(f"no prompts: {error}") from None
-        job = self._job(subject, server, point, texts, folder / f"{point.prompts}-{point.concurrency}-{repeat}.jsonl")
-        fingerprint = server.fingerprint
+        job = self._job(served, point.concurrency, texts, f"{point.prompts}-{point.concurrency}-{repeat}.jsonl")
+        subject, fingerprint = served.subject, served.server.fingerprint
         num_gpus, parallelism = ranks_of(fingerprint, self.profile)
-        with Watch(server.pid, on_gpus=num_gpus > 0) as watch:
-            result = bench.run(job)
-        new_repeat = repeat_of(result, WHERE, memory_bytes=watch.memory_bytes, energy_j=watch.energy_j, server_start=start)
-        before = self.rows.get(("measured", subject.label, speculation, point.prompts, point.concurrency))
+        with Watch(served.server.pid, on_gpus=num_gpus > 0) as watch:
+            result = served.bench.run(job)
+        new_repeat = repeat_of(
+            result, WHERE, memory_bytes=watch.memory_bytes, energy_j=watch.energy_j, server_start=served.start
+        )
+        before = self.rows.get(("measured", subject.label, served.speculation, point.prompts, point.concurrency))
         if before is not None:
             return _with_repeat(before, new_repeat, result)
         version = fingerprint.server.removeprefix("vllm ")
@@ -290,16 +292,16 @@ class LadderRun:
             hardware=hardware_of(num_gpus, self.profile),
             num_gpus=num_gpus,
             parallelism=parallelism,
-            speculation=speculation,
+            speculation=served.speculation,
             prompts=point.prompts,
-            prompt_tokens=tokens_each([result], "total_input_tokens"),
-            output_tokens=tokens_each([result], "total_output_tokens"),
+            prompt_tokens=tokens_each(result, "total_input_tokens"),
+            output_tokens=tokens_each(result, "total_output_tokens"),
             concurrency=point.concurrency,
             emulated=fingerprint.emulated,
             kernels=fingerprint.kernels,
             fingerprint_sha256=fingerprint.comparable_sha256,
             engine=fingerprint.server,
-            startup_s=startup_s,
+            startup_s=served.startup_s,
             objective=dict(self.ladder.objective),
             repeats=(new_repeat,),
         )
@@ -332,7 +334,7 @@ def _with_repeat(row: SpeedRow, new_repeat: SpeedRepeat, result: dict[str, Any])
     changes: dict[str, Any] = {"repeats": (*row.repeats, new_repeat)}
     before, now = sum(repeat.num_completed or 0 for repeat in row.repeats), count(result, "completed") or 0
     for name, total in (("prompt_tokens", "total_input_tokens"), ("output_tokens", "total_output_tokens")):
-        mean, more = getattr(row, name), tokens_each([result], total)
+        mean, more = getattr(row, name), tokens_each(result, total)
         if mean is not None and more is not None and before + now:
             changes[name] = (mean * before + more * now) / (before + now)
     return row.model_copy(update=changes)

@@ -35,7 +35,9 @@ WRONG_SIGN = (
     "AIConfigurator has the sign of W4A16 wrong (GLM-5.2 on 8xH200: FP8's TPOT at one stream, half of what was measured at 8 "
     "and 32); see the roofline"
 )
-PREDICTED_BY = "AIConfigurator"
+NOT_PREDICTED = "not predicted:"
+"""How reasons begin that there is no prediction."""
+NO_ACCEPTANCE = "how many drafts are accepted is neither measured nor given (--acceptance-length)"
 
 
 def why_not_predicted(scheme: str | None) -> str | None:
@@ -67,11 +69,11 @@ def predict(
     left_out: list[NotMeasured] = []
     for label, scheme in schemes.items():
         if (refusal := why_not_predicted(scheme)) is not None:
-            left_out.append(NotMeasured(checkpoint=label, reason=f"not predicted: {refusal}"))
+            left_out.append(NotMeasured(checkpoint=label, reason=f"{NOT_PREDICTED} {refusal}"))
             continue
         known = [drafts for drafts in ladder.speculation if drafts == 0 or drafts in acceptance]
         left_out += [
-            NotMeasured(checkpoint=label, speculation=drafts, reason=f"not predicted: {NO_ACCEPTANCE}")
+            NotMeasured(checkpoint=label, speculation=drafts, reason=f"{NOT_PREDICTED} {NO_ACCEPTANCE}")
             for drafts in ladder.speculation if drafts not in known
         ]  # fmt: skip
         points = [(drafts, concurrency) for drafts in known for concurrency in ladder.concurrency]
@@ -100,10 +102,7 @@ def predict(
 
 
 def _refused(reason: str) -> str:
-    return f"not predicted: AIConfigurator: {one_line(reason)[:200]}"
-
-
-NO_ACCEPTANCE = "how many drafts are accepted is neither measured nor given (--acceptance-length)"
+    return f"{NOT_PREDICTED} AIConfigurator: {one_line(reason)[:200]}"
 
 
 def _ask(interpreter: Path, question: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]]:
@@ -160,7 +159,7 @@ def _row(
         checkpoint=label,
         scheme=scheme,
         origin="predicted",
-        source=f"{PREDICTED_BY} {version}",
+        source=f"AIConfigurator {version}",
         hardware=f"{num_gpus}x{profile.hardware.gpu}",
         num_gpus=num_gpus,
         parallelism={kind: count for kind, count in kinds.items() if count > 1},

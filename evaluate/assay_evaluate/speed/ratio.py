@@ -15,10 +15,9 @@ from assay.errors import MeasureError
 from assay.records.base import Interval
 from assay.records.speed import SpeedRepeat, SpeedRow
 from assay_evaluate.speed.noise import Noise, Quantity, Sample, noise_of_rows, sample_of
+from assay_evaluate.speed.rows import NOT_STATED
 
 LEVEL = 0.95
-NOT_STATED = "not stated"
-"""Prompts of an imported row that does not say what was asked."""
 FIELDS = ("prompts", "origin", "hardware", "number of GPUs", "parallelism", "engine", "speculation", "concurrency")
 """What `SpeedRow.like` holds, in its order."""
 

@@ -1,4 +1,4 @@
-"""From the JSON of `vllm bench serve` to `SpeedRepeat` and `SpeedRow`.
+"""From the JSON of `vllm bench serve` to `SpeedRepeat` and `SpeedRow`, and rows that were not measured here into a record.
 
 TPOT is taken, never ITL: under speculation several tokens arrive in one chunk, and the time between chunks is no time of a
 token.
@@ -10,10 +10,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from assay.errors import MeasureError
-from assay.records.speed import MOST_COUNT, Quantiles, SpeedRepeat
+from pydantic import ValidationError
+
+from assay.errors import AssayError, MeasureError
+from assay.foreign_text import one_line
+from assay.records.speed import MOST_COUNT, NotMeasured, Quantiles, SpeedRecord, SpeedRepeat, SpeedRow
 
 WHERE = "vllm bench serve"
+NOT_STATED = "not stated"
+"""Prompts of an imported row that does not say what was asked."""
 ROUNDED = 0.05
 """Share by which a rate may differ from tokens over seconds: files hold rounded numbers."""
 
@@ -36,13 +41,13 @@ def count(fields: Mapping[str, Any], name: str) -> int | None:
     return value if type(value) is int and 0 <= value <= MOST_COUNT else None
 
 
-def quantiles(fields: Mapping[str, Any], metric: str) -> Quantiles | None:
+def quantiles(fields: Mapping[str, Any], metric: str, per_s: float = 1.0) -> Quantiles | None:
     """`mean_ttft_ms`, `median_ttft_ms`, `p99_ttft_ms`, ... in seconds. None: there is no mean or no median, or it is 0.
 
     A time of 0 was not measured: vLLM writes it of TPOT where every reply has one token, of TTFT where nothing was streamed.
     """
-    mean, median, p90, p99 = (number(fields, f"{name}_{metric}_ms") for name in ("mean", "median", "p90", "p99"))
-    return quantiles_of(mean, median, p90, p99, per_s=1000)
+    mean, median, p90, p99 = (number(fields, f"{name}_{metric}") for name in ("mean", "median", "p90", "p99"))
+    return quantiles_of(mean, median, p90, p99, per_s)
 
 
 def quantiles_of(
@@ -93,7 +98,7 @@ def repeat_of(
             f"{where}: it says {rate:,.6g} tokens/s, and {tokens:,} tokens in {duration_s:,.6g} s are "
             f"{tokens / duration_s:,.6g}; one of them is wrong"
         )
-    ttft, tpot, end_to_end = (quantiles(fields, metric) for metric in ("ttft", "tpot", "e2el"))
+    ttft, tpot, end_to_end = (quantiles(fields, f"{metric}_ms", per_s=1000) for metric in ("ttft", "tpot", "e2el"))
     tokens_each = tokens / completed if tokens is not None and completed else None
     total_s, prompts = number(fields, "total_token_throughput"), count(fields, "total_input_tokens")
     if total_s and duration_s and tokens and prompts is not None:
@@ -124,8 +129,24 @@ def repeat_of(
     )
 
 
-def tokens_each(results: Sequence[Mapping[str, Any]], name: str) -> float | None:
+def tokens_each(result: Mapping[str, Any], name: str) -> float | None:
     """Mean number of tokens a request (`total_input_tokens`, `total_output_tokens`); None: not told."""
-    pairs = [(number(result, name), count(result, "completed")) for result in results]
-    known = [(total, completed) for total, completed in pairs if total is not None and completed]
-    return sum(total for total, _ in known) / sum(completed for _, completed in known) if known else None
+    total, completed = number(result, name), count(result, "completed")
+    return None if total is None or not completed else total / completed
+
+
+def with_rows(record: SpeedRecord | None, rows: Sequence[SpeedRow], left_out: Sequence[NotMeasured] = ()) -> SpeedRecord:
+    """The record with rows that were imported or predicted; they replace those of the same point and source.
+
+    AssayError: two of them are one point. left_out: what has no row, and why; said once.
+    """
+    points = {row.point for row in rows}
+    kept = [] if record is None else [row for row in record.rows if row.point not in points]
+    before = SpeedRecord(rows=()) if record is None else record
+    noted = (*before.not_measured, *(entry for entry in left_out if entry not in before.not_measured))
+    try:
+        return SpeedRecord.model_validate(
+            {**before.model_dump(), "rows": [entry.model_dump() for entry in (*kept, *rows)], "not_measured": noted}
+        )
+    except ValidationError as error:
+        raise AssayError(one_line(error.errors()[0]["msg"])) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import subprocess
@@ -78,16 +79,12 @@ def energy_of(samples: list[tuple[float, float]]) -> float:
 
 def memory_of_group(group: int) -> int | None:
     """Bytes that the processes of a group hold, shared pages counted once (PSS). None: the system does not tell."""
-    bytes_held = [held for pid in group_members(group) if (held := _memory_of(pid)) is not None]
+    bytes_held: list[int] = []
+    for pid in group_members(group):
+        with contextlib.suppress(OSError):
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii", errors="replace").splitlines()
+            bytes_held += [int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:")][:1]
     return sum(bytes_held) if bytes_held else None
-
-
-def _memory_of(pid: int) -> int | None:
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:")), None)
 
 
 def ask_gpus() -> GpuState:
@@ -97,9 +94,7 @@ def ask_gpus() -> GpuState:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return GpuState(None, None)
-    return (
-        parse_state(answer.stdout, os.environ.get("CUDA_VISIBLE_DEVICES")) if answer.returncode == 0 else GpuState(None, None)
-    )
+    return parse_state(answer.stdout if answer.returncode == 0 else "", os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def parse_state(csv: str, visible: str | None) -> GpuState:

@@ -30,7 +30,7 @@ from assay_pipeline.gate_choice import ChosenGates, choose_gates, suite_for
 from assay_pipeline.mixes.automatic import chosen_in
 from assay_pipeline.planning import plan_for, precisions_for, stand_in
 from assay_pipeline.run_folders import choose_run
-from assay_pipeline.targets import Target, open_released, open_source, resolve_target, source_label
+from assay_pipeline.targets import Target, open_headers, open_source, resolve_target, source_label
 
 if TYPE_CHECKING:
     from assay_quantize.checkpoint.checkpoint import Checkpoint
@@ -259,7 +259,7 @@ def is_made(plan: Plan, folder: Path) -> bool:
 
 def released(release: Location) -> PlannedCheckpoint:
     """A published reference, by its headers."""
-    return PlannedCheckpoint("reference", headers=open_released(release), location=release)
+    return PlannedCheckpoint("reference", headers=open_headers(release, allow_quantized=True), location=release)
 
 
 def problem_before(

@@ -9,13 +9,13 @@ from assay.errors import CheckpointError
 from assay.safe_files import MAX_JSON_BYTES, open_inside, parse_json_object
 
 if TYPE_CHECKING:
-    from assay_evaluate.preflight.tokenizer import SmallFiles
+    from assay_evaluate.preflight.asking import SmallFiles
     from assay_quantize.checkpoint.checkpoint import Checkpoint
 
 
 def small_files(label: str, checkpoint: Checkpoint) -> SmallFiles:
     """What questions are asked with. CheckpointError: a file cannot be read, or the hub does not give it."""
-    from assay_evaluate.preflight.tokenizer import SmallFiles
+    from assay_evaluate.preflight.asking import SmallFiles
 
     tokenizer_config = json_file(checkpoint, "tokenizer_config.json") or {}
     template = text_file(checkpoint, "chat_template.jinja")

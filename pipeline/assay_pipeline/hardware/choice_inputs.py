@@ -37,7 +37,7 @@ def numbers_of(option: str, text: str) -> tuple[int, ...]:
 
 
 def objective_of(text: str) -> dict[str, float]:
-    from assay_evaluate.speed.objective import parse_objective
+    from assay_evaluate.speed.ladder import parse_objective
 
     try:
         return parse_objective(text)
@@ -47,9 +47,9 @@ def objective_of(text: str) -> dict[str, float]:
 
 def speed_rows(run_dir: Path | None, files: Sequence[Path]) -> tuple[list[SpeedRow], dict[str, str]]:
     """(rows of the run's speed record and of every file, checkpoint -> why it was not measured). AssayError: there are none."""
-    from assay_evaluate.speed.foreign.read import read_imported
-    from assay_evaluate.speed.foreign.stated import Stated
-    from assay_evaluate.speed.measure import NOT_PREDICTED
+    from assay_evaluate.speed.imported import read_imported
+    from assay_evaluate.speed.predicted import NOT_PREDICTED
+    from assay_evaluate.speed.stated import Stated
 
     rows: list[SpeedRow] = []
     reasons: dict[str, str] = {}

@@ -158,33 +158,24 @@ def smoothings(method: str, rounded: Iterable[TensorPlan], others: Sequence[Tens
     modules = {tensor.module: tensor for tensor in rounded}
     kept = {tensor.module: tensor for tensor in others if tensor.name.endswith(".weight")}
     biased = {tensor.module for tensor in others if tensor.name.endswith(".bias")}
+    attention = [m for m in modules if ".self_attn." in m and m.rpartition(".")[2] in frozenset.union(*ATTENTION_INPUTS)]
+    is_whole = frozenset(m.rpartition(".")[2] for m in attention) in ATTENTION_INPUTS
+    if not is_whole or any(tensor.part == "indexer" for tensor in others):
+        attention = []
+    # gate and up of a dense MLP; or those of all experts, routed and shared, with the router
+    mlp = [m for m in modules if ".mlp." in m and m.endswith((".gate_proj", ".up_proj"))]
+    read_too = any(".mlp." in m and not m.endswith((".mlp.gate", ".down_proj")) for m in kept)
+    mlp = [] if read_too or not mlp else [*(m for m in kept if m.endswith(".mlp.gate")), *mlp]
     scaled: list[Smoothing] = []
-    for norm, inputs in (
-        ("input_layernorm", _of_attention(modules, others)),
-        ("post_attention_layernorm", _of_mlp(modules, kept)),
-    ):
+    for norm, inputs in (("input_layernorm", attention), ("post_attention_layernorm", mlp)):
         name = next((module for module in kept if module.endswith(f".{norm}")), None)
         if name is not None and inputs:
-            scaled.append(Smoothing(name, inputs))
+            scaled.append(Smoothing(name, tuple(inputs)))
     for module in modules if method != "smoothquant" else ():
         down = module.removesuffix("up_proj") + "down_proj"
         if module.endswith(".up_proj") and down in modules and module not in biased:
             scaled.append(Smoothing(module, (down,)))
     return scaled
-
-
-def _of_attention(modules: Iterable[str], others: Sequence[TensorPlan]) -> tuple[str, ...]:
-    inputs = [m for m in modules if ".self_attn." in m and m.rpartition(".")[2] in frozenset.union(*ATTENTION_INPUTS)]
-    is_whole = frozenset(m.rpartition(".")[2] for m in inputs) in ATTENTION_INPUTS
-    return tuple(inputs) if is_whole and not any(t.part == "indexer" for t in others) else ()
-
-
-def _of_mlp(modules: Iterable[str], kept: Iterable[str]) -> tuple[str, ...]:
-    """gate and up of a dense MLP; or those of all experts, routed and shared, with the router."""
-    inputs = [m for m in modules if ".mlp." in m and m.endswith((".gate_proj", ".up_proj"))]
-    router = [m for m in kept if m.endswith(".mlp.gate")]
-    read_too = [m for m in kept if ".mlp." in m and not m.endswith((".mlp.gate", ".down_proj"))]
-    return () if read_too or not inputs else (*router, *inputs)
 
 
 FP4_MAX, FP8_MAX = 6.0, 448.0

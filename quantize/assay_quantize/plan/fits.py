@@ -329,19 +329,17 @@ def _fit(model: StoredModel, profile: ProfileRecipe, weight_bytes: int, splits: 
 
 def rank_bytes(model: StoredModel, ranks: Ranks) -> int:
     """Bytes of weights on one rank: its part of what is split, and all of the rest."""
-    return sum(_rank_bytes(model, weight, ranks) for weight in model.weights)
-
-
-def _rank_bytes(model: StoredModel, weight: StoredWeight, ranks: Ranks) -> int:
-    if is_fused(weight.name):
-        return math.ceil(weight.num_bytes / ranks.sharing("routed_expert"))
-    form = form_of(model.family, weight.name, model.config)
-    if form.split == "whole" or not weight.shape:
-        return weight.num_bytes
-    if form.split == "kv_rows":
-        rows = max(weight.shape[0] / ranks.tensor_parallel, head_dim(model.config, weight.name))
-        return math.ceil(weight.num_bytes * rows / weight.shape[0])
-    return math.ceil(weight.num_bytes / ranks.sharing(form.part))  # experts too: whole ones, or a part of each
+    total = 0
+    for weight in model.weights:
+        form = None if is_fused(weight.name) else form_of(model.family, weight.name, model.config)
+        if form is not None and (form.split == "whole" or not weight.shape):
+            total += weight.num_bytes
+        elif form is not None and form.split == "kv_rows":
+            rows = max(weight.shape[0] / ranks.tensor_parallel, head_dim(model.config, weight.name))
+            total += math.ceil(weight.num_bytes * rows / weight.shape[0])
+        else:  # of experts whole ones, or a part of each
+            total += math.ceil(weight.num_bytes / ranks.sharing("routed_expert" if form is None else form.part))
+    return total
 
 
 def kv_bytes_per_token(model: StoredModel, value_bytes: int, ranks: int, *, packed: bool = True) -> int:

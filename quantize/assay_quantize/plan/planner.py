@@ -1,7 +1,7 @@
 """Headers + config + precision recipe -> what will happen to every tensor. Reads no weights, imports no torch.
 
-Every tensor gets one action (`tensor_plans.py`). What cannot work fails here, before the first byte is written: unknown
-tensors, groups that do not divide, an MTP block that is declared and absent, ignore patterns that would not say what was done.
+Every tensor gets one action (`tensor_plans.py`). What cannot work fails here, before the first byte is written: a source that
+is not whole, unknown tensors, groups that do not divide, ignore patterns that would not say what was done.
 """
 
 from __future__ import annotations
@@ -15,9 +15,19 @@ from typing import Any, NamedTuple
 
 from assay.errors import PlanError
 from assay.recipes.calibrated.texts import without_folders
-from assay.recipes.families import Classified, classify, family_of, ignore_patterns, names_of, num_hidden_layers
+from assay.recipes.families import (
+    Classified,
+    classify,
+    family_of,
+    ignore_patterns,
+    names_of,
+    num_experts,
+    num_hidden_layers,
+    split_layer,
+    text_of,
+)
 from assay.recipes.load import load_recipe
-from assay.recipes.mtp import stored_layers
+from assay.recipes.mtp import mtp_problems, stored_layers
 from assay.recipes.precision import ROLES, PrecisionRecipe, layer_numbers
 from assay.recipes.runtime_names import fused_members, packed_modules
 from assay.records.base import sha256_of
@@ -28,7 +38,6 @@ from assay_quantize.checkpoint.source_format import Companions, find_companions
 from assay_quantize.formats.schemes import check_shape
 from assay_quantize.formats.targets import kept_in_some_layers, targets_by_scheme
 from assay_quantize.formats.vllm_rules import MixedSchemes, group_of, runtime_modules
-from assay_quantize.plan.completeness import check_layers, check_mtp
 from assay_quantize.plan.tensor_plans import Treatment, action_of, cache_scales, carried_weights, scale_plan, tensor_plan
 
 
@@ -42,25 +51,27 @@ def make_plan(checkpoint: Checkpoint, recipe: PrecisionRecipe, *, model: str, fa
             f"precision {recipe.name}: lm_head cannot be quantized: vLLM's quantization target `Linear` does not cover it; "
             "move it to `keep: {bf16: [...]}`"
         )
-    config_family, companions, classified = _classify(checkpoint)
-    if family is not None and family != config_family:
+    source = _classify(checkpoint)
+    if family is not None and family != source.family:
         raise PlanError(
-            f"{checkpoint.location}: its config.json is of family {config_family}, the model recipe says {family}; correct the "
+            f"{checkpoint.location}: its config.json is of family {source.family}, the model recipe says {family}; correct the "
             "recipe"
         )
-    family = config_family
-    inlined = names_of(family).mtp_layers is None
-    mtp_layers = stored_layers(family, checkpoint.config, classified) if inlined else ()
-    check_layers(checkpoint.location, family, classified, checkpoint.config)
-    if recipe.mtp != "drop":
-        check_mtp(checkpoint.location, family, classified, checkpoint.config)
-    tensors = _tensor_plans(family, checkpoint, classified, companions, recipe)
+    inlined = names_of(source.family).mtp_layers is None
+    mtp_layers = stored_layers(source.family, checkpoint.config, source.classified) if inlined else ()
+    _check_layers(source)
+    # vLLM loads a checkpoint that lacks MTP experts without a word and then drafts at 0 % acceptance
+    problems = [] if recipe.mtp == "drop" else list(mtp_problems(source.family, checkpoint.config, source.classified))
+    if problems:
+        first, also = problems[0], f" (and {len(problems) - 1} more like this)" if len(problems) > 1 else ""
+        raise PlanError(f"{checkpoint.location}: {first.where} {first.what}{also}; {first.mend}")
+    tensors = _tensor_plans(source, recipe)
     if not any(tensor.scheme is not None for tensor in tensors):
         raise PlanError(f"precision {recipe.name}: nothing in {checkpoint.location} is quantized; name roles under `quantize`")
     plan = Plan(
         model=model,
         precision=recipe.name,
-        family=family,
+        family=source.family,
         source=checkpoint.location,
         source_sha256=checkpoint.sha256,
         source_revision=checkpoint.revision,
@@ -69,46 +80,44 @@ def make_plan(checkpoint: Checkpoint, recipe: PrecisionRecipe, *, model: str, fa
         precision_recipe=recipe.model_dump(mode="json", by_alias=True),
         config=checkpoint.config,
         mtp_layers=mtp_layers,
-        ignore=_ignore(family, recipe, checkpoint.config, tensors),
+        ignore=_ignore(source.family, recipe, checkpoint.config, tensors),
         tensors=tensors,
     )
     check_ignore(plan)
     return plan
 
 
-def _classify(checkpoint: Checkpoint) -> tuple[str, Companions, dict[str, Classified]]:
-    """The family, which tensors are scales of others, and the class of all the others."""
+class _Source(NamedTuple):
+    """companions: which tensors are scales of others. classified: all the others."""
+
+    checkpoint: Checkpoint
+    family: str
+    companions: Companions
+    classified: dict[str, Classified]
+
+
+def _classify(checkpoint: Checkpoint) -> _Source:
     family = family_of(checkpoint.config)
     companions = find_companions(checkpoint.location, checkpoint.config, checkpoint.tensors)
     weights = (name for name in checkpoint.tensors if name not in companions.weight_of)
-    return family, companions, {name: classify(family, name, checkpoint.config) for name in weights}
+    return _Source(checkpoint, family, companions, {name: classify(family, name, checkpoint.config) for name in weights})
 
 
-def _actions(
-    family: str,
-    checkpoint: Checkpoint,
-    classified: Mapping[str, Classified],
-    companions: Companions,
-    recipe: PrecisionRecipe,
-) -> dict[str, Treatment]:
+def _actions(source: _Source, recipe: PrecisionRecipe) -> dict[str, Treatment]:
     """What happens to every tensor but scales. PlanError: a shape does not fit."""
-    carried = carried_weights(checkpoint, classified, companions, recipe)
+    tensors, companions = source.checkpoint.tensors, source.companions
+    carried = carried_weights(source.checkpoint, source.classified, companions, recipe)
     actions = {
-        name: action_of(checkpoint.tensors[name], what, recipe, companions.scale_of.get(name), name in carried)
-        for name, what in classified.items()
+        name: action_of(tensors[name], what, recipe, companions.scale_of.get(name), name in carried)
+        for name, what in source.classified.items()
     }
-    _check_shapes(family, checkpoint, classified, actions)
+    _check_shapes(source, actions)
     return actions
 
 
-def _tensor_plans(
-    family: str,
-    checkpoint: Checkpoint,
-    classified: Mapping[str, Classified],
-    companions: Companions,
-    recipe: PrecisionRecipe,
-) -> tuple[TensorPlan, ...]:
+def _tensor_plans(source: _Source, recipe: PrecisionRecipe) -> tuple[TensorPlan, ...]:
     """The plan of every tensor, in the checkpoint's order."""
+    checkpoint, companions = source.checkpoint, source.companions
     count = num_hidden_layers(checkpoint.config)
     for text in recipe.layers:
         if (last := max(layer_numbers(text))) >= count:
@@ -116,7 +125,7 @@ def _tensor_plans(
                 f"precision {recipe.name}: layers.{text}: there is no layer {last}; {checkpoint.location} has layers 0 to "
                 f"{count - 1} (the MTP block is quantized by `mtp: quantize`)"
             )
-    actions = _actions(family, checkpoint, classified, companions, recipe)
+    actions = _actions(source, recipe)
     # scales and shapes that are kept with their weight
     kept_beside = (
         name
@@ -134,42 +143,107 @@ def _tensor_plans(
     for name, header in checkpoint.tensors.items():
         out = shard_out.get(header.shard)
         if (weight := companions.weight_of.get(name)) is None:
-            plans.append(tensor_plan(header, classified[name], actions[name], out, companions.scale_of.get(name)))
+            plans.append(tensor_plan(header, source.classified[name], actions[name], out, companions.scale_of.get(name)))
         else:
             unused = name in companions.of_activations
-            plans.append(scale_plan(header, classified[weight], actions[weight], out, of_activations=unused))
+            plans.append(scale_plan(header, source.classified[weight], actions[weight], out, of_activations=unused))
     return (*plans, *cache_scales(recipe, {plan.name: plan for plan in plans}, checkpoint.location))
 
 
 def tensor_plans_of(checkpoint: Checkpoint, recipe: PrecisionRecipe) -> tuple[TensorPlan, ...]:
     """What a plan says of every tensor; shapes must fit. Whether the source is whole, and vLLM's rules, are not looked at."""
-    family, companions, classified = _classify(checkpoint)
-    return _tensor_plans(family, checkpoint, classified, companions, recipe)
+    return _tensor_plans(_classify(checkpoint), recipe)
 
 
 def check_shapes_of(checkpoint: Checkpoint, recipe: PrecisionRecipe) -> None:
     """PlanError naming the first weight whose shape does not fit the recipe; nothing else of a plan is looked at."""
-    family, companions, classified = _classify(checkpoint)
-    _actions(family, checkpoint, classified, companions, recipe)
+    _actions(_classify(checkpoint), recipe)
+
+
+# ------------------------------------------------------------------------------------------------ whether the source is whole
+_KINDS: tuple[str | tuple[str, ...], ...] = (
+    "linear_attn.", "self_attn.", "self_attn.indexer.", "self_attn.attention_sink_bias",
+    ("mixer.in_proj.", "mixer.out_proj.", "mixer.conv1d.", "mixer.A_log", "mixer.D", "mixer.dt_bias"),
+    "attn.compressor.", "attn.indexer.", "ffn.gate.tid2eid",
+    ("mixer.q_proj.", "mixer.k_proj.", "mixer.v_proj.", "mixer.o_proj."),
+)  # fmt: skip
+
+
+def _check_layers(source: _Source) -> None:
+    """Every decoder layer is there, has all experts, and has the tensors that the other layers of its kind have.
+
+    Kinds are told apart by what they contain: experts or a dense MLP, full or linear attention, an indexer or none, sinks of a
+    sliding window, a compressor, experts chosen by token; where a layer is one mixer, by what is in it.
+    """
+    where, config = source.checkpoint.location, source.checkpoint.config
+    family, classified = source.family, source.classified
+    layers: dict[int, list[str]] = defaultdict(list)
+    for name, what in classified.items():
+        if what.role != "mtp" and what.layer is not None:
+            layers[what.layer].append(name)
+    declared = num_hidden_layers(config)
+    missing = sorted(set(range(declared)) - set(layers))
+    if missing:
+        raise PlanError(
+            f"{where}: config.json declares {declared} layers, but there is no tensor of layer {missing[0]}"
+            f"{f' and {len(missing) - 1} more' if len(missing) > 1 else ''}; complete the download"
+        )
+    kinds: dict[tuple[bool, ...], dict[int, set[str]]] = defaultdict(dict)
+    for layer, names in sorted(layers.items()):
+        rest = {place.rest for name in names if classified[name].expert is None and (place := split_layer(name)) is not None}
+        _check_experts(source, names, layer)
+        has_experts = any(classified[name].expert is not None for name in names)
+        kinds[(has_experts, *(any(r.startswith(p) for r in rest) for p in _KINDS))][layer] = rest
+    for of_kind in kinds.values():
+        union = set().union(*of_kind.values())
+        for layer, rest in of_kind.items():
+            if lacking := sorted(union - rest):
+                other = next(number for number, names in of_kind.items() if lacking[0] in names)
+                raise PlanError(f"{where}: layer {layer} has no {lacking[0]}, which layer {other} has; complete the download")
+    outside = names_of(family).outside
+    needed = [name for name, form in outside.items() if form.part in ("embedding", "norm")]
+    if any(name not in classified for name in needed):
+        raise PlanError(f"{where}: {' or '.join(needed)} is not there; complete the download")
+    heads = [name for name, form in outside.items() if form.part == "lm_head" and name not in classified]
+    if heads and not (config.get("tie_word_embeddings") or text_of(config).get("tie_word_embeddings")):
+        raise PlanError(f"{where}: {heads[0]} is not there, and tie_word_embeddings is not set; complete the download")
+
+
+def _check_experts(source: _Source, names: list[str], layer: int) -> None:
+    """All experts 0..n-1 with all their projections, or none at all."""
+    where, experts = source.checkpoint.location, num_experts(source.family, source.checkpoint.config)
+    projections: dict[int, set[str]] = defaultdict(set)
+    for name in names:
+        expert = source.classified[name].expert
+        if expert is not None:
+            projections[expert].add(name.split(".")[-2])
+    if not projections:
+        return
+    if beyond := sorted(projections.keys() - set(range(experts))):
+        raise PlanError(
+            f"{where}: layer {layer} has expert {beyond[0]}, config.json declares {experts} experts; correct the config"
+        )
+    for expert in range(experts):
+        if lacking := [p for p in names_of(source.family).projections if p not in projections.get(expert, set())]:
+            raise PlanError(
+                f"{where}: layer {layer} has no {lacking[0]} of expert {expert}; {len(projections)} of {experts} experts are "
+                "there; complete the download"
+            )
 
 
 # ------------------------------------------------------------------------------------------------ shapes
-def _check_shapes(
-    family: str,
-    checkpoint: Checkpoint,
-    classified: Mapping[str, Classified],
-    actions: Mapping[str, Treatment],
-) -> None:
+def _check_shapes(source: _Source, actions: Mapping[str, Treatment]) -> None:
     """Group sizes divide; members of a fused group agree in action, source dtype and columns.
 
     In a fused parameter another weight follows every member but the last one (`runtime_names.fused_members`).
     """
+    tensors = source.checkpoint.tensors
     groups: dict[str, list[TensorHeader]] = defaultdict(list)
-    for name, what in classified.items():
+    for name, what in source.classified.items():
         if what.fused_group is not None:
-            groups[what.fused_group].append(checkpoint.tensors[name])
+            groups[what.fused_group].append(tensors[name])
     followed: set[str] = set()
-    fused_of_family = fused_members(family)
+    fused_of_family = fused_members(source.family)
     for group, members in groups.items():
         if len({(*_must_agree(actions[m.name]), m.shape[-1:]) for m in members}) > 1:
             each = ", ".join(f"{m.name} {actions[m.name].action} {m.dtype} {list(m.shape)}" for m in members)
@@ -178,7 +252,7 @@ def _check_shapes(
         followed |= {member.name for member in members if member.name.split(".")[-2] != last}
     for name, treatment in actions.items():
         if treatment.scheme is not None:
-            check_shape(treatment.scheme, name, checkpoint.tensors[name].shape, merged=name in followed)
+            check_shape(treatment.scheme, name, tensors[name].shape, merged=name in followed)
 
 
 def _must_agree(treatment: Treatment) -> tuple[str, str | None, str | None]:

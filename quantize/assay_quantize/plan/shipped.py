@@ -14,6 +14,7 @@ from typing import Any
 
 from assay.recipes.base import recipes_dir
 from assay.recipes.families import family_of, form_of, num_experts, text_of
+from assay.recipes.precision import layer_numbers
 from assay.safe_files import read_json_object
 from assay_quantize.checkpoint.checkpoint import Checkpoint, as_source
 from assay_quantize.checkpoint.headers import TensorHeader
@@ -85,15 +86,9 @@ def shipped_model(model: str, *, every_expert: bool = False) -> ShippedModel:
 
 def _names(template: str, layers: str, experts: int) -> Iterator[str]:
     """Of `model.layers.{layer}.mlp.experts.{expert}.up_proj.weight` and `3-77`: one for each layer and planned expert."""
-    for layer in _numbers(layers) if layers else ("",):
+    for layer in sorted(layer_numbers(layers)) if layers else ("",):
         for expert in range(experts if _EXPERT in template else 1):
             yield template.replace(_LAYER, str(layer)).replace(_EXPERT, str(expert))
-
-
-def _numbers(text: str) -> Iterator[int]:
-    for part in text.split(","):
-        first, _, last = part.strip().partition("-")
-        yield from range(int(first), int(last or first) + 1)
 
 
 def _with_experts(config: dict[str, Any], count: int) -> dict[str, Any]:

@@ -51,26 +51,19 @@ def _role_table(plan: Plan) -> Table:
     by_role: dict[str, list[TensorPlan]] = defaultdict(list)
     for tensor in plan.tensors:
         by_role[tensor.role].append(tensor)
-    changed = _changed_by(plan)
+    changed: dict[str, str] = {}  # tensor -> how a calibration changes it: `by GPTQ`, `scaled by AWQ`
+    if (method := method_of(plan)) is not None:
+        scales, *_ = rounds = [METHOD_NAMES[part] for part in method.split("+")]
+        for tensors in calibrated_tensors(plan).values():
+            for tensor in tensors:
+                is_rounded = tensor.action == "quantize"
+                changed[tensor.name] = f"by {' and '.join(rounds)}" if is_rounded else f"scaled by {scales}"
     for role, (count, bytes_in, bytes_out) in bytes_by_role(plan).items():
         what = what_happens(by_role[role], changed)
         table.add_row(role, f"{count:,}", gigabytes(bytes_in), gigabytes(bytes_out), what)
     table.add_section()
     table.add_row("all", f"{len(plan.tensors):,}", gigabytes(plan.bytes_in), gigabytes(plan.bytes_out), "")
     return table
-
-
-def _changed_by(plan: Plan) -> dict[str, str]:
-    """Tensor -> how a calibration changes it: `by GPTQ`, `scaled by AWQ`."""
-    method = method_of(plan)
-    if method is None:
-        return {}
-    scales, *_ = rounds = [METHOD_NAMES[part] for part in method.split("+")]
-    return {
-        tensor.name: f"by {' and '.join(rounds)}" if tensor.action == "quantize" else f"scaled by {scales}"
-        for tensors in calibrated_tensors(plan).values()
-        for tensor in tensors
-    }
 
 
 def what_happens(tensors: list[TensorPlan], changed: Mapping[str, str] = MappingProxyType({})) -> str:

@@ -63,26 +63,22 @@ def _is_stored_as(row: Scheme, dtype: str) -> bool:
     return dtype == FP8 and row.layout == "plain" and row.weight_dtype == FP8
 
 
-def _rule(classified: Classified, recipe: PrecisionRecipe) -> str:
-    """The role whose rule in the recipe holds.
+def _rule(classified: Classified, recipe: PrecisionRecipe) -> tuple[str, int | None]:
+    """(the role whose rule in the recipe holds, the number that its `layers` knows the layer by; the MTP block has none).
 
     Inside a kept MTP block everything goes by role `mtp`, but norms, router_bias and `other` by their own roles, so that the
     block loses nothing that the layers keep. Inside a quantized one everything goes by its own role, but `mtp_projection`.
     """
     by_block = classified.role == "mtp" and (recipe.mtp == "keep" or classified.part == "mtp_projection")
-    return "mtp" if by_block and classified.part not in ("norm", "router_bias", "other") else classified.part
+    role = "mtp" if by_block and classified.part not in ("norm", "router_bias", "other") else classified.part
+    return role, None if classified.role == "mtp" else classified.layer
 
 
 def scheme_of(classified: Classified, recipe: PrecisionRecipe) -> str | None:
     """The scheme that the recipe wants for a weight; None: it is kept, dropped or no quantizable matrix."""
     if not classified.linear or (classified.role == "mtp" and recipe.mtp == "drop"):
         return None
-    return recipe.scheme_of(_rule(classified, recipe), _layer(classified))
-
-
-def _layer(classified: Classified) -> int | None:
-    """The number that the recipe's `layers` knows a layer by; the MTP block has none."""
-    return None if classified.role == "mtp" else classified.layer
+    return recipe.scheme_of(*_rule(classified, recipe))
 
 
 def action_of(
@@ -95,10 +91,11 @@ def action_of(
     """
     if classified.role == "mtp" and recipe.mtp == "drop":
         return Treatment("drop", header.dtype, None)
-    rule, plain = _rule(classified, recipe), header.dtype if scale is None else "BF16"
+    plain = header.dtype if scale is None else "BF16"
     if (scheme := scheme_of(classified, recipe)) is not None:
         return Treatment("keep", header.dtype, scheme) if carried else Treatment("quantize", plain, scheme)
-    kept = recipe.kept_dtype(rule, _layer(classified))
+    rule, layer = _rule(classified, recipe)
+    kept = recipe.kept_dtype(rule, layer)
     dtype = plain if kept is None or kept == "source" else KEEP_DTYPES[kept]
     if classified.part == "router" and header.dtype == "F32":
         dtype = "F32"  # published in FP32 (MiniMax-M2, ERNIE-4.5), it is loaded so: rounded, it chooses other experts

@@ -1,4 +1,4 @@
-"""Do a profile's devices hold a checkpoint and share it? Arithmetic of `plan/fits.py`, rules of `plan/parallel.py`.
+"""Do a profile's devices hold a checkpoint and share it? Arithmetic and rules of `plan/fits.py`.
 
 vLLM 0.32 on CPUs (`platforms/cpu.py`, `v1/worker/cpu_worker.py`) allocates VLLM_CPU_KVCACHE_SPACE on each rank after the
 weights, and refuses to start if one sequence of `max-model-len` does not fit into it. Without it the cache gets what the

@@ -19,7 +19,7 @@ from assay.records.measurement import Measurement
 from assay.records.run import RunRecord
 from assay.records.speed import NotMeasured, SpeedRecord, SpeedRepeat, SpeedRow
 from assay.records.verdict import GateReport
-from assay_cli.commands.measure.speed import print_speed
+from assay_cli.shown.speed import print_speed
 from assay_cli.terminal import console
 from assay_evaluate.speed import measure
 from assay_pipeline.evaluating import Judged

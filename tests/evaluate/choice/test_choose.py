@@ -13,8 +13,8 @@ from assay.records.speed import Quantiles, SpeedRepeat, SpeedRow
 from assay.records.verdict import GateReport, Status, Verdict, WholeClaim
 from assay_evaluate.choice.choose import ChoiceRequest, choose
 from assay_evaluate.choice.rows import on_hardware
-from assay_evaluate.speed.foreign.read import read_imported
-from assay_evaluate.speed.foreign.stated import Stated
+from assay_evaluate.speed.imported import read_imported
+from assay_evaluate.speed.stated import Stated
 
 PUBLISHED = Path(__file__).parents[3] / "examples" / "glm-5.2-speed" / "published.yaml"
 

@@ -16,8 +16,8 @@ import pytest
 from assay.records.choice.record import Choice
 from assay.records.speed import Quantiles, SpeedRepeat, SpeedRow
 from assay_evaluate.choice.choose import ChoiceRequest, choose
-from assay_evaluate.speed.foreign.read import read_imported
-from assay_evaluate.speed.foreign.stated import Stated
+from assay_evaluate.speed.imported import read_imported
+from assay_evaluate.speed.stated import Stated
 
 PUBLISHED = Path(__file__).parents[3] / "examples" / "glm-5.2-speed" / "published.yaml"
 

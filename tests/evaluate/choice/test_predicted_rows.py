@@ -14,7 +14,7 @@ from assay_evaluate.choice.choose import ChoiceRequest, choose
 from assay_evaluate.choice.rows import on_hardware
 from assay_evaluate.speed.ladder import Ladder
 from assay_evaluate.speed.predicted import WRONG_SIGN, predict
-from assay_evaluate.speed.rows_in_record import with_rows
+from assay_evaluate.speed.rows import with_rows
 
 PROFILE = load_recipe(ProfileRecipe, "8xh200")
 LADDER = Ladder(concurrency=(1, 32), speculation=(0, 5), prompt_tokens=1024, output_tokens=512)

@@ -13,9 +13,7 @@ from assay.recipes.model import ModelRecipe, Sampling, Serving
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import DivergenceSpec, SuiteRecipe
 from assay.recipes.suite_files import as_model_asks
-from assay_evaluate.preflight.context import check_context
-from assay_evaluate.preflight.sampling import check_sampling
-from assay_evaluate.preflight.tokenizer import SmallFiles, check_tokenizer
+from assay_evaluate.preflight.asking import SmallFiles, check_context, check_sampling, check_tokenizer
 
 TEMPLATE = "{% if tools %}{{ tools }}{% endif %}{{ messages }}"
 WHOLE = SmallFiles("source", ("config.json", "tokenizer.json", "tokenizer_config.json"), {}, {}, TEMPLATE)

@@ -12,8 +12,7 @@ from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
 from assay.recipes.suite_files import as_model_asks
 from assay_evaluate.diagnosis.probes.planned import Load
-from assay_evaluate.preflight.cost import check_cost, cost_of, held_by, rates_on
-from assay_evaluate.preflight.workload import workload_of
+from assay_evaluate.preflight.cost import check_cost, cost_of, held_by, rates_on, workload_of
 from assay_evaluate.roofline.weights import ServedWeights, served_weights
 
 GLM5_FP8 = ServedWeights(20_000_000_000, 724_000_000_000, 40_000_000_000, 256, 8)

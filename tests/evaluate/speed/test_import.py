@@ -11,9 +11,9 @@ import pytest
 
 from assay.errors import AssayError
 from assay.records.speed import NotMeasured, Quantiles, SpeedRecord, SpeedRepeat, SpeedRow
-from assay_evaluate.speed.foreign.read import read_imported
-from assay_evaluate.speed.foreign.stated import Stated
-from assay_evaluate.speed.rows_in_record import with_rows
+from assay_evaluate.speed.imported import read_imported
+from assay_evaluate.speed.rows import with_rows
+from assay_evaluate.speed.stated import Stated
 
 DATA = Path(__file__).parent / "data"
 PUBLISHED = Path(__file__).parents[3] / "examples" / "glm-5.2-speed" / "published.yaml"

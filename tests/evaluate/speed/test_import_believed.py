@@ -15,8 +15,8 @@ from command_line import Run
 
 from assay.errors import AssayError
 from assay.records.speed import SpeedRecord, SpeedRow
-from assay_evaluate.speed.foreign.read import notes_of, read_imported
-from assay_evaluate.speed.foreign.stated import Stated
+from assay_evaluate.speed.imported import notes_of, read_imported
+from assay_evaluate.speed.stated import Stated
 
 HERE = Stated(label="w4a16", hardware="8xH200", speculation=0)
 BENCH = {

@@ -22,9 +22,8 @@ from assay.records.speed import NotMeasured, SpeedRecord, SpeedRow
 from assay_evaluate.serving.server import Server, ServerSpec
 from assay_evaluate.speed import measure, watch
 from assay_evaluate.speed.bench import Job, words_of
-from assay_evaluate.speed.ladder import Ladder, Point, deal_repeats, shuffled, shuffled_servers
+from assay_evaluate.speed.ladder import Ladder, Point, deal_repeats, parse_objective, shuffled, shuffled_servers
 from assay_evaluate.speed.measure import LadderRun, Subject, check_concurrency, drafting, ranks_of
-from assay_evaluate.speed.objective import parse_objective
 from assay_evaluate.speed.prompts import Prompts
 from assay_evaluate.speed.rows import repeat_of
 

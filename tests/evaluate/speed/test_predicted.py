@@ -12,10 +12,10 @@ from assay.errors import MeasureError
 from assay.recipes.load import load_recipe
 from assay.recipes.profile import ProfileRecipe
 from assay.records.speed import NotMeasured, Quantiles, SpeedRecord, SpeedRepeat, SpeedRow
-from assay_evaluate.speed.foreign.read import read_imported
-from assay_evaluate.speed.foreign.stated import Stated
+from assay_evaluate.speed.imported import read_imported
 from assay_evaluate.speed.ladder import Ladder
 from assay_evaluate.speed.predicted import NO_ACCEPTANCE, WRONG_SIGN, acceptance_of, predict
+from assay_evaluate.speed.stated import Stated
 
 PUBLISHED = Path(__file__).parents[3] / "examples" / "glm-5.2-speed" / "published.yaml"
 PROFILE = load_recipe(ProfileRecipe, "8xh200")

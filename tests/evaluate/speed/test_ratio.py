@@ -13,10 +13,10 @@ from scipy import stats
 from assay.errors import MeasureError
 from assay.records.base import Interval
 from assay.records.speed import SpeedRepeat, SpeedRow
-from assay_evaluate.speed.foreign.read import read_imported
-from assay_evaluate.speed.foreign.stated import Stated
+from assay_evaluate.speed.imported import read_imported
 from assay_evaluate.speed.noise import noise_of, noise_of_rows
 from assay_evaluate.speed.ratio import Estimate, mean_of, output_tokens_s, pairs, ratio, tpot_s, ttft_s
+from assay_evaluate.speed.stated import Stated
 
 PUBLISHED = Path(__file__).parents[3] / "examples" / "glm-5.2-speed" / "published.yaml"
 

@@ -16,7 +16,7 @@ from assay_cli.shown.hardware_plan import print_hardware_plan
 from assay_cli.terminal import emit, results, say
 from assay_pipeline.hardware.estimates import estimate_for, with_shapes
 from assay_pipeline.hardware.plan import plan_for_hardware, tokens_of
-from assay_pipeline.planning import plan_for, source_for
+from assay_pipeline.planning import plan_for
 
 MAX_USERS = 100_000
 
@@ -63,7 +63,7 @@ def plan(
     With --profile: one row per precision, of models that have recipes without asking the hub. With --hardware, a model whose
     shapes ship with assay needs no hub either; with --json, an object with the keys `plan`, `estimate` and `calibration`.
     """
-    from assay_pipeline.targets import resolve_target
+    from assay_pipeline.targets import open_source, resolve_target
     from assay_quantize.plan.show import print_plan
 
     if profile is not None:
@@ -85,7 +85,7 @@ def plan(
             "describes them), or --profile NAME"
         )
     resolved = resolved if hardware is None else with_shapes(resolved, say)
-    made = plan_for(resolved, source_for(resolved, say), load_recipe(PrecisionRecipe, precision))
+    made = plan_for(resolved, open_source(resolved, say), load_recipe(PrecisionRecipe, precision))
     if hardware is None:
         if as_json:
             emit(made)

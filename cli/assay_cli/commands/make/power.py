@@ -90,7 +90,7 @@ def power(
     """
     from assay_evaluate.preflight import power_report
     from assay_evaluate.preflight.known_tasks import UNKNOWN_COUNT
-    from assay_evaluate.preflight.power import NO_SCORE_GATE, advice, suite_power
+    from assay_evaluate.preflight.power import NO_SCORE_GATE, suite_power
 
     started = time.monotonic()
     asked = _of_suite(suite, gates, profile) if model is None else _of_model(model, suite, gates, profile)
@@ -105,14 +105,11 @@ def power(
             f"suite {asked.suite.name}: {', '.join(gated)}: {UNKNOWN_COUNT}, so no chance can be told; gate tasks that are "
             "generated, or that the shipped suites ask"
         )
-    work = power_report.workload_foretold(asked.suite, asked.gates, chances, asked.serving, own_texts=asked.own_texts)
-    costs = power_report.costs(work, asked.profile, asked.serving, asked.weights, next(iter(asked.weights)))
     report = power_report.report_of(
-        chances, asked.suite, asked.gates, assumptions, cost=list(costs), no_gpu_hours=asked.why_not,
-        would_raise=advice(chances, asked.gates, assumptions), model=asked.model,
-        profile=None if asked.profile is None else asked.profile.name, notes=asked.notes,
+        chances, asked.suite, asked.gates, assumptions, serving=asked.serving, weights=asked.weights, profile=asked.profile,
+        own_texts=asked.own_texts, no_gpu_hours=asked.why_not, model=asked.model, notes=asked.notes,
+        started=started,
     )  # fmt: skip
-    report = report.model_copy(update={"seconds": round(time.monotonic() - started, 1)})
     if as_json:
         emit(report)
         return
@@ -121,7 +118,7 @@ def power(
     out.print(escape(f"power of suite {report.suite} under gates {report.gate_recipe}{of_model}"))
     print_rows(power_report.COLUMNS, [[escape(cell) for cell in row] for row in power_report.rows(report)], out)
     print_rows(power_report.NEEDED_COLUMNS, [[escape(cell) for cell in row] for row in power_report.needed_rows(report)], out)
-    for line in power_report.sentences(report, chances):
+    for line in power_report.sentences(report):
         out.print(escape(line))
 
 

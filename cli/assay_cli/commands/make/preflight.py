@@ -48,8 +48,8 @@ def preflight(
     Reads headers only. With --profile, also for a machine that is not this one. Exit 1 if something would fail.
     """
     from assay_pipeline.comparison.planned_run import planned_run
-    from assay_pipeline.preflight import nothing_to_look_at
     from assay_pipeline.preflight import preflight as look
+    from assay_pipeline.preflight import report_of
 
     run = planned_run(
         target, precisions=precisions, suite=suite, gates=gates, profile=profile, runs=runs, name=name, stream_from=stream_from,
@@ -58,7 +58,7 @@ def preflight(
     if first and run.is_done:
         say(f"preflight: nothing is looked at, {run.run_dir} is made and measured already")
         if as_json:
-            emit(nothing_to_look_at(run))
+            emit(report_of(run))
         return
     report = look(run, say)
     if as_json:

@@ -10,7 +10,6 @@ import typer
 
 from assay.records.preflight.report import PreflightReport
 from assay.records.speed import SPEED_RECORD
-from assay_cli.commands.measure.speed import print_speed
 from assay_cli.options import (
     BaseModelOption,
     DeviceOption,
@@ -33,6 +32,7 @@ from assay_cli.options import (
 from assay_cli.progress import track
 from assay_cli.shown.checkpoint import print_made
 from assay_cli.shown.preflight import show, skipped
+from assay_cli.shown.speed import print_speed
 from assay_cli.shown.verdicts import print_summary
 from assay_cli.terminal import console, emit, results, say
 from assay_pipeline.judging import load_report, passed

@@ -1,19 +1,18 @@
-"""What the user states beside an imported file, and what every reader of a format needs."""
+"""What the user states beside an imported file, and what readers of formats share: fields, errors, requests in flight."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from assay.errors import AssayError, did_you_mean
+from assay.errors import AssayError
 from assay.foreign_text import one_line, shown
-from assay.records.speed import MOST_COUNT, SpeedRow
+from assay.records.speed import MOST_COUNT, SpeedRepeat
 
 _HARDWARE = re.compile(r"(\d+)\s*[xX×]\s*(.+)")
 MOST_DIGITS = 20
-SPECULATION_UNKNOWN = "whether it drafted, and how many tokens, is not stated"
 
 
 @dataclass(frozen=True)
@@ -24,36 +23,6 @@ class Stated:
     hardware: str | None = None
     speculation: int | None = None
     prompts: str | None = None
-
-
-def renamed(rows: Sequence[SpeedRow], names: Mapping[str, str], where: str) -> list[SpeedRow]:
-    """names: what the file calls a checkpoint -> its label here; others keep theirs. Each row says what it was called.
-
-    AssayError: the file has no such checkpoint, or two of them would have one label.
-    """
-    checkpoints = list(dict.fromkeys(row.checkpoint for row in rows))
-    for name in names:
-        if name not in checkpoints:
-            hint = did_you_mean(name, checkpoints)
-            raise AssayError(f"--label {shown(name)}=...: {hint}{where} has {', '.join(map(shown, checkpoints))}")
-    became: dict[str, str] = {}
-    for name in checkpoints:
-        label = names.get(name, name)
-        if (other := became.setdefault(label, name)) != name:
-            raise AssayError(
-                f"--label: {shown(other)} and {shown(name)} of {where} would both be {shown(label)}; give each its own"
-            )
-    return [
-        row.model_copy(
-            update={
-                "checkpoint": names[row.checkpoint],
-                "assumptions": (*row.assumptions, f"the file calls this checkpoint {row.checkpoint}"),
-            }
-        )
-        if row.checkpoint in names
-        else row
-        for row in rows
-    ]
 
 
 def num_gpus_of(hardware: str) -> int:
@@ -140,3 +109,52 @@ def wrong(where: str, what: object) -> AssayError:
     return AssayError(
         f"{where}: {shown(what, 200)}; say --as FORMAT if it is of another tool, or write a table (docs/speed.md, `A table`)"
     )
+
+
+# ------------------------------------------------------------------------------------------------ requests in flight
+BOUND = 0.75
+"""Share of the limit that is in flight on average from which a rate did not hold the requests back."""
+BEYOND = 1.5
+"""Times the limit that Little's law may find where end-to-end times follow from TTFT, TPOT and mean lengths."""
+PEAK_FROM_S = 2.0
+"""vLLM counts requests per whole second: of shorter ones its peak is too high."""
+SENT_AT, AS_MANY = "requests were sent at", "at most"
+"""How notes begin that say how many were in flight."""
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """concurrency: most at once. request_rate: None: it held nothing back. doubt: as `SpeedRow.doubt`."""
+
+    concurrency: int
+    request_rate: float | None
+    notes: tuple[str, ...]
+    doubt: str | None
+
+
+def in_flight(limit: int | None, rate: float | None, num_prompts: int | None, repeat: SpeedRepeat) -> InFlight | None:
+    """limit: `--max-concurrency`; rate: requests a second, None: without one. None: nobody knows how many were in flight."""
+    mean, peak, notes = repeat.in_flight, repeat.peak_in_flight, []
+    held = rate is not None and (limit is None or mean is None or mean < BOUND * limit)
+    caps = {"the limit": limit, "the prompts": num_prompts}
+    if held:
+        caps["the peak"] = peak if repeat.end_to_end_s is None or repeat.end_to_end_s.mean >= PEAK_FROM_S else None
+        caps["the mean"] = None if caps["the peak"] or mean is None else max(1, round(mean))
+    known = {name: value for name, value in caps.items() if value}
+    if not known or (not held and limit is None):
+        return None
+    which = min(known, key=lambda name: known[name])
+    most = known[which]
+    average = "" if mean is None else f", {mean:.1f} on average"
+    if held:
+        of = "" if limit is None else f" of the {limit:,} allowed"
+        notes.append(f"{SENT_AT} {rate:g} a second, so at most {most:,}{of} were in flight{average}")
+    elif rate is not None:
+        notes.append(f"{SENT_AT} {rate:g} a second, which did not hold them back{average}")
+    if not held and which == "the prompts" and limit is not None and limit > most:
+        notes.append(f"{AS_MANY} {most:,} requests were in flight, as many as there were; the limit was {limit:,}")
+    doubt = None
+    slack = 1.05 if repeat.end_to_end_s is not None else BEYOND
+    if mean is not None and limit is not None and mean > slack * limit:
+        doubt = f"by its own times {mean:.1f} requests were in flight on average, and it says that at most {limit:,} were"
+    return InFlight(most, rate if held else None, tuple(notes), doubt)

@@ -1,36 +1,23 @@
-"""An imported file: its format, told or recognized, and its rows."""
+"""Speeds that other tools measured, as imported rows of a `SpeedRecord`. What a file does not state stays None."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 from pydantic import ValidationError
 
-from assay.errors import AssayError
+from assay.errors import AssayError, did_you_mean
 from assay.foreign_text import one_line, shown
 from assay.records.speed import SpeedRow
 from assay.safe_files import read_record
 from assay.safe_yaml import NotPlainYaml, read_yaml
-from assay_evaluate.speed.foreign.guidellm import is_guidellm, read_guidellm
-from assay_evaluate.speed.foreign.in_flight import AS_MANY, SENT_AT
-from assay_evaluate.speed.foreign.inferencex import is_inferencex, read_inferencex
-from assay_evaluate.speed.foreign.stated import Stated, wrong
-from assay_evaluate.speed.foreign.table import is_table, read_table
-from assay_evaluate.speed.foreign.vllm_bench import is_vllm_bench, read_vllm_bench
+from assay_evaluate.speed.formats import READERS
+from assay_evaluate.speed.stated import AS_MANY, SENT_AT, Stated, wrong
 from assay_evaluate.transport.foreign_json import NotJson, read_json
 
-Format = Literal["vllm-bench", "inferencex", "guidellm", "table"]
-FORMATS: tuple[Format, ...] = get_args(Format)
-READERS: Mapping[Format, tuple[Callable[[Any], bool], Callable[[Any, Stated, str], list[SpeedRow]]]] = {
-    "vllm-bench": (is_vllm_bench, read_vllm_bench),
-    "inferencex": (is_inferencex, read_inferencex),
-    "guidellm": (is_guidellm, read_guidellm),
-    "table": (is_table, read_table),
-}
-"""Format -> (whether a file looks like it, reader)."""
 _YAML = {".yaml", ".yml"}
 _NAMES = ("checkpoint", "scheme", "source", "hardware", "prompts", "engine")
 COPIES = "copies of another result:"
@@ -40,7 +27,7 @@ MOST_BYTES = 500_000_000
 
 
 def read_imported(path: Path, form: str | None, stated: Stated) -> list[SpeedRow]:
-    """The rows of a file. form: of FORMATS; None: as it looks. AssayError: it cannot be read, or lacks what a row needs."""
+    """The rows of a file. form: of READERS; None: as it looks. AssayError: it cannot be read, or lacks what a row needs."""
     where, content = path.name, _parsed(path)
     for name, (fits, read) in READERS.items():
         if form == name or (form is None and fits(content)):
@@ -49,7 +36,7 @@ def read_imported(path: Path, form: str | None, stated: Stated) -> list[SpeedRow
             except ValidationError as error:  # a number beyond what a row can be
                 first = error.errors()[0]
                 raise wrong(where, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    raise wrong(where, f"is of none of the formats {', '.join(FORMATS)}, as far as can be seen")
+    raise wrong(where, f"is of none of the formats {', '.join(READERS)}, as far as can be seen")
 
 
 def notes_of(rows: Sequence[SpeedRow]) -> list[str]:
@@ -80,18 +67,17 @@ def _parsed(path: Path) -> Any:
 
 
 def _json_or_lines(data: bytes) -> Any:
-    """One value, or a list of the objects that stand one after the other, as `--append-result` and JSON lines write them."""
+    """One value, or a list of the objects that stand one after the other, as `--append-result` and JSON lines write them.
+
+    NotJson: one of them is none; where that is the first, the whole is something else.
+    """
     try:
         return read_json(data)
     except NotJson as error:
         if "Extra data" not in str(error):
             raise
-        return _objects(data.decode("utf-8", errors="replace"), error)
-
-
-def _objects(text: str, error: NotJson) -> list[Any]:
-    """NotJson: one of them is none; `error` where that is the first, so that the whole is something else."""
-    decoder, objects, at = json.JSONDecoder(), list[Any](), 0
+        of_whole = error
+    decoder, objects, at, text = json.JSONDecoder(), list[Any](), 0, data.decode("utf-8", errors="replace")
     while at < len(text):
         try:
             value, at = decoder.raw_decode(text, at)
@@ -99,7 +85,7 @@ def _objects(text: str, error: NotJson) -> list[Any]:
             if objects and isinstance(objects[0], dict):
                 where = f"object {len(objects) + 1}, after line {text.count(chr(10), 0, at)}"
                 raise NotJson(f"several objects, of which {where} is no JSON: {shown(repr(text[at : at + 60]))}") from None
-            raise error from None
+            raise of_whole from None
         objects.append(value)
         at += len(text[at:]) - len(text[at:].lstrip())
     return objects
@@ -132,3 +118,33 @@ def _together(rows: Sequence[SpeedRow]) -> list[SpeedRow]:
         doubt = next((row.doubt for row in same if row.doubt is not None), None)
         made.append(same[0].model_copy(update={"repeats": once, "assumptions": tuple(notes), "doubt": doubt}))
     return made
+
+
+def renamed(rows: Sequence[SpeedRow], names: Mapping[str, str], where: str) -> list[SpeedRow]:
+    """names: what the file calls a checkpoint -> its label here; others keep theirs. Each row says what it was called.
+
+    AssayError: the file has no such checkpoint, or two of them would have one label.
+    """
+    checkpoints = list(dict.fromkeys(row.checkpoint for row in rows))
+    for name in names:
+        if name not in checkpoints:
+            hint = did_you_mean(name, checkpoints)
+            raise AssayError(f"--label {shown(name)}=...: {hint}{where} has {', '.join(map(shown, checkpoints))}")
+    became: dict[str, str] = {}
+    for name in checkpoints:
+        label = names.get(name, name)
+        if (other := became.setdefault(label, name)) != name:
+            raise AssayError(
+                f"--label: {shown(other)} and {shown(name)} of {where} would both be {shown(label)}; give each its own"
+            )
+    return [
+        row.model_copy(
+            update={
+                "checkpoint": names[row.checkpoint],
+                "assumptions": (*row.assumptions, f"the file calls this checkpoint {row.checkpoint}"),
+            }
+        )
+        if row.checkpoint in names
+        else row
+        for row in rows
+    ]
