@@ -14,7 +14,6 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from assay.quantities import percent_plain
 from assay.records.probe import ProbeResult
 from assay_evaluate.client.exchanges import Exchange
 from assay_evaluate.client.generated_logprobs import TokenRow
@@ -63,11 +62,8 @@ def probe_temperature(session: ProbeSession) -> ProbeResult:
     if count < LEAST_TOKENS:
         return not_run("temperature", "token", f"only {count} sampled tokens tell how likely they were")
     mean_nats, expected_nats = tokens.nats / count, tokens.expected_nats / count
-    low, high = tokens.temperature_interval(session.settings.level)
     is_told = tokens.num_listed >= LEAST_LISTED
-    as_if = (
-        f"drawn as at temperature {tokens.temperature:.2f} ({low:.2f} to {high:.2f} at {percent_plain(session.settings.level)})"
-    )
+    as_if = f"drawn as at temperature {tokens.describe_temperature(session.settings.level)}"
     alarm = None
     if abs(z) > LIMIT_Z and abs(mean_nats - expected_nats) > LEAST_NATS:
         why = "a lower temperature, top_p or top_k" if z > 0 else "a higher temperature"
@@ -89,7 +85,11 @@ def probe_temperature(session: ProbeSession) -> ProbeResult:
             "mean_nats": mean_nats,
             "expected_nats": expected_nats,
             "standard_errors": z,
-            **({"temperature": tokens.temperature, "temperature_interval": (low, high)} if is_told else {}),
+            **(
+                {"temperature": tokens.temperature, "temperature_interval": tokens.temperature_interval(session.settings.level)}
+                if is_told
+                else {}
+            ),
         },
     )
     sentence = f"{count:,} tokens {as_if}" if is_told else f"{count:,} tokens, {abs(z):.1f} standard errors from temperature 1"
