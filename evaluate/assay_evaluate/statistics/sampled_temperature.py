@@ -21,9 +21,12 @@ import numpy.typing as npt
 from scipy import stats
 from scipy.optimize import brentq
 
+from assay.quantities import percent_plain
+
 OUTSIDE_NATS = 1.0
-LEAST_TILT, MOST_TILT = -0.95, 19.0
-"""Of temperature 20 and of 0.05."""
+COLDEST, HOTTEST = 0.05, 20.0
+"""Temperatures that are told apart."""
+LEAST_TILT, MOST_TILT = 1 / HOTTEST - 1, 1 / COLDEST - 1
 NEAR_ZERO = 1e-2
 """Signed roots below this are not corrected: the correction is a quotient of two numbers near 0."""
 
@@ -95,11 +98,11 @@ class DrawnTokens:
 
     @property
     def temperature(self) -> float:
-        """The likeliest one, within 0.05 and 20."""
-        return 1 / (1 + self._best_tilt)
+        """The likeliest one, within COLDEST and HOTTEST."""
+        return _temperature_of(self._best_tilt)
 
     def temperature_interval(self, level: float) -> tuple[float, float]:
-        """Those that the likelihood ratio does not exclude at `level`, within 0.05 and 20."""
+        """Those that the likelihood ratio does not exclude at `level`, within COLDEST and HOTTEST."""
         least = self._log_likelihood(self._best_tilt) - float(stats.chi2.ppf(level, 1)) / 2
 
         def excess(tilt: float) -> float:
@@ -108,7 +111,20 @@ class DrawnTokens:
         best = self._best_tilt
         low = LEAST_TILT if excess(LEAST_TILT) >= 0 else float(brentq(excess, LEAST_TILT, best, xtol=1e-6))
         high = MOST_TILT if excess(MOST_TILT) >= 0 else float(brentq(excess, best, MOST_TILT, xtol=1e-6))
-        return 1 / (1 + high), 1 / (1 + low)
+        return _temperature_of(high), _temperature_of(low)
+
+    def describe_temperature(self, level: float) -> str:
+        """`1.02 (0.97 to 1.07 at 95 %)`, or `0.05 or less`."""
+        if self._best_tilt == MOST_TILT:
+            return f"{COLDEST:g} or less"
+        if self._best_tilt == LEAST_TILT:
+            return f"{HOTTEST:g} or more"
+        low, high = self.temperature_interval(level)
+        return f"{self.temperature:.2f} ({low:.2f} to {high:.2f} at {percent_plain(level)})"
+
+
+def _temperature_of(tilt: float) -> float:
+    return {LEAST_TILT: HOTTEST, MOST_TILT: COLDEST}.get(tilt, 1 / (1 + tilt))
 
 
 def drawn_tokens(chosen_P: Floats, top_PK: Floats) -> DrawnTokens:

@@ -102,6 +102,15 @@ def test_replies_of_another_prompt_are_strangers() -> None:
     assert together(replies).standard_errors < -LIMIT_Z
 
 
+def test_the_likeliest_token_every_time_and_the_least_likely() -> None:
+    top_PK = np.log(np.array([[0.6, 0.3, 0.1]] * 100))
+    coldest, hottest = drawn_tokens(top_PK[:, 0], top_PK), drawn_tokens(top_PK[:, 2], top_PK)
+    assert (coldest.temperature, coldest.describe_temperature(0.95)) == (0.05, "0.05 or less")
+    assert (hottest.temperature, hottest.describe_temperature(0.95)) == (20.0, "20 or more")
+    assert (coldest.temperature_interval(0.95)[0], hottest.temperature_interval(0.95)[1]) == (0.05, 20.0)
+    assert coldest.standard_errors > 4 and hottest.standard_errors < -4
+
+
 def test_nothing_drawn() -> None:
     nothing: Any = together([])
     assert (nothing.num_tokens, nothing.nats, nothing.standard_errors) == (0, 0.0, 0.0)

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy import stats
 
 from assay.records.probe import ProbeResult, Witness
 from assay_evaluate.client.decoded_text import TextComparison
@@ -57,6 +58,12 @@ ABORT_AFTER = (2, 6, 20)
 """Chunks of a streamed reply after which a request is hung up on, in turn."""
 FOREIGN_NATS = 2.0
 """A token this far below the best one of prefill is none that this model picks at temperature 0; eight times a decision."""
+RARE_DRAW = 1e-7
+"""A sampled reply with a token of almost no probability is not the model's if so many tokens that are not listed are drawn with
+less probability. One token below e^-15 is one of very many that a model may draw: it stood in one of 1,300 sampled replies of a
+healthy server (tiny-glm)."""
+LEAST_REST = 1e-6
+"""Probability of all tokens that are not listed at one place, at least: what is left of 1 in single precision."""
 MOST_ASKED_AGAIN = 64
 """Suspects that are asked again alone; it takes as many replies one after the other."""
 OF_TEXT = frozenset(
@@ -307,13 +314,21 @@ def _is_cleared_by_its_ids(suspect: Suspect, compared: dict[str, TextComparison]
 
 
 def is_own(scored: RescoredReply | None, temperature: float) -> bool | None:
-    """Whether prefill would have written the reply, too. None: it could not be scored."""
+    """Whether prefill would have written the reply, too. None: it could not be scored, or was drawn above temperature 1."""
     gap = furthest_behind(scored)
     if gap is not None and not temperature:
         return gap < FOREIGN_NATS
     if scored is None or scored.prefill is None or not len(scored.prefill.chosen_P):
         return None
-    return bool(np.nanmin(scored.prefill.chosen_P.astype(float)) > -SURPRISE_NATS)
+    chosen_P = scored.prefill.chosen_P.astype(np.float64)
+    if np.nanmin(chosen_P) > -SURPRISE_NATS:
+        return True
+    if temperature > 1:
+        return None
+    top_PK = scored.prefill.logprobs_PK.astype(np.float64)
+    num_outside = int(np.sum(chosen_P < np.nanmin(top_PK, axis=1)))
+    expected = float(np.clip(1 - np.nansum(np.exp(top_PK), axis=1), LEAST_REST, 1.0).sum())
+    return bool(stats.poisson.sf(num_outside - 1, expected) > RARE_DRAW)
 
 
 def furthest_behind(scored: RescoredReply | None) -> float | None:

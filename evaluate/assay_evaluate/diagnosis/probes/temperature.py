@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from assay.quantities import percent_plain
 from assay.records.probe import ProbeResult
 from assay_evaluate.client.exchanges import Exchange
 from assay_evaluate.client.logprobs import TokenRow
@@ -59,10 +58,8 @@ def probe_temperature(session: ProbeSession) -> ProbeResult:
     if count < LEAST_TOKENS:
         return not_run("temperature", "token", f"only {count} sampled tokens tell how likely they were")
     mean, expected = tokens.nats / count, tokens.expected_nats / count
-    low, high = tokens.temperature_interval(session.settings.level)
     is_estimated = tokens.num_listed >= LEAST_LISTED
-    level = percent_plain(session.settings.level)
-    estimate = f"drawn as at temperature {tokens.temperature:.2f} ({low:.2f} to {high:.2f} at {level})"
+    estimate = f"drawn as at temperature {tokens.describe_temperature(session.settings.level)}"
     alarms = []
     if abs(z) > LIMIT_Z and abs(mean - expected) > LEAST_NATS:
         cause = "a lower temperature, top_p or top_k" if z > 0 else "a higher temperature"
@@ -85,7 +82,11 @@ def probe_temperature(session: ProbeSession) -> ProbeResult:
             "mean_nats": mean,
             "expected_nats": expected,
             "standard_errors": z,
-            **({"temperature": tokens.temperature, "temperature_interval": (low, high)} if is_estimated else {}),
+            **(
+                {"temperature": tokens.temperature, "temperature_interval": tokens.temperature_interval(session.settings.level)}
+                if is_estimated
+                else {}
+            ),
         },
     )
     sentence = (
