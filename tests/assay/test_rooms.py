@@ -1,4 +1,4 @@
-"""Rooms that one can see: no folder holds more than sixteen modules."""
+"""No folder holds more modules than fit on one screen of a listing."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections import Counter
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
-ROOTS = ("assay", "quantize", "evaluate", "reports", "tests", "benchmarks", "examples")
-MOST_MODULES = 16
-"""`__init__.py` counts."""
+ROOTS = ("assay", "quantize", "evaluate", "reports", "pipeline", "cli", "tests", "benchmarks", "examples")
+MOST_MODULES = 24
+"""`__init__.py` counts. A tighter limit was met by chopping files; 24 lines fill a terminal."""
 
 
 def test_no_folder_holds_more_modules_than_one_can_see() -> None:

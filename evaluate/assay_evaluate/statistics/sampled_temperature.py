@@ -5,8 +5,9 @@ exp(t v) with t = 1/T - 1. The likelihood ratio of t is therefore known exactly 
 its signed root, corrected as by Barndorff-Nielsen (Biometrika 73, 1986), is a standard normal at T = 1. The correction matters:
 single unlikely tokens make the sum of log-probabilities so skewed that its plain z passes -4 up to 30 times as often as a
 standard normal (200 tokens of a likeliest probability of 0.99; 10^6 draws).
-Tokens that are not listed count as one whose log-probability lies `OUTSIDE_NATS` below the last listed one: exact at T = 1, and
-an understatement of how far a higher temperature is from it.
+Tokens that are not listed count as one whose log-probability lies `OUTSIDE_NATS` below the last listed one: exact at T = 1. Of
+other temperatures the estimate is rough where few tokens are listed: 1.3 came out as 1.28 to 1.32 with twenty of them, as 1.28
+to 1.37 with five, and as 2.1 to 2.8 with one (a vocabulary of 200 tokens with random logits).
 """
 
 from __future__ import annotations
@@ -147,15 +148,15 @@ def drawn_tokens(chosen_P: Floats, top_PK: Floats) -> DrawnTokens:
 
 def together(replies: Sequence[DrawnTokens]) -> DrawnTokens:
     """The tokens of all of these replies."""
-    width = max((reply.values_PK.shape[1] for reply in replies), default=1)
-
     if not replies:
         return DrawnTokens(np.empty(0), np.empty((0, 1)), np.empty((0, 1)))
+    width = max(reply.values_PK.shape[1] for reply in replies)
 
-    def stacked(name: str, missing: float) -> Floats:
-        parts = [getattr(reply, name) for reply in replies]
+    def stacked(parts: Sequence[Floats], missing: float) -> Floats:
         return np.concatenate([np.pad(part, ((0, 0), (0, width - part.shape[1])), constant_values=missing) for part in parts])
 
     return DrawnTokens(
-        np.concatenate([reply.drawn_P for reply in replies]), stacked("values_PK", 0.0), stacked("logp_PK", -np.inf)
+        np.concatenate([reply.drawn_P for reply in replies]),
+        stacked([reply.values_PK for reply in replies], 0.0),
+        stacked([reply.logp_PK for reply in replies], -np.inf),
     )
