@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from assay.errors import QuantizeError
-from assay.quantities import size
 from assay_quantize.plan.slabs import SLAB_BYTES
 from assay_quantize.storage.direct_file import STAGE_BYTES, STAGES
 from assay_quantize.storage.past_cache import buffer_bytes
@@ -101,13 +100,9 @@ def plan_budget(
             budget = replace(budget, slab_bytes=max(least_slab_bytes, budget.slab_bytes // 2))
         else:
             least = base_bytes + held_bytes + slab_budget_bytes(1, budget.slab_bytes, kernels)
+            unit, unit_bytes = ("MB", 10**6) if memory_bytes % (1 << 20) else ("MiB", 1 << 20)
             raise QuantizeError(
-                f"--memory {_as_given(memory_bytes)}: too little for one worker with the smallest slabs; "
-                f"at least {(least + (1 << 20) - 1) >> 20}MiB are needed here"
+                f"--memory {memory_bytes / unit_bytes:g}{unit}: too little for one worker with the smallest slabs; "
+                f"at least {-(-least // unit_bytes)}{unit} are needed here"
             )
     return budget
-
-
-def _as_given(num_bytes: int) -> str:
-    """2147483648 -> 2048MiB, 1000000 -> 1 MB."""
-    return size(num_bytes) if num_bytes % (1 << 20) else f"{num_bytes >> 20}MiB"

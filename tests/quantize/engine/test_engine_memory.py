@@ -56,7 +56,9 @@ def test_budget_gives_up_workers_then_slabs_then_names_the_least() -> None:
     least = fixed + slab_budget_bytes(1, 1 << 20, "fused")
     assert plan_budget(least, 4, **base).slab_bytes == 1 << 20
     with pytest.raises(QuantizeError, match=r"--memory 138MiB: too little .* at least 139MiB are needed here"):
-        plan_budget(least - 1, 4, **base)
+        plan_budget(138 << 20, 4, **base)
+    with pytest.raises(QuantizeError, match=r"--memory 1MB: too little .* at least 146MB are needed here"):
+        plan_budget(10**6, 4, **base)
     with pytest.raises(QuantizeError, match="--workers 0"):
         plan_budget(1 << 30, 0, **base)
     large = plan_budget(1 << 33, 2, **{**base, "least_slab_bytes": 3 * SLAB_BYTES})

