@@ -178,7 +178,7 @@ def _speculation(
 def requested_flags(profile: ProfileRecipe, serving: Serving) -> dict[str, Any]:
     """Flags that the model's recipe and the profile ask for; the profile's win. ServeError: it sets one that is not its own."""
     drafted, parser = serving.num_speculative_tokens, serving.tool_call_parser
-    asked = {
+    asked: dict[str, Any] = {
         "reasoning-parser": serving.reasoning_parser,
         "tool-call-parser": parser,
         "enable-auto-tool-choice": bool(parser),

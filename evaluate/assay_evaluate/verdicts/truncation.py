@@ -71,6 +71,7 @@ def worst_case(reference: TaskResult, candidate: TaskResult) -> tuple[TaskResult
 
 
 def with_cut_wrong(task: TaskResult) -> TaskResult:
+    """A reply that was cut off counts as wrong, whatever was read out of it."""
     return rescored(task, lambda item: not item.truncated and item.correct is True)
 
 

@@ -79,7 +79,8 @@ def replay_cell(cell: Cell) -> dict[str, Any]:
     began = time.process_time()
     stand_ins.asked.clear()
     shards, findings = (planned_shards(cell.headers), []) if cell.headers is not None else stored_shards(cell.folder)
-    parts, memory = list[Part](), None
+    parts: list[Part] = []
+    memory: RankMemory | None = None
     if not findings and (config := configured(cell, findings)) is not None:
         parts, memory = _replay_parts(cell, config, shards, findings)
     return {
@@ -216,7 +217,8 @@ def build(config: VllmConfig, model_config: Any) -> torch.nn.Module:
     """On the meta device."""
     with stand_ins.OnMeta():
         init_workspace_manager(torch.device("meta"))
-        return initialize_model(vllm_config=config, model_config=model_config)
+        model: torch.nn.Module = initialize_model(vllm_config=config, model_config=model_config)
+        return model
 
 
 def load_part(
