@@ -23,8 +23,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-EXTENSION = "assay_vllm.activations.ActivationWorker"
-
 
 class ActivationWorker:
     """Methods for vLLM's worker class (`--worker-extension-cls`); arguments and results are JSON."""
@@ -220,27 +218,23 @@ class Watch:
         if given is not None:
             point.add_input(given, self.sketch_width)
 
-    def _on_output(self, module: nn.Module, see: Callable[[Any, Any], None]) -> None:
-        handle = module.register_forward_hook(lambda _, inputs, output: see(inputs, output))
-        self._remove.append(handle.remove)
-
     def _hook(self, name: str, module: nn.Module, kind: str, partial: bool) -> None:
-        def see(inputs: Any, output: Any) -> None:
+        def see(_: nn.Module, inputs: Any, output: Any) -> None:
             self._add(name, kind, partial, output[0] if isinstance(output, tuple) else output)
 
-        self._on_output(module, see)
+        self._remove.append(module.register_forward_hook(see).remove)
 
     def _hook_norm(self, name: str, module: nn.Module) -> None:
         """A norm that adds its input to the residual stream returns both. Norms inside heads are the rank's own."""
         partial = self.num_ranks > 1 and name.endswith(("q_norm", "k_norm"))
 
-        def see(inputs: Any, output: Any) -> None:
+        def see(_: nn.Module, inputs: Any, output: Any) -> None:
             if isinstance(output, tuple):
                 self._add(f"{name}.residual", "residual", partial, output[1])
                 output = output[0]
             self._add(name, "norm", partial, output)
 
-        self._on_output(module, see)
+        self._remove.append(module.register_forward_hook(see).remove)
 
     def _hook_linear(self, name: str, module: Any) -> None:
         """Row-parallel layers sum over ranks before they return: their own share is computed once more."""
@@ -249,7 +243,7 @@ class Watch:
         shared = isinstance(module, RowParallelLinear) and module.tp_size > 1
         partial = isinstance(module, ColumnParallelLinear | RowParallelLinear) and module.tp_size > 1
 
-        def see(inputs: Any, output: Any) -> None:
+        def see(_: nn.Module, inputs: Any, output: Any) -> None:
             output = output[0] if isinstance(output, tuple) else output
             if shared and module.input_is_parallel and module.reduce_results:
                 self._add(name, "linear", True, module.quant_method.apply(module, inputs[0], None), inputs[0])
@@ -257,7 +251,7 @@ class Watch:
             else:
                 self._add(name, "linear", partial, output, inputs[0])
 
-        self._on_output(module, see)
+        self._remove.append(module.register_forward_hook(see).remove)
 
     # ---------------------------------------------------------------------------------------- experts
     def _hook_experts(self, name: str, module: Any) -> None:

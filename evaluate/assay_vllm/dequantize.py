@@ -71,7 +71,12 @@ class Dequantizer:
                 elif part not in group.needed and len(parts) == 1:
                     del waiting[module]  # optional (a symmetric scheme's zero point) and alone: nothing to wait for
         if waiting:
-            raise ValueError(_describe_incomplete(waiting, {module: self._group(module).needed for module in waiting}))
+            shown = [
+                f"{name} lacks {', '.join(sorted(self._group(name).needed - parts.keys()))} (has {', '.join(sorted(parts))})"
+                for name, parts in list(waiting.items())[:3]
+            ]
+            more = f" and {len(waiting) - 3} more" if len(waiting) > 3 else ""
+            raise ValueError(f"{len(waiting)} quantized modules are incomplete in the checkpoint: {'; '.join(shown)}{more}")
 
     def unequal_global_scales(self) -> list[str]:
         """Fused projections whose NVFP4 weight global scales differ. vLLM's own kernels would apply one to all of them."""
@@ -149,12 +154,3 @@ def _group_of(scheme: QuantizationScheme) -> tuple[_Group, list[str]]:
         optional |= {"weight_global_scale"}  # MX formats have power-of-two group scales and nothing above them
     needed = frozenset(compressor.compression_param_names(scheme)) - optional
     return _Group(scheme, compressor, needed), list(scheme.targets)
-
-
-def _describe_incomplete(waiting: Mapping[str, Mapping[str, Any]], needed: Mapping[str, frozenset[str]]) -> str:
-    shown = [
-        f"{module} lacks {', '.join(sorted(needed[module] - parts.keys()))} (has {', '.join(sorted(parts))})"
-        for module, parts in list(waiting.items())[:3]
-    ]
-    more = f" and {len(waiting) - 3} more" if len(waiting) > 3 else ""
-    return f"{len(waiting)} quantized modules are incomplete in the checkpoint: {'; '.join(shown)}{more}"

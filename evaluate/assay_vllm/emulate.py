@@ -63,9 +63,7 @@ class EmulatedConfig(CompressedTensorsConfig):
             self._add_fused_moe_to_target_scheme_map()
             # vLLM lets the first expert speak for all; so do we
             args = self._input_args(layer, f"{prefix}.0.{layer.ckpt_gate_proj_name}")
-            if args is None:
-                return UnquantizedFusedMoEMethod(layer.moe_config)
-            return EmulatedMoEMethod(layer, args, prefix)
+            return UnquantizedFusedMoEMethod(layer.moe_config) if args is None else EmulatedMoEMethod(layer, args, prefix)
         if isinstance(layer, ParallelLMHead) and self._input_args(layer, prefix) is not None:
             raise NotImplementedError(f"{prefix}: quantized activations of the output head cannot be emulated")
         if isinstance(layer, Attention | MLAAttention) and self.emulated_kv_cache is not None:
@@ -75,9 +73,8 @@ class EmulatedConfig(CompressedTensorsConfig):
     def _input_args(self, layer: torch.nn.Module, prefix: str) -> Any:
         scheme = self.get_scheme_dict(layer, prefix)
         args: Any = scheme.get("input_activations") if scheme else None
-        if args is None:
-            return None
-        check_supported(args)
+        if args is not None:
+            check_supported(args)
         return args
 
     def _stored_names(self, prefix: str) -> list[str]:
@@ -124,7 +121,7 @@ def set_cache_scales(model: torch.nn.Module, stored: Mapping[str, torch.Tensor])
     for name, scale in stored.items():
         if (at := _LAYER.search(name)) is not None:
             by_layer.setdefault(at[1], {})[name.rpartition(".")[2]] = float(scale.float().reshape(()))
-    layers = [m for m in model.modules() if isinstance(m, Attention) and _is_rounding(m)]
+    layers = [m for m in model.modules() if isinstance(m, Attention) and is_rounding(m)]
     numbers = {id(m): at[1] for m in layers if (at := _LAYER.search(m.layer_name)) is not None}
     have = [m for m in layers if numbers.get(id(m)) in by_layer]
     if have and len(have) < len(layers):
@@ -138,12 +135,8 @@ def set_cache_scales(model: torch.nn.Module, stored: Mapping[str, torch.Tensor])
     return len(have)
 
 
-def num_rounding_layers(model: torch.nn.Module) -> int:
-    """Attention layers whose keys and values are rounded."""
-    return sum(map(_is_rounding, model.modules()))
-
-
-def _is_rounding(module: torch.nn.Module) -> bool:
+def is_rounding(module: torch.nn.Module) -> bool:
+    """Whether keys and values of this attention layer are rounded."""
     return round_keys_and_values in getattr(module, "_forward_pre_hooks", {}).values()
 
 
@@ -192,9 +185,7 @@ class EmulatedLinearMethod(UnquantizedLinearMethod):
     def __init__(self, args: Any, modules: list[str]) -> None:
         super().__init__()
         self.input = StaticScales(args, modules)
-
-    def find_scales(self, stored: Mapping[str, torch.Tensor]) -> None:
-        self.input.find(stored, global_scale_of_largest=False)
+        self.scales = (self.input,)
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         rounded = self.input.fake_quantize(x.reshape(-1, x.shape[-1]))
@@ -215,10 +206,7 @@ class EmulatedMoEMethod(UnquantizedFusedMoEMethod):
         first = (layer.ckpt_gate_proj_name, layer.ckpt_up_proj_name)
         self.input = StaticScales(args, [f"{prefix}.{expert}.{name}" for expert in experts for name in first])
         self.inner = StaticScales(args, [f"{prefix}.{expert}.{layer.ckpt_down_proj_name}" for expert in experts])
-
-    def find_scales(self, stored: Mapping[str, torch.Tensor]) -> None:
-        self.input.find(stored, global_scale_of_largest=True)
-        self.inner.find(stored, global_scale_of_largest=True)
+        self.scales = (self.input, self.inner)
 
     def process_weights_after_loading(self, layer: RoutedExperts) -> None:
         """Nothing: weights stay as loaded, [experts, out, in]; the parent would re-lay them for its kernel."""
@@ -264,6 +252,7 @@ def set_static_scales(model: torch.nn.Module, stored: Mapping[str, torch.Tensor]
     for module in model.modules():
         method = getattr(module, "quant_method", None)
         if isinstance(method, EmulatedLinearMethod | EmulatedMoEMethod):
-            method.find_scales(stored)
+            for scales in method.scales:
+                scales.find(stored, global_scale_of_largest=isinstance(method, EmulatedMoEMethod))
             kinds[describe(method.input.args)] += 1
     return kinds

@@ -19,8 +19,7 @@ def check_supported(args: Any) -> None:
     """NotImplementedError for activation arguments (a compressed-tensors `QuantizationArgs`) that cannot be emulated."""
     kind, strategy = _text(args.type), _text(args.strategy)
     supported = (
-        (kind == "float" and args.num_bits == 8 and strategy in {"tensor", "token", "group"})
-        or (kind == "int" and args.num_bits == 8 and strategy in {"tensor", "token", "group"})
+        (args.num_bits == 8 and kind in {"float", "int"} and strategy in {"tensor", "token", "group"})
         or (kind == "float" and args.num_bits == 4 and strategy == "tensor_group" and args.group_size == 16)
         or (kind == "float" and args.num_bits == 4 and strategy == "group" and args.group_size == 32 and _has_mx_scales(args))
     )

@@ -23,7 +23,7 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from assay_vllm import EMULATE, STRICT
 from assay_vllm.census import ExpertCensus
 from assay_vllm.dequantize import Dequantizer
-from assay_vllm.emulate import CACHE_SCALES, num_rounding_layers, set_cache_scales, set_static_scales
+from assay_vllm.emulate import CACHE_SCALES, is_rounding, set_cache_scales, set_static_scales
 from assay_vllm.exemptions import exempt_parameters
 
 logger = init_logger("vllm.assay")
@@ -110,13 +110,14 @@ class EmulatedLoader(StrictLoader):
         cache_scales: dict[str, torch.Tensor] = {}
         yield from dequantizer(_without_cache_scales(super().get_all_weights(model_config, model), cache_scales))
         activations = set_static_scales(model, dequantizer.input_scales)
-        unequal = dequantizer.unequal_global_scales()
-        if unequal:
+        if unequal := dequantizer.unequal_global_scales():
             logger.warning(
                 "%s: %d fused projections have unequal NVFP4 global scales, which are honoured here; vLLM's kernels would "
                 "apply one scale to all. First: %s", EMULATE, len(unequal), unequal[0],
             )  # fmt: skip
-        num_rounding, num_scaled = num_rounding_layers(model), set_cache_scales(model, cache_scales)
+        num_rounding, num_scaled = sum(map(is_rounding, model.modules())), set_cache_scales(model, cache_scales)
+        scaled = f", {num_scaled} by scales of theirs" if num_scaled else ""
+        cache = f"; KV cache: {num_rounding} layers float8 tensor static{scaled}" if num_rounding else ""
         logger.info(
             "%s: %s: %d modules dequantized to %s; activations: %s%s",
             EMULATE,
@@ -124,15 +125,8 @@ class EmulatedLoader(StrictLoader):
             dequantizer.num_modules,
             str(model_config.dtype).removeprefix("torch."),
             ", ".join(f"{count} modules {kind}" for kind, count in sorted(activations.items())) or "not quantized",
-            _describe_cache(num_rounding, num_scaled),
+            cache,
         )
-
-
-def _describe_cache(num_rounding: int, num_scaled: int) -> str:
-    if not num_rounding:
-        return ""
-    scaled = f", {num_scaled} by scales of theirs" if num_scaled else ""
-    return f"; KV cache: {num_rounding} layers float8 tensor static{scaled}"
 
 
 def _without_cache_scales(

@@ -19,7 +19,7 @@ from assay.recipes.load import load_recipe
 from assay.recipes.profile import ProfileRecipe
 from assay.records.measurement import Measurement
 from assay.records.verdict import GateReport
-from assay_evaluate.serving.server import _free_port, interpreter_for
+from assay_evaluate.serving.server import _usable_port, interpreter_for
 from assay_evaluate.serving.vllm_command import vllm_command
 from assay_pipeline.targets import resolve_target
 
@@ -46,7 +46,7 @@ def server_with_key(checkpoint: Path, log_path: Path, warm_vllm: WarmVllm) -> It
     """vLLM as `assay serve` would start it, but for the key; its URL."""
     profile = load_recipe(ProfileRecipe, "cpu-emulated")
     profile = profile.model_copy(update={"vllm": {**profile.vllm, "api-key": KEY, "max-model-len": 1024}})
-    serving, port = resolve_target(str(checkpoint)).recipe.serving, _free_port()
+    serving, port = resolve_target(str(checkpoint)).recipe.serving, _usable_port(None)
     command = vllm_command(checkpoint, profile, serving, speculate=True, port=port, served_model_name="model")
     process = warm_vllm.process((str(interpreter_for(profile)), *command.arguments), command.environment, log_path)
     try:

@@ -18,7 +18,7 @@ from scipy import stats
 from assay.recipes.gate import GateRecipe, ScoreGate
 from assay.recipes.suite import LmEvalTask, NeedleTask, Range, SuiteRecipe, SweTask, TaskBase
 from assay.records.comparable import check_measurements
-from assay.records.measurement import Measurement, TaskResult
+from assay.records.measurement import Measurement
 from assay_evaluate.preflight.known_tasks import (
     CODES_DISCORDANCE,
     GENERATED_DISCORDANCE,
@@ -29,11 +29,11 @@ from assay_evaluate.preflight.known_tasks import (
     num_items,
 )
 from assay_evaluate.statistics.clustered import ClusteredMean, clustered_values_needed, satterthwaite_degrees
-from assay_evaluate.statistics.item_pairs import find_task, pair_items
+from assay_evaluate.statistics.item_pairs import Pairs, find_task, pair_items
 from assay_evaluate.statistics.joint.chances import Rules
 from assay_evaluate.statistics.joint.drawn import Assumption, LookDesign, ScoreDesign
 from assay_evaluate.statistics.power import items_needed
-from assay_evaluate.statistics.proportions import normal_quantile
+from assay_evaluate.statistics.proportions import detection_quantile
 from assay_evaluate.tasks.looks import planned_looks, planned_shares, task_at_look
 from assay_evaluate.verdicts.scores import spendings_of
 
@@ -77,31 +77,26 @@ def measured(measurements: Sequence[Measurement], where: str) -> Assumptions:
     others = [measurement for measurement in measurements if measurement is not reference]
     discordance, noise, losses = dict[str, float](), dict[str, float](), dict[str, float]()
     for task in reference.tasks:
-        pairs = [
-            pair_items(task, other_task)
-            for measurement in others
-            if not measurement.is_noise_floor and (other_task := find_task(measurement, task.task))
-        ]
-        if drops := [sum(pair.differences) / len(pair.differences) for pair in pairs if pair.n]:
-            losses[task.task] = max(drops)
-        shares = [
-            (measurement.is_noise_floor, _share(task, other_task))
+        replies = [
+            (measurement.is_noise_floor, pair_items(task, other_task))
             for measurement in others
             if (other_task := find_task(measurement, task.task))
         ]
-        floor = next((share for is_floor, share in shares if is_floor and share is not None), None)
-        of_candidates = [share for is_floor, share in shares if not is_floor and share is not None] or (
-            [] if floor is None else [floor]
+        of_candidates = [pairs for is_floor, pairs in replies if not is_floor]
+        if drops := [sum(pairs.differences) / len(pairs.differences) for pairs in of_candidates if pairs.n]:
+            losses[task.task] = max(drops)
+        floors, shares = (
+            [share for pairs in side if (share := _share(pairs)) is not None]
+            for side in ([pairs for is_floor, pairs in replies if is_floor], of_candidates)
         )
-        if of_candidates:
-            discordance[task.task] = max(of_candidates)
-            noise[task.task] = 1.0 if floor is None else min(1.0, floor / max(of_candidates))
+        if shares or floors:
+            discordance[task.task] = most = max(shares or floors[:1])
+            noise[task.task] = min(1.0, floors[0] / most) if floors else 1.0
     return Assumptions(discordance, noise, dict.fromkeys(discordance, f"measured in {where}"), losses=losses)
 
 
-def _share(of_reference: TaskResult, of_candidate: TaskResult) -> float | None:
+def _share(pairs: Pairs) -> float | None:
     """Of pairs of replies of which one is right and one wrong, with two pairs more of which one is. None: too few pairs."""
-    pairs = pair_items(of_reference, of_candidate)
     if pairs.n < FEWEST_PAIRS:
         return None
     return (sum(a != b for a, b in zip(pairs.reference, pairs.candidate, strict=True)) + 1) / (pairs.n + 2)
@@ -199,7 +194,7 @@ def _items(design: ScoreDesign, rules: Rules, power: float, loss: float) -> int 
     discordance, noise = design.assumed
     left = (1 / last.reference_samples + 1 / last.candidate_samples) / 2  # of the noise; 1 for one reply of either side
     variance = discordance * (1 - noise) + discordance * noise * left  # of an item's difference
-    by_normal = (_quantiles(rules, power) / room) ** 2 * variance
+    by_normal = (detection_quantile(rules.level, power) / room) ** 2 * variance
     if by_normal > MOST_ITEMS:
         return None
     if (last.reference_samples, last.candidate_samples) == (1, 1):
@@ -218,7 +213,7 @@ def _replies(design: ScoreDesign, rules: Rules, power: float, loss: float) -> in
     n, room, (discordance, noise) = design.num_items, design.margin - loss, design.assumed
     if n < max(rules.min_items, items_needed(room, 0.0, power, level=rules.level)):
         return None
-    quantiles = _quantiles(rules, power)
+    quantiles = detection_quantile(rules.level, power)
     if design.cluster_sizes:
         degrees = satterthwaite_degrees(design.cluster_sizes)
         quantiles = float(stats.t.ppf(0.5 + rules.level / 2, degrees) + stats.t.ppf(power, degrees))
@@ -227,7 +222,3 @@ def _replies(design: ScoreDesign, rules: Rules, power: float, loss: float) -> in
         return 1 if left >= 0 else None
     count = math.ceil(discordance * noise / left) if left > 0 else MOST_REPLIES + 1
     return count if count <= MOST_REPLIES else None
-
-
-def _quantiles(rules: Rules, power: float) -> float:
-    return normal_quantile(rules.level) + normal_quantile(2 * power - 1)

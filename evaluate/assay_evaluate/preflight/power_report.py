@@ -60,16 +60,9 @@ def gate_powers(power: SuitePower, assumptions: Assumptions) -> Iterator[GatePow
 def needed_for(suite_power: SuitePower, gates: GateRecipe, assumptions: Assumptions) -> Iterator[NeededFor]:
     """Of every gate without any loss, then of those whose loss an earlier run has seen."""
     rules, together = rules_of(gates), WANTED ** (1 / len(suite_power.gated))
-    seen_losses = {gated_task.gate.task: assumptions.losses.get(gated_task.gate.task, 0.0) for gated_task in suite_power.gated}
-    losses = [
-        *((gated_task, 0.0) for gated_task in suite_power.gated),
-        *(
-            (gated_task, seen_losses[gated_task.gate.task])
-            for gated_task in suite_power.gated
-            if seen_losses[gated_task.gate.task] > 0
-        ),
-    ]
-    for (gate, task, design), loss in losses:
+    lossless = [(gated_task, 0.0) for gated_task in suite_power.gated]
+    observed = [(gated_task, assumptions.losses.get(gated_task.gate.task, 0.0)) for gated_task in suite_power.gated]
+    for (gate, task, design), loss in [*lossless, *((gated_task, loss) for gated_task, loss in observed if loss > 0)]:
         can_repeat = isinstance(task, SweTask) or task.temperature > 0
         alone, of_all = (needed(design, rules, power, loss=loss, can_repeat=can_repeat) for power in (POWER, together))
         yield NeededFor(

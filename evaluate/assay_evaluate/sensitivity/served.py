@@ -6,8 +6,7 @@ fingerprints that must be alike, nothing asked twice. Drafts are left out: they 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from assay.callbacks import Say
@@ -23,7 +22,6 @@ from assay_evaluate.divergence.phase import reference_text
 from assay_evaluate.run.candidate import Candidate
 from assay_evaluate.run.evaluate import evaluate
 from assay_evaluate.run.identity import identity_of
-from assay_evaluate.serving.server import Server, ServerSpec, serve
 
 TOP_K = 64
 
@@ -54,7 +52,6 @@ def measure_served(
     serving: Serving,
     folder: Path,
     on_progress: Say,
-    start_server: Callable[[ServerSpec, Say], AbstractContextManager[Server]] = serve,
 ) -> list[Measurement]:
     """The reference, its repeat, then every mix; what was measured before is read from `folder`. Raises like `evaluate`."""
     candidates = [Candidate(label, reference, is_reference=True), *(Candidate(name, path) for name, path in mixes.items())]
@@ -66,7 +63,6 @@ def measure_served(
         serving=serving.model_copy(update={"num_speculative_tokens": None}),
         run_dir=folder,
         on_progress=on_progress,
-        start_server=start_server,
     )
 
 

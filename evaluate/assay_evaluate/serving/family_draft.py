@@ -201,21 +201,18 @@ def _cell(folder: Path, config: Mapping[str, Any], question: _Question) -> dict[
     """One checkpoint as the program reads it. config: with or without quantization."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    cell = {"name": folder.name, "folder": str(folder), "arguments": _arguments(folder, question), "schemes": None}
+    own = text_of(question.config).get("max_position_embeddings")
+    context = min(own, _CONTEXT_TOKENS) if isinstance(own, int) and own > 0 else _CONTEXT_TOKENS
+    drafting = ["--speculative-config", json.dumps({"method": "mtp", "num_speculative_tokens": 1})] if question.draft else []
+    arguments = [
+        "--model", str(folder), "--load-format", "assay-strict", "--tensor-parallel-size", str(_NUM_GPUS), "--enforce-eager",
+        "--max-model-len", str(context), *drafting,
+    ]  # fmt: skip
+    cell = {"name": folder.name, "folder": str(folder), "arguments": arguments, "schemes": None}
     if question.weights is None:
         return cell
     (headers := folder / "headers.json").write_text(json.dumps({"model.safetensors": question.weights}), encoding="utf-8")
     return {**cell, "headers": str(headers)}
-
-
-def _arguments(folder: Path, question: _Question) -> list[str]:
-    drafting = ["--speculative-config", json.dumps({"method": "mtp", "num_speculative_tokens": 1})] if question.draft else []
-    own = text_of(question.config).get("max_position_embeddings")
-    context = min(own, _CONTEXT_TOKENS) if isinstance(own, int) and own > 0 else _CONTEXT_TOKENS
-    return [
-        "--model", str(folder), "--load-format", "assay-strict", "--tensor-parallel-size", str(_NUM_GPUS), "--enforce-eager",
-        "--max-model-len", str(context), *drafting,
-    ]  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------ the draft

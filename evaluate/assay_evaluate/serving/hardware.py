@@ -6,6 +6,7 @@ import functools
 import os
 import platform
 import subprocess
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -64,11 +65,8 @@ def describe_hardware() -> dict[str, str]:
         "cores": str(num_cores()),
         "memory": f"{_memory_bytes() / 2**30:.0f} GiB",
     }
-    gpus = find_gpus()
-    if gpus:
-        kinds = {f"{gpu.name} ({gpu.memory_bytes / 1e9:.0f} GB)": 0 for gpu in gpus}
-        for gpu in gpus:
-            kinds[f"{gpu.name} ({gpu.memory_bytes / 1e9:.0f} GB)"] += 1
+    if gpus := find_gpus():
+        kinds = Counter(f"{gpu.name} ({gpu.memory_bytes / 1e9:.0f} GB)" for gpu in gpus)
         described["gpus"] = ", ".join(f"{count}x {kind}" for kind, count in kinds.items())
         described["driver"] = gpus[0].driver
     return described

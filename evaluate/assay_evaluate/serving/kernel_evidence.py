@@ -65,10 +65,5 @@ def cause_of_death(lines: Iterable[str]) -> str | None:
 
 def tail(lines: Iterable[str]) -> str:
     """The end of the log for a person: without tracebacks' code, routes and empty lines; long lines cut."""
-    kept = []
-    for line in lines:
-        text = strip_prefix(line)
-        if not text.strip() or _NOISE.match(text):
-            continue
-        kept.append(line.rstrip()[:300])
+    kept = [line.rstrip()[:300] for line in lines if (text := strip_prefix(line)).strip() and not _NOISE.match(text)]
     return "\n".join(f"    {line}" for line in kept[-12:])

@@ -92,7 +92,9 @@ def replay(candidates: Sequence[Candidate], *, on_progress: Callable[[str], None
     report = on_progress or (lambda line: None)
     by_key: dict[str, list[int]] = {}
     for number, candidate in enumerate(candidates):
-        by_key.setdefault(_process_key(candidate.profile), []).append(number)
+        profile, hardware = candidate.profile, candidate.profile.hardware
+        process = [profile.interpreter, facts_of(profile), hardware.num_gpus, hardware.memory_bytes_each, profile.environment]
+        by_key.setdefault(json.dumps(process), []).append(number)
     groups = list(by_key.values())
     for numbers in groups:
         group = [candidates[number] for number in numbers]
@@ -122,22 +124,11 @@ def _num_processes(group: Sequence[Candidate]) -> int:
     return min(len(group), _MOST_PROCESSES) if num_tensors >= _LARGE_TENSORS else 1
 
 
-def _process_key(profile: ProfileRecipe) -> str:
-    hardware = profile.hardware
-    return json.dumps(
-        [profile.interpreter, facts_of(profile), hardware.num_gpus, hardware.memory_bytes_each, profile.environment]
-    )
-
-
 def _replay_group(group: Sequence[Candidate], given_up: threading.Event) -> list[Replay]:
     with tempfile.TemporaryDirectory(prefix="assay-replay-") as temporary:
         folder = Path(temporary)
         hardware = group[0].profile.hardware
-        commands, cells = [], []
-        for number, candidate in enumerate(group):
-            command, cell = _cell(candidate, folder / str(number))
-            commands.append(command)
-            cells.append(cell)
+        commands, cells = zip(*(_cell(each, folder / str(number)) for number, each in enumerate(group)), strict=True)
         request = {
             "machine": machine(facts_of(group[0].profile), hardware.num_gpus, hardware.memory_bytes_each),
             "cells": cells,
@@ -190,11 +181,10 @@ def _run(group: Sequence[Candidate], environment: Mapping[str, str], folder: Pat
             f"run `{setup_command()}`"
         )
     words = [str(interpreter), "-m", "assay_vllm.replay", str(folder / "request.json"), str(folder / "answer.json")]
-    log = folder / "log"
     timeout_s = _START_TIMEOUT_S + _LOADING_TIMEOUT_S * len(group)
     deadline = time.monotonic() + timeout_s
     process = SupervisedProcess(
-        words, activated_environment({**environment, "VLLM_LOGGING_LEVEL": "WARNING"}, interpreter), log, folder
+        words, activated_environment({**environment, "VLLM_LOGGING_LEVEL": "WARNING"}, interpreter), folder / "log", folder
     )
     try:
         while (status := process.exit_status()) is None and time.monotonic() < deadline:
@@ -204,7 +194,7 @@ def _run(group: Sequence[Candidate], environment: Mapping[str, str], folder: Pat
         process.stop()
     failed = f"was not done after {timeout_s} s" if status is None else f"ended with status {status}" if status else None
     if failed is not None:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
+        lines = process.log_lines()
         cause = next((line for line in reversed(lines) if line.strip()), "it printed nothing")
         raise AssayError(f"{interpreter}: the replay of vLLM's loaders {failed}: {shown(cause, 500)}\n{tail(lines)}".rstrip())
 

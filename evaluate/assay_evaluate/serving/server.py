@@ -122,7 +122,7 @@ def serve(spec: ServerSpec, on_progress: Callable[[str], None] | None = None) ->
         raise ServeError(
             f"{interpreter}: has no vLLM (profile {spec.profile.name}); run `{setup_command()}`, or name another Python"
         )
-    port = _checked_port(spec.port) if spec.port is not None else _free_port()
+    port = _usable_port(spec.port)
     command = _command(spec, versions, port)
     if command.reason_undrafted is not None:
         report(command.reason_undrafted)
@@ -211,22 +211,18 @@ def installed_versions(interpreter: Path) -> dict[str, str]:
     return versions
 
 
-def _checked_port(port: int) -> int:
+def _usable_port(given: int | None) -> int:
+    """On 127.0.0.1; None: a free one."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if given is not None:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind(("127.0.0.1", given or 0))
         except OSError as error:
             raise ServeError(
-                f"port {port} on 127.0.0.1 cannot be used ({error.strerror}); stop what listens there, "
+                f"port {given} on 127.0.0.1 cannot be used ({error.strerror}); stop what listens there, "
                 "give another with --port, or leave it out: a free one is found"
             ) from None
-    return port
-
-
-def _free_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 

@@ -140,23 +140,20 @@ def vllm_command(
     )
 
 
-_TOO_DEEP = "cannot be read (nested too deeply); a model's config has a few levels"
-
-
 def read_config(checkpoint: Path) -> dict[str, Any]:
     """config.json of a checkpoint folder; ServeError when it is not there or not an object."""
     path = checkpoint / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
+        if is_too_deep(config):
+            raise RecursionError
     except RecursionError:
-        raise ServeError(f"{path}: {_TOO_DEEP}") from None
+        raise ServeError(f"{path}: cannot be read (nested too deeply); a model's config has a few levels") from None
     except (OSError, ValueError) as error:  # not UTF-8, not JSON, or a number of thousands of digits
         reason = error.strerror if isinstance(error, OSError) else error
         raise ServeError(
             f"{path}: cannot be read ({reason}); give a checkpoint folder with config.json and *.safetensors"
         ) from None
-    if is_too_deep(config):
-        raise ServeError(f"{path}: {_TOO_DEEP}")
     if not isinstance(config, dict):
         raise ServeError(f"{path}: holds a {type(config).__name__}, a model's config is an object")
     return config
@@ -180,17 +177,16 @@ def _speculation(
 
 def requested_flags(profile: ProfileRecipe, serving: Serving) -> dict[str, Any]:
     """Flags that the model's recipe and the profile ask for; the profile's win. ServeError: it sets one that is not its own."""
-    flags: dict[str, Any] = {}
-    if serving.reasoning_parser:
-        flags["reasoning-parser"] = serving.reasoning_parser
-    if serving.tool_call_parser:
-        flags |= {"tool-call-parser": serving.tool_call_parser, "enable-auto-tool-choice": True}
-    if serving.max_model_len:
-        flags["max-model-len"] = serving.max_model_len
-    if serving.chat_template_kwargs:
-        flags["default-chat-template-kwargs"] = dict(serving.chat_template_kwargs)
-    if serving.num_speculative_tokens:
-        flags["speculative-config"] = {"method": "mtp", "num_speculative_tokens": serving.num_speculative_tokens}
+    drafted, parser = serving.num_speculative_tokens, serving.tool_call_parser
+    asked: dict[str, Any] = {
+        "reasoning-parser": serving.reasoning_parser,
+        "tool-call-parser": parser,
+        "enable-auto-tool-choice": bool(parser),
+        "max-model-len": serving.max_model_len,
+        "default-chat-template-kwargs": dict(serving.chat_template_kwargs),
+        "speculative-config": {"method": "mtp", "num_speculative_tokens": drafted} if drafted else None,
+    }
+    flags = {name: value for name, value in asked.items() if value}
     of_profile = _normal_names(profile.vllm)
     if taken := sorted(_FIXED & of_profile.keys()):
         raise ServeError(

@@ -24,7 +24,7 @@ from assay_evaluate.serving_faults.texts import (
     texts_of_others,
     thinking_on_one_side,
 )
-from assay_evaluate.statistics.item_pairs import find_task
+from assay_evaluate.statistics.item_pairs import common_tasks
 
 MOST_SAID = 2
 """Findings in a verdict's sentence; all of them are in the record."""
@@ -141,16 +141,12 @@ class ServingCheck:
 
 def check_serving(reference: Measurement, candidate: Measurement, repeat: Measurement | None) -> ServingCheck:
     """Every task that both were asked. repeat: the reference's second pass, which shows the noise of its server."""
-    repeated = None
-    if repeat is not None:
-        passes = [(task, find_task(repeat, task.task)) for task in reference.tasks]
-        repeated = compare_passes([(first, second) for first, second in passes if second is not None])
+    repeated = None if repeat is None else compare_passes(common_tasks(reference, repeat))
     labels = {"reference": (reference.label,), "candidate": (candidate.label,), "both": (reference.label, candidate.label)}
     findings: list[ServingFinding] = []
     missing: dict[str, None] = {}
-    for task in reference.tasks:
-        other = find_task(candidate, task.task)
-        if other is None or task.kind == "swe" or not task.items or not other.items:
+    for task, other in common_tasks(reference, candidate):
+        if task.kind == "swe" or not task.items or not other.items:
             continue
         pair = Pair(_side(reference, task, repeated), _side(candidate, other, None))
         findings += [

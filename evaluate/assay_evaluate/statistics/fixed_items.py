@@ -20,7 +20,7 @@ from scipy import stats
 
 from assay.records.base import Coverage, Interval
 from assay_evaluate.statistics.decisions import Claim, PairedEvidence, margin_p
-from assay_evaluate.statistics.proportions import normal_quantile
+from assay_evaluate.statistics.proportions import detection_quantile, normal_quantile
 
 LARGEST_VARIANCE = 0.25
 """Of one reply, for a stratum of which one alone came."""
@@ -74,8 +74,7 @@ class FixedItems:
         `power`; num_replies: of which there are now. ValueError unless room > 0."""
         if not room > 0:
             raise ValueError(f"room {room} must be above 0: no number of replies passes a loss of the margin")
-        quantiles = normal_quantile(level) + normal_quantile(2 * power - 1)
-        return max(num_replies, math.ceil(num_replies * (quantiles * self.standard_error / room) ** 2))
+        return max(num_replies, math.ceil(num_replies * (detection_quantile(level, power) * self.standard_error / room) ** 2))
 
 
 def fixed_items(

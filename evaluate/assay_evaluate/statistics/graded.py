@@ -23,7 +23,7 @@ from assay_evaluate.statistics.clustered import cluster_bootstrap_mean
 from assay_evaluate.statistics.decisions import Claim, PairedEvidence, margin_p
 from assay_evaluate.statistics.paired import FEW_DISCORDANT
 from assay_evaluate.statistics.power import POWER, items_needed, minimum_detectable_effect
-from assay_evaluate.statistics.proportions import normal_quantile, wilson
+from assay_evaluate.statistics.proportions import detection_quantile, wilson
 
 Floats = NDArray[np.float64]
 LEAST_SKEWNESS = 1e-6
@@ -98,15 +98,12 @@ class MeanDifference:
     def interval(self, level: float) -> Interval:
         """Of a single sample."""
         low, high = self.ends(level)
-        coverage: Coverage = "at_least" if self._sum_of_squares < FEW_DISCORDANT else "nominal"
+        # of differences from their mean, without the two items more: of one reply to each item, about the discordant pairs
+        squares = float(self.padded_n * self.padded_deviation**2) - 1
+        coverage: Coverage = "at_least" if squares < FEW_DISCORDANT else "nominal"
         return Interval(
             value=float(self.estimate), low=float(low), high=float(high), n=int(self.n), level=level, coverage=coverage
         )
-
-    @property
-    def _sum_of_squares(self) -> float:
-        """Of differences from their mean, without the two items more: of one reply to each item, about the discordant pairs."""
-        return float(self.padded_n * self.padded_deviation**2) - 1
 
     def p_at_least(self, loss: float) -> Floats:
         """One-sided p of H0: the true mean is at least `loss`; the greatest (1 - level) / 2 whose interval holds it."""
@@ -178,7 +175,7 @@ def graded_minimum_detectable_effect(differences: ArrayLike, level: float = 0.95
     """Smallest true mean difference that as many items of this spread would show; never below that of clean right-or-wrong
     items, for a spread of 0 does not mean that any loss would have been seen."""
     data = np.asarray(differences, dtype=np.float64)
-    effect = _quantiles(level, power) * float(data.std(ddof=1)) / math.sqrt(len(data)) if len(data) > 1 else 1.0
+    effect = detection_quantile(level, power) * float(data.std(ddof=1)) / math.sqrt(len(data)) if len(data) > 1 else 1.0
     return min(1.0, max(effect, minimum_detectable_effect(0, 0, len(data), level, power)))
 
 
@@ -187,11 +184,8 @@ def graded_items_needed(differences: ArrayLike, margin: float, level: float = 0.
     right-or-wrong items without a discordant pair need."""
     data = np.asarray(differences, dtype=np.float64)
     spread = float(data.std(ddof=1)) if len(data) > 1 else 1.0
-    return max(math.ceil((_quantiles(level, power) * spread / margin) ** 2), items_needed(margin, 0.0, power, level=level))
-
-
-def _quantiles(level: float, power: float) -> float:
-    return normal_quantile(level) + normal_quantile(2 * power - 1)
+    by_spread = math.ceil((detection_quantile(level, power) * spread / margin) ** 2)
+    return max(by_spread, items_needed(margin, 0.0, power, level=level))
 
 
 def mean_of_shares(shares: ArrayLike, level: float = 0.95) -> Interval:

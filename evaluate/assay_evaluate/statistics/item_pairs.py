@@ -35,7 +35,7 @@ from assay_evaluate.statistics.graded import (
 )
 from assay_evaluate.statistics.paired import Flips, count_flips, discordant_counts, mcnemar_midp, paired_difference
 from assay_evaluate.statistics.power import POWER, items_for_margin, minimum_detectable_effect
-from assay_evaluate.statistics.proportions import normal_quantile, wilson
+from assay_evaluate.statistics.proportions import detection_quantile, wilson
 
 
 class Pairs(NamedTuple):
@@ -113,11 +113,6 @@ class Pairs(NamedTuple):
         return [reference - candidate for reference, candidate in zip(*self.shares, strict=True)]
 
     @property
-    def clusters_of_items(self) -> list[str]:
-        """In the order of `differences`."""
-        return list(dict(zip(self.items, self.clusters, strict=True)).values())
-
-    @property
     def has_clusters(self) -> bool:
         """Some cluster holds several items."""
         return len(set(self.clusters)) < len(set(self.items))
@@ -128,7 +123,7 @@ class Pairs(NamedTuple):
         itself."""
         if self.fixed is not None or self.of_these_clusters or not self.has_clusters:
             return None
-        return clustered_difference(self.differences, self.clusters_of_items)
+        return clustered_difference(self.differences, list(dict(zip(self.items, self.clusters, strict=True)).values()))
 
     @property
     def discordant(self) -> tuple[int, int]:
@@ -171,7 +166,7 @@ class Pairs(NamedTuple):
     def detectable(self, level: float = 0.95) -> float:
         """The minimum detectable effect of the interval of `drop`."""
         if (fixed := self.fixed) is not None:
-            return min(1.0, (normal_quantile(level) + normal_quantile(2 * POWER - 1)) * fixed.standard_error)
+            return min(1.0, detection_quantile(level, POWER) * fixed.standard_error)
         clustered = self.clustered
         by_cluster = 0.0 if clustered is None else clustered_minimum_detectable_effect(clustered, level)
         if self.is_sampled:
@@ -221,6 +216,11 @@ def _shares(by_item: Mapping[str, Sequence[bool]]) -> list[float]:
 def find_task(measurement: Measurement, name: str) -> TaskResult | None:
     """The task called `name`, or None."""
     return next((task for task in measurement.tasks if task.task == name), None)
+
+
+def common_tasks(reference: Measurement, candidate: Measurement) -> list[tuple[TaskResult, TaskResult]]:
+    """Both sides of every task that both were asked, in the order of the reference's."""
+    return [(task, other) for task in reference.tasks if (other := find_task(candidate, task.task)) is not None]
 
 
 def pair_items(reference: TaskResult, candidate: TaskResult) -> Pairs:

@@ -49,14 +49,6 @@ def _smallest(rate: float, n: int, enough_M: NDArray[np.float64], power: float, 
     return high
 
 
-def detection_power(loss: float, discordant_rate: float, n: int, level: float = 0.95) -> float:
-    """Chance that the interval of n pairs lies above 0 when `loss` is true."""
-    if not 0 <= loss <= discordant_rate <= 1:
-        raise ValueError(f"loss {loss} and discordant rate {discordant_rate}: need 0 <= loss <= discordant rate <= 1")
-    most = int(stats.binom.isf(1e-10, n, discordant_rate))
-    return _detection_power(loss, discordant_rate, n, _fewest_lost(n, most, level))
-
-
 def _detection_power(loss: float, discordant_rate: float, n: int, enough_M: NDArray[np.float64]) -> float:
     """enough: of 0, 1, ... discordant pairs, so many of which must be lost."""
     if discordant_rate == 0:

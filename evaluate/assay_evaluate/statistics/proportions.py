@@ -26,6 +26,11 @@ def normal_quantile(level: float) -> float:
     return float(stats.norm.ppf(0.5 + level / 2))
 
 
+def detection_quantile(level: float, power: float) -> float:
+    """Standard errors off a limit at which the truth lies beyond it, by an interval at `level`, with chance `power`."""
+    return normal_quantile(level) + normal_quantile(2 * power - 1)
+
+
 def wilson(successes: int, n: int, level: float = 0.95) -> Interval:
     """Wilson's score interval of a proportion. Unlike Wald's it is right at 0 and at n. ValueError if n is 0."""
     return _binomial_interval(successes, n, level, "wilson")

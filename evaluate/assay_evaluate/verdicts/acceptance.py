@@ -12,7 +12,7 @@ from assay.records.base import Interval
 from assay.records.measurement import Acceptance, Measurement, TaskResult
 from assay.records.verdict import Status, Verdict
 from assay_evaluate.statistics.drafts import acceptance_difference, has_counts_by_reply, paired_acceptance_difference
-from assay_evaluate.statistics.item_pairs import find_task
+from assay_evaluate.statistics.item_pairs import common_tasks
 from assay_evaluate.statistics.uneven_clusters import chance_of_none, effective_number
 from assay_evaluate.verdicts.score_sentences import allowed, change, interval_of, open_question
 
@@ -54,12 +54,10 @@ def drafts_by_prompt(reference: Measurement, candidate: Measurement) -> list[Dra
     """Of every prompt of the suite's tasks for whose replies both sides recorded it. Against second replies of the reference
     itself only its first count."""
     counts = []
-    for task in reference.tasks:
-        candidate_task = find_task(candidate, task.task)
-        if candidate_task is not None:
-            before = _counts_by_item(task, first_only=candidate_task.is_second_replies)
-            after = _counts_by_item(candidate_task)
-            counts += [DraftCounts(*before[item], *after[item]) for item in before if item in after]
+    for task, candidate_task in common_tasks(reference, candidate):
+        before = _counts_by_item(task, first_only=candidate_task.is_second_replies)
+        after = _counts_by_item(candidate_task)
+        counts += [DraftCounts(*before[item], *after[item]) for item in before if item in after]
     return counts
 
 

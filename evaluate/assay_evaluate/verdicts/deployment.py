@@ -22,8 +22,7 @@ from assay.records.measurement import Divergence, Measurement
 from assay.records.probe import ProbeReport
 from assay.records.verdict import Status, Verdict
 from assay_evaluate.verdicts.acceptance import DraftingSide, compare_acceptance
-from assay_evaluate.verdicts.divergence import WITHOUT_UNIT, judge_divergences, worst_value
-from assay_evaluate.verdicts.gates import SEVERITY
+from assay_evaluate.verdicts.divergence import SEVERITY, WITHOUT_UNIT, judge_divergences, worst_value
 
 SHARE = 0.1
 """Of what a gate allows between reference and candidate, so much is allowed between one candidate on two profiles."""

@@ -39,7 +39,7 @@ from assay_evaluate.statistics.decisions import holm
 from assay_evaluate.statistics.skewed import unseen_share
 
 Number = Interval | Estimate | float
-WORST: tuple[Status, ...] = ("FAIL", "NOT MEASURED", "UNDERPOWERED", "PASS")
+SEVERITY: tuple[Status, ...] = ("FAIL", "NOT MEASURED", "UNDERPOWERED", "PASS")
 NOT_CERTIFIED = "A small divergence does not show that answers are as good."
 SET_NAMES = {"all": "", "held_out": " on held-out text"}
 WITHOUT_UNIT = frozenset({"top1_agreement", "perplexity_ratio"})
@@ -286,7 +286,7 @@ def _expected(gate: DivergenceGate, weight_bits: int | None, weight_shares: Mapp
 def _judge(prepared: _Prepared, candidate: Measurement, adjusted: Mapping[int, float], when_passed: str) -> Verdict:
     too_few = prepared.too_few
     judged = [(test.status(adjusted), test) for test in prepared.tests]
-    status, worst = min(judged, key=lambda pair: (WORST.index(pair[0]), -pair[1].severity))
+    status, worst = min(judged, key=lambda pair: (SEVERITY.index(pair[0]), -pair[1].severity))
     verdict = _sentence(candidate, status, worst, len(judged), len(adjusted), when_passed if not too_few else "")
     if not too_few:
         return verdict

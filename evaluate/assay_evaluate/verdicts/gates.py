@@ -62,10 +62,10 @@ from assay.records.verdict import (
 )
 from assay_evaluate.serving_faults.rules import check_serving, without_tasks
 from assay_evaluate.verdicts.acceptance import judge_acceptance
-from assay_evaluate.verdicts.divergence import judge_divergences
+from assay_evaluate.verdicts.divergence import SEVERITY, judge_divergences
 from assay_evaluate.verdicts.long_context import effective_lengths, judge_effective_length, long_context
 from assay_evaluate.verdicts.probes import judge_probes
-from assay_evaluate.verdicts.published import compare_published, suspect_tasks
+from assay_evaluate.verdicts.published import compare_published
 from assay_evaluate.verdicts.reasons import attempt_of, reason_for, suspect_reason
 from assay_evaluate.verdicts.scores import judge_scores
 from assay_evaluate.verdicts.subgroups import judge_subgroups
@@ -73,8 +73,6 @@ from assay_evaluate.verdicts.truncation import judge_truncation
 from assay_evaluate.verdicts.verbosity import judge_verbosity
 from assay_evaluate.verdicts.whole import GATE as WHOLE
 from assay_evaluate.verdicts.whole import judge_whole, settle_scores, verdict_of
-
-SEVERITY: tuple[Status, ...] = ("FAIL", "NOT MEASURED", "UNDERPOWERED", "PASS")
 
 
 # ------------------------------------------------------------------------------------------------ the judgement
@@ -107,7 +105,7 @@ def judge(
     repeat = next((candidate for candidate in candidates if candidate.is_noise_floor), None)
     floor = None if repeat is None else repeat.divergence
     comparisons = compare_published(published, reference, gate_recipe.level)
-    suspect = suspect_tasks(comparisons)
+    suspect = {comparison.task: comparison.detail for comparison in comparisons if comparison.outcome == "missed"}
     serving = {candidate.label: check_serving(reference, candidate, repeat) for candidate in candidates}
     verdicts: dict[str, list[Verdict]] = {}
     overall: dict[str, Status] = {}

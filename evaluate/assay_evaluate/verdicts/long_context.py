@@ -8,7 +8,6 @@ that the chance of a false claim is (1 - level) / 2 however many lengths there a
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -21,7 +20,7 @@ from assay_evaluate.statistics.decisions import holm
 from assay_evaluate.statistics.item_pairs import Pairs, find_task, join_pairs, pair_some_items
 from assay_evaluate.statistics.power import POWER
 from assay_evaluate.verdicts.score_sentences import allowed, change, interval_of, open_question
-from assay_evaluate.verdicts.truncation import truncation_limit
+from assay_evaluate.verdicts.truncation import truncation_limit, with_cut_wrong
 
 QUARTERS = 4
 """Depths are shown in quarters, as the needle grid asks for them: 0, 0.25, 0.5, 0.75, 1."""
@@ -133,17 +132,12 @@ def by_length(tasks: Sequence[tuple[TaskResult, TaskResult]], recipe: GateRecipe
             if items:
                 names = {item.item for item in items}
                 pairs.append(pair_some_items(reference, candidate, names))
-                strict.append(pair_some_items(reference, _with_cut_wrong(candidate), names))
+                strict.append(pair_some_items(reference, with_cut_wrong(candidate), names))
                 limits.append(truncation_limit(recipe, reference.task))
                 replies += [item for item in items if item.correct is not None]
         cut_share = sum(item.truncated for item in replies) / len(replies) if replies else 0.0
         all_pairs.append(LengthPairs(length, join_pairs(pairs), join_pairs(strict), cut_share, min(limits)))
     return all_pairs
-
-
-def _with_cut_wrong(task: TaskResult) -> TaskResult:
-    items = [dataclasses.replace(item, correct=False) if item.truncated and item.correct else item for item in task.items]
-    return task.model_copy(update={"items": tuple(items)})
 
 
 # ------------------------------------------------------------------------------------------------ the sequence

@@ -15,6 +15,7 @@ from assay.records.measurement import Measurement
 from assay.records.probe import ProbeReport, ProbeResult, find_probes
 from assay.records.verdict import Status, Verdict
 from assay_evaluate.statistics.rates import exceeds_p, trials_to_tell
+from assay_evaluate.verdicts.divergence import SEVERITY
 
 ALPHA = 0.025
 """Of all probes of a candidate together: an innocent one FAILs so often at most."""
@@ -42,7 +43,7 @@ def judge_probes(gate: ProbesGate, reports: Sequence[ProbeReport], reference: Me
     if report.alarms:
         alpha = ALPHA / _num_compared(report, before)
         judged = [(alarm, *_judge_alarm(alarm, before, reference.label, alpha)) for alarm in report.alarms]
-        alarm, status, reason = min(judged, key=lambda row: WORST_FIRST.index(row[1]))
+        alarm, status, reason = min(judged, key=lambda row: SEVERITY.index(row[1]))
         others = [other.name for other in report.alarms if other is not alarm]
         also = f" (alarms also in {', '.join(others)})" if others else ""
         return verdict(status, f"{alarm.name}: {alarm.reason}{also}; {reason}.", alarm.rate)
@@ -64,9 +65,6 @@ def judge_probes(gate: ProbesGate, reports: Sequence[ProbeReport], reference: Me
         alarms = "; ".join(f"{alarm.name}: {alarm.reason}" for alarm in before.alarms)
         detail += f" {reference.label} itself alarms: {alarms}."
     return verdict("PASS", detail)
-
-
-WORST_FIRST: tuple[Status, ...] = ("FAIL", "NOT MEASURED", "UNDERPOWERED")
 
 
 @dataclass(frozen=True)

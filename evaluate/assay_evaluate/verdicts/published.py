@@ -31,11 +31,6 @@ def compare_published(
     )
 
 
-def suspect_tasks(comparisons: tuple[PublishedComparison, ...]) -> dict[str, str]:
-    """Task -> why none of its verdicts is believed."""
-    return {comparison.task: comparison.detail for comparison in comparisons if comparison.outcome == "missed"}
-
-
 def _compare(task: TaskResult, score: PublishedScore, reference: Measurement, level: float) -> PublishedComparison:
     title = task.title or task.task
 

@@ -16,7 +16,7 @@ from assay.recipes.gate import GateRecipe, ScoreGate, TruncationGate
 from assay.records.measurement import ItemResult, Measurement, TaskResult
 from assay.records.verdict import Status, Verdict
 from assay_evaluate.statistics.decisions import PairedEvidence, holm
-from assay_evaluate.statistics.item_pairs import Pairs, accuracy_of, find_task, pair_items
+from assay_evaluate.statistics.item_pairs import Pairs, accuracy_of, common_tasks, pair_items
 
 DEFAULT_MAX_TRUNCATED = 0.05
 """Where a gate file sets no limit: a score whose replies were cut off must not pass for want of a line in it."""
@@ -52,7 +52,7 @@ def too_much_truncation(recipe: GateRecipe, reference: Measurement, task: TaskRe
     truncation judges them.
     """
     limit = allowance(recipe, task.task)
-    share, _, _ = accuracy_of(_rescored(task, lambda item: item.truncated).items, recipe.level)
+    share, _, _ = accuracy_of(rescored(task, lambda item: item.truncated).items, recipe.level)
     if share is None or share.low <= limit:
         return None
     above = f"above {percent_short(limit)} at {percent_short(0.5 + recipe.level / 2)}"
@@ -67,13 +67,15 @@ def worst_case(reference: TaskResult, candidate: TaskResult) -> tuple[TaskResult
     """Both sides with every cut reply counted against the candidate. None: nothing was cut off."""
     if not any(item.truncated for task in (reference, candidate) for item in task.items):
         return None
-    return (
-        _rescored(reference, lambda item: item.truncated or item.correct is True),
-        _rescored(candidate, lambda item: not item.truncated and item.correct is True),
-    )
+    return rescored(reference, lambda item: item.truncated or item.correct is True), with_cut_wrong(candidate)
 
 
-def _rescored(task: TaskResult, is_right: Event) -> TaskResult:
+def with_cut_wrong(task: TaskResult) -> TaskResult:
+    """A reply that was cut off counts as wrong, whatever was read out of it."""
+    return rescored(task, lambda item: not item.truncated and item.correct is True)
+
+
+def rescored(task: TaskResult, is_right: Event) -> TaskResult:
     """A reply that never came stays None."""
     items = [item if item.correct is None else dataclasses.replace(item, correct=is_right(item)) for item in task.items]
     return task.model_copy(update={"items": tuple(items)})
@@ -82,13 +84,15 @@ def _rescored(task: TaskResult, is_right: Event) -> TaskResult:
 # ------------------------------------------------------------------------------------------------ the gate
 @dataclass(frozen=True)
 class _Excess:
-    """One kind of event in one task, or in all: candidate minus reference."""
+    """One kind of event in one task, or in all: candidate minus reference; a test of the family that Holm adjusts."""
 
     what: str
     """`Loops`, `Is cut off or loops`, or `Is cut off` of records that do not tell loops."""
     where: str
     pairs: Pairs
     evidence: PairedEvidence
+    loops: _Excess | None = None
+    """Part of it; named in its place where it is too much by itself."""
 
     def clause(self, reference: str) -> str:
         """`loops in 30 % of its replies to arithmetic (60 of 200), fp8 in none`."""
@@ -100,21 +104,8 @@ class _Excess:
             f"{self.what.lower()} in {share}, {reference} in {f'{percent_short(before / n)} ({before})' if before else 'none'}"
         )
 
-
-@dataclass(frozen=True)
-class _Hypothesis:
-    """One test of the family that Holm adjusts."""
-
-    tested: _Excess
-    loops: _Excess | None = None
-    """Part of what is tested; named in its place where it is too much by itself."""
-
-    @property
-    def p_fail(self) -> float:
-        return self.tested.evidence.p_fail
-
     def named(self, alpha: float) -> _Excess:
-        return self.loops if self.loops is not None and self.loops.evidence.p_fail < alpha else self.tested
+        return self.loops if self.loops is not None and self.loops.evidence.p_fail < alpha else self
 
     def rank(self, alpha: float) -> tuple[bool, float]:
         """What is said first of several: loops, then the larger excess."""
@@ -147,7 +138,7 @@ def judge_truncation(
         )
 
     def verdict_by(status: Status, at: int, then: str = "") -> Verdict:
-        excess = family[at].tested if status == "PASS" else family[at].named(alpha)
+        excess = family[at] if status == "PASS" else family[at].named(alpha)
         clause, drop = excess.clause(reference.label), excess.evidence.drop
         allowed = f"{percent_plain(gate.max_excess)} more allowed"
         low, high = points(abs(drop.low)), points(abs(drop.high))
@@ -160,18 +151,14 @@ def judge_truncation(
         return verdict(status, detail).model_copy(
             update={
                 "observed": drop, "clause": f"{clause}; {allowed}{chance}",
-                "p_fail": family[at].p_fail, "p_fail_holm": adjusted[at],
+                "p_fail": p_values[at], "p_fail_holm": adjusted[at],
             }
         )  # fmt: skip
 
-    tasks = [
-        (reference_task, candidate_task)
-        for reference_task in reference.tasks
-        if reference_task.task not in beyond and (candidate_task := find_task(candidate, reference_task.task)) is not None
-    ]
+    tasks = [(task, other) for task, other in common_tasks(reference, candidate) if task.task not in beyond]
     family = list(_family(tasks, gate, recipe))
     may_be_chance = f"by itself this fails, but among {len(family)} such comparisons it may be chance (Holm)"
-    p_values = [hypothesis.p_fail for hypothesis in family]
+    p_values = [excess.evidence.p_fail for excess in family]
     adjusted = holm(p_values) if recipe.adjust == "holm" else p_values
     order = sorted(range(len(family)), key=lambda at: family[at].rank(alpha), reverse=True)
     failed = [at for at in order if adjusted[at] < alpha]
@@ -185,11 +172,11 @@ def judge_truncation(
     unsure = [at for at in order if p_values[at] < alpha]
     if unsure:
         return verdict_by("UNDERPOWERED", unsure[0], f" {capital(may_be_chance)}.{left_out}")
-    most = max(order, key=lambda at: (family[at].tested.evidence.drop.value, family[at].tested.pairs.n))
+    most = max(order, key=lambda at: (family[at].evidence.drop.value, family[at].pairs.n))
     return verdict_by("PASS", most, left_out)
 
 
-def _family(tasks: Sequence[tuple[TaskResult, TaskResult]], gate: TruncationGate, recipe: GateRecipe) -> Iterator[_Hypothesis]:
+def _family(tasks: Sequence[tuple[TaskResult, TaskResult]], gate: TruncationGate, recipe: GateRecipe) -> Iterator[_Excess]:
     """One test for each task and one for all: of replies cut off or looping. Loops are part of these, and a test of their own
     only where the reference has replies that are cut off without looping: elsewhere their excess cannot be the larger one."""
     groups = [(pair[0].title or pair[0].task, [pair]) for pair in tasks]
@@ -201,10 +188,10 @@ def _family(tasks: Sequence[tuple[TaskResult, TaskResult]], gate: TruncationGate
         if cut is None:
             continue
         if loops is not None and any(item.truncated and not item.loops for reference, _ in group for item in reference.items):
-            yield _Hypothesis(cut)
-            yield _Hypothesis(loops)
+            yield cut
+            yield loops
         else:
-            yield _Hypothesis(cut, loops)
+            yield dataclasses.replace(cut, loops=loops)
 
 
 def _excess(
@@ -218,7 +205,7 @@ def _excess(
         items = [
             dataclasses.replace(item, item=f"{task.task}/{item.item}", cluster=item.cluster and f"{task.task}/{item.cluster}")
             for task in side
-            for item in _rescored(task, lambda item: not event(item)).items
+            for item in rescored(task, lambda item: not event(item)).items
         ]
         return side[0].model_copy(update={"items": tuple(items)})
 

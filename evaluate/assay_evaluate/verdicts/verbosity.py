@@ -20,7 +20,7 @@ from assay.records.base import Interval
 from assay.records.measurement import Measurement, TaskResult
 from assay.records.verdict import Status, Verdict
 from assay_evaluate.statistics.decisions import holm
-from assay_evaluate.statistics.item_pairs import find_task
+from assay_evaluate.statistics.item_pairs import common_tasks
 
 
 class Lengths(NamedTuple):
@@ -77,11 +77,7 @@ def length_ratio(lengths: Sequence[Lengths], max_increase: float, level: float =
 # ------------------------------------------------------------------------------------------------ the gate
 def judge_verbosity(gate: VerbosityGate, reference: Measurement, candidate: Measurement, recipe: GateRecipe) -> Verdict:
     """FAIL: surely longer by more than the limit, over all tasks or in one (Holm). PASS: over all tasks surely not."""
-    by_task = {
-        task.title or task.task: paired_lengths(task, candidate_task)
-        for task in reference.tasks
-        if (candidate_task := find_task(candidate, task.task)) is not None
-    }
+    by_task = {task.title or task.task: paired_lengths(task, other) for task, other in common_tasks(reference, candidate)}
     every = [length for lengths in by_task.values() for length in lengths]
 
     def verdict(status: Status, detail: str, observed: Interval | None = None, clause: str | None = None) -> Verdict:

@@ -13,8 +13,9 @@ import argparse
 import gc
 import resource
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
 from typing import Any
@@ -79,32 +80,29 @@ def replay_cell(cell: Cell) -> dict[str, Any]:
     stand_ins.asked.clear()
     shards, findings = (planned_shards(cell.headers), []) if cell.headers is not None else stored_shards(cell.folder)
     parts: list[Part] = []
-    memory = None
-    if not findings:
-        config = configured(cell, findings)
-        if config is not None:
-            parts, memory = _replay_parts(cell, config, shards, findings)
+    memory: RankMemory | None = None
+    if not findings and (config := configured(cell, findings)) is not None:
+        parts, memory = _replay_parts(cell, config, shards, findings)
     return {
         "name": cell.name,
         "num_tensors": sum(map(len, shards.values())),
         "num_shards": len(shards),
-        "parts": [_part_json(part) for part in parts],
+        "parts": [
+            {
+                "part": part.part,
+                "model_class": part.model_class,
+                "num_ranks": part.num_ranks,
+                "layers": part.layers,
+                "modules": [asdict(row) for row in part.rows],
+                "findings": [{**asdict(finding), "ranks": list(ranks)} for ranks, finding in merge_findings(part.findings)],
+            }
+            for part in parts
+        ],
         "findings": [{**asdict(finding), "ranks": []} for finding in findings],
         "memory": None if memory is None else asdict(memory),
         "asked": sorted(set(stand_ins.asked)),
         "cpu_s": round(time.process_time() - began, 2),
         "max_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-    }
-
-
-def _part_json(part: Part) -> dict[str, Any]:
-    return {
-        "part": part.part,
-        "model_class": part.model_class,
-        "num_ranks": part.num_ranks,
-        "layers": part.layers,
-        "modules": [asdict(row) for row in part.rows],
-        "findings": [{**asdict(finding), "ranks": list(ranks)} for ranks, finding in merge_findings(part.findings)],
     }
 
 
@@ -163,12 +161,12 @@ def _replay_parts(
         for part in parts:
             part.num_ranks += 1
             loaded = load_part(config, part, rank, read[part.part], schemes)
-            taken[part.part].update(() if loaded is None else loaded.taken)
-            if loaded is not None and (rank.number == 0 or config.parallel_config.pipeline_parallel_size > 1):
-                cut[part.part] = cut_scales(loaded.model, loaded.taken, shards)
-            part.findings += [(rank.number, finding) for finding in cut.get(part.part, ())]
             if loaded is not None:
+                taken[part.part].update(loaded.taken)
+                if rank.number == 0 or not is_one_stage:
+                    cut[part.part] = cut_scales(loaded.model, loaded.taken, shards)
                 weight_bytes += parameter_bytes(loaded.model, taken_over(loaded.model) if part.part == "draft" else ())
+            part.findings += [(rank.number, finding) for finding in cut.get(part.part, ())]
             if rank.number > 0:
                 continue
             if loaded is not None:
@@ -197,38 +195,52 @@ def drafts_itself(config: VllmConfig) -> bool:
     return speculative is not None and speculative.draft_model_config.model == config.model_config.model
 
 
-def load_part(
-    config: VllmConfig, part: Part, rank: Rank, shards: Shards, schemes: Mapping[str, str | None]
-) -> Loaded | None:  # fmt: skip
-    """Build and load one part on one rank; what vLLM or our check says against it goes into `part`. None: refused."""
+@contextmanager
+def part_config(config: VllmConfig, part: str) -> Iterator[tuple[VllmConfig, Any]]:
+    """vLLM's configs of target or draft, under which it is built and loaded in the block."""
     model_config = config.model_config
-    if part.part == "draft":
+    if part == "draft":
         model_config = config.speculative_config.draft_model_config
         load_config = get_draft_load_config(config)
         config = config.speculative_config.apply_draft_overrides(config)
         if load_config is not config.load_config:
             config = replace(config, load_config=load_config)
-    model = loader = None
     torch.set_default_dtype(model_config.dtype)
     try:
         with set_current_vllm_config(config):
-            with stand_ins.OnMeta():
-                init_workspace_manager(torch.device("meta"))
-                model = initialize_model(vllm_config=config, model_config=model_config)
+            yield config, model_config
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def build(config: VllmConfig, model_config: Any) -> torch.nn.Module:
+    """On the meta device."""
+    with stand_ins.OnMeta():
+        init_workspace_manager(torch.device("meta"))
+        model: torch.nn.Module = initialize_model(vllm_config=config, model_config=model_config)
+        return model
+
+
+def load_part(
+    config: VllmConfig, part: Part, rank: Rank, shards: Shards, schemes: Mapping[str, str | None]
+) -> Loaded | None:  # fmt: skip
+    """Build and load one part on one rank; what vLLM or our check says against it goes into `part`. None: refused."""
+    model = loader = None
+    try:
+        with part_config(config, part.part) as (own_config, model_config):
+            model = build(own_config, model_config)
             part.model_class = f"{type(model).__module__}.{type(model).__name__}"
-            loader = ReplayLoader(config.load_config, shards, part.layers)
+            loader = ReplayLoader(own_config.load_config, shards, part.layers)
             with stand_ins.loading_on_meta():
                 loader.load_weights(model, model_config)
     except Exception as error:  # noqa: BLE001 (whatever vLLM says against a checkpoint is an answer)
         tensor = None if loader is None else loader.at
         finding = finding_of(error, tensor)
         if finding.kind == "unknown tensor" and model is not None and tensor is not None:
-            fused = getattr(config.quant_config, "packed_modules_mapping", {})
+            fused = getattr(own_config.quant_config, "packed_modules_mapping", {})
             finding = disagreement_of(model, tensor, str(error.args[0]), schemes, fused) or finding
         part.findings.append((rank.number, finding))
         return None
-    finally:
-        torch.set_default_dtype(torch.float32)
     return Loaded(model, loader.taken, loader.converted)
 
 

@@ -42,7 +42,11 @@ def names_taken(model: Any, *, first_mtp_layer: int | None) -> tuple[dict[str, l
         ndim, taking = stored_ndim(model, parameter), list[str]()
 
         def taken(name: str, ndim: int = ndim, parameter: str = parameter) -> bool:
-            return _takes(model, name, ndim, parameter, came)
+            """A loader raises at a name that it does not know, and some at the end, because all other tensors are missing."""
+            came.clear()
+            with contextlib.suppress(Exception):
+                model.load_weights([(name, torch.empty((1,) * ndim, dtype=torch.bfloat16, device="meta"))])
+            return came == [parameter]
 
         for proposed in (_unfused(model, parameter, members), [parameter]):
             names = [name for own in proposed for name in _stored(own, renamed, first_mtp_layer, taken)]
@@ -72,14 +76,6 @@ def _follow(model: Any) -> list[str]:
 
         parameter.weight_loader = note
     return came
-
-
-def _takes(model: Any, name: str, ndim: int, parameter: str, came: list[str]) -> bool:
-    """A loader raises at a name that it does not know, and some at the end, because all other tensors are missing."""
-    came.clear()
-    with contextlib.suppress(Exception):
-        model.load_weights([(name, torch.empty((1,) * ndim, dtype=torch.bfloat16, device="meta"))])
-    return came == [parameter]
 
 
 # ------------------------------------------------------------------------------------------------ what classes say
@@ -132,17 +128,12 @@ def _unfused(model: Any, parameter: str, members: dict[str, list[str]]) -> Itera
         first = (module.ckpt_gate_proj_name, module.ckpt_up_proj_name)
         part = "bias" if leaf.endswith("bias") else "weight"
         for projection in first if leaf.startswith("w13") else (module.ckpt_down_proj_name,):
-            yield f"{_with_experts(owner)}.0.{projection}.{part}"
+            # a checkpoint numbers them behind `experts`, whatever follows it in vLLM's name
+            yield f"{''.join(owner.partition('.experts')[:2])}.0.{projection}.{part}"
         return
     parent, _, last = owner.rpartition(".")
     for member in members.get(last, []):
         yield ".".join(filter(None, (parent, member, leaf)))
-
-
-def _with_experts(owner: str) -> str:
-    """`model.layers.1.mlp.experts.routed_experts` -> up to and with `experts`, where a checkpoint numbers them."""
-    before, experts, _ = owner.partition(".experts")
-    return f"{before}{experts}"
 
 
 def _stored(
@@ -158,7 +149,8 @@ def _stored(
     for rules in renamed:
         applied = [rule for rule in rules if rule[0] in name]
         for count in range(min(len(applied), _MOST_RENAMED), 0, -1):
-            forms = (functools.reduce(_rename, group, name) for group in itertools.combinations(applied, count))
+            groups = itertools.combinations(applied, count)
+            forms = (functools.reduce(lambda own, rule: own.replace(*rule, 1), group, name) for group in groups)
             if names := _taken_places(forms, first_mtp_layer, taken):
                 return names
     return _taken_places([name], first_mtp_layer, taken)
@@ -166,10 +158,6 @@ def _stored(
 
 def _taken_places(forms: Iterable[str], first_mtp_layer: int | None, taken: Callable[[str], bool]) -> list[str]:
     return [place for place in dict.fromkeys(at for form in forms for at in _places(form, first_mtp_layer)) if taken(place)]
-
-
-def _rename(name: str, rule: tuple[str, str]) -> str:
-    return name.replace(*rule, 1)
 
 
 def _places(own: str, first_mtp_layer: int | None) -> Iterator[str]:

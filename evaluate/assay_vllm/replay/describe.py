@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,12 +30,6 @@ def main(request_path: str, answer_path: str) -> None:
     sources = check_sources()
     pretend_gpu(request.machine)
 
-    from vllm.model_executor.model_loader import register_model_loader
-
-    from assay_vllm import STRICT
-    from assay_vllm.loader import StrictLoader
-
-    register_model_loader(STRICT)(StrictLoader)
     pairs = zip(request.cells[::2], request.cells[1::2], strict=True)
     answer = {"vllm": sources["vllm"], "checkpoints": [_described(plain, quantized) for plain, quantized in pairs]}
     Path(answer_path).write_text(json.dumps(answer), encoding="utf-8")
@@ -101,24 +95,10 @@ def _methods(config: Any, part: str) -> dict[str, str]:
 
 def _built(config: Any, part: str) -> Any:
     """Target or draft on the meta device."""
-    import torch
-    from vllm.config import set_current_vllm_config
-    from vllm.model_executor.model_loader.utils import initialize_model
-    from vllm.v1.worker.workspace import init_workspace_manager
+    from assay_vllm.replay.cells import build, part_config
 
-    from assay_vllm.replay import stand_ins
-
-    model_config = config.model_config
-    if part == "draft":
-        model_config = config.speculative_config.draft_model_config
-        config = config.speculative_config.apply_draft_overrides(config)
-    torch.set_default_dtype(model_config.dtype)
-    try:
-        with set_current_vllm_config(config), stand_ins.OnMeta():
-            init_workspace_manager(torch.device("meta"))
-            return initialize_model(vllm_config=config, model_config=model_config)
-    finally:
-        torch.set_default_dtype(torch.float32)
+    with part_config(config, part) as configs:
+        return build(*configs)
 
 
 def _tensors(model: Any, taken: Mapping[str, Sequence[str]], methods: Mapping[str, str]) -> dict[str, Any]:
@@ -132,15 +112,11 @@ def _tensors(model: Any, taken: Mapping[str, Sequence[str]], methods: Mapping[st
         answer[tensor] = {
             "module": owner,
             "parameter": leaf,
-            "classes": list(_classes(module)),
+            "classes": [kind.__name__ for kind in type(module).__mro__[:-1]],
             "ranks": getattr(module, "tp_size", 1),
             "method": methods.get(owner),
         }
     return answer
-
-
-def _classes(module: Any) -> Iterator[str]:
-    return (kind.__name__ for kind in type(module).__mro__[:-1])
 
 
 if __name__ == "__main__":

@@ -64,15 +64,15 @@ def finding_of(error: Exception, tensor: str | None) -> Finding:
         return Finding("unknown", f"vLLM asks {message}", where=module_in(error.__traceback__), remedy=None)
     if isinstance(error, KeyError):
         name = str(error.args[0]) if error.args else "?"
-        return Finding(
-            "unknown tensor", f"{tensor}: vLLM has no parameter {name}", where=tensor or name,
-            remedy=_OTHER_CONFIG,
-        )  # fmt: skip
+        return Finding("unknown tensor", f"{tensor}: vLLM has no parameter {name}", where=tensor or name, remedy=_OTHER_CONFIG)
     kind, remedy = next(
         ((kind, remedy) for pattern, kind, remedy in _MESSAGES if re.search(pattern, message)), ("refused", None)
     )
     if kind == "missing tensor":
-        return _missing(message, remedy)
+        names = sorted(ast.literal_eval(message.partition(": ")[2]))
+        shown = f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
+        lacking = f"not initialized from the checkpoint: {shown}"
+        return Finding(kind, lacking, where=names[0], remedy=remedy, count=len(names))
     where = tensor if tensor is not None else module_in(error.__traceback__)
     if kind == "missing expert":
         where = message.partition(": ")[2].partition(" ")[0].rstrip(",")
@@ -90,14 +90,6 @@ def _smaller_groups(size: int, group: int) -> str:
     if fits >= _SMALLEST_GROUP:
         return f"one rank holds {size}, in groups of {group}: {ranks}, or groups of at most {fits}, or this role in 16 bits"
     return f"one rank holds {size}, in groups of {group}; only {fits} divides both: {ranks}, or this role in 16 bits"
-
-
-def _missing(message: str, remedy: str | None) -> Finding:
-    names = sorted(ast.literal_eval(message.partition(": ")[2]))
-    shown = f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
-    return Finding(
-        "missing tensor", f"not initialized from the checkpoint: {shown}", where=names[0], remedy=remedy, count=len(names)
-    )  # fmt: skip
 
 
 def module_in(traceback: TracebackType | None) -> str | None:

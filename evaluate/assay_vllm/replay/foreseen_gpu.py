@@ -42,18 +42,18 @@ def pretend_gpu(machine: Machine) -> None:
     vllm.model_executor.models.registry._run_in_subprocess = lambda function: function()
     # told from a file of kernels that only the CUDA wheel has
     vllm.vllm_flash_attn.flash_attn_interface.FA4_AVAILABLE = True
-    sys.modules[_SHARED_MEMORY] = _no_shared_memory()
+    # MiniMax-M2's norms map memory of other GPUs while they are built; nothing that is loaded lies in it.
+    shared_memory = types.ModuleType("vllm.model_executor.layers.minimax_rms_norm.lamport_workspace")
+    shared_memory.__dict__["get_allreduce_workspace"] = lambda **_: None
+    sys.modules[shared_memory.__name__] = shared_memory
     stand_ins.install_beside()
 
+    from vllm.model_executor.model_loader import register_model_loader
 
-_SHARED_MEMORY = "vllm.model_executor.layers.minimax_rms_norm.lamport_workspace"
+    from assay_vllm import STRICT
+    from assay_vllm.loader import StrictLoader
 
-
-def _no_shared_memory() -> types.ModuleType:
-    """MiniMax-M2's norms map memory of other GPUs while they are built; nothing that is loaded lies in it."""
-    module = types.ModuleType(_SHARED_MEMORY)
-    module.__dict__["get_allreduce_workspace"] = lambda **_: None
-    return module
+    register_model_loader(STRICT)(StrictLoader)
 
 
 def _platform(machine: Machine) -> Any:

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -62,7 +62,8 @@ def planned_shards(path: Path) -> Shards:
 
 def stored_shards(folder: Path) -> tuple[Shards, list[Finding]]:
     """Headers of the shards in `folder`, and what is wrong with the files: damaged, cut short, not as the index says."""
-    index = _read_index(folder)
+    index_file = folder / _INDEX
+    index: dict[str, str] = json.loads(index_file.read_text(encoding="utf-8"))["weight_map"] if index_file.exists() else {}
     files = sorted({*index.values()} if index else {path.name for path in folder.glob("*.safetensors")})
     shards: Shards = {}
     findings = []
@@ -82,14 +83,6 @@ def stored_shards(folder: Path) -> tuple[Shards, list[Finding]]:
             message = f"{_INDEX} says that {name} is in {file}; it is not"
             findings.append(Finding("shard", message, where=name, remedy="make the checkpoint again, or mend its index"))
     return shards, findings
-
-
-def _read_index(folder: Path) -> dict[str, str]:
-    try:
-        index: dict[str, Any] = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    return dict(index["weight_map"])
 
 
 def _read_header(path: Path) -> dict[str, Header]:

@@ -51,9 +51,6 @@ class ReplayLoader(StrictLoader):
                 self.at, self._dtype = name, tensor.dtype
                 yield source.prefix + name, tensor
 
-    def _skips(self, name: str) -> bool:
-        return self._layers is not None and not in_layers(name, self._layers)
-
     def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
         """As the server does. ValueError and whatever vLLM raises: the checkpoint is refused."""
         for name, parameter in model.named_parameters():
@@ -65,8 +62,9 @@ class ReplayLoader(StrictLoader):
     def track_weights_loading(self, model: torch.nn.Module, loaded_weights: set[str] | None, quantized: bool = True) -> None:
         """The check of the server; parameters of layers that were not loaded are not asked for."""
         self.at = None
-        if loaded_weights is not None:
-            loaded_weights = loaded_weights | {name for name, _ in model.named_parameters() if self._skips(name)}
+        if loaded_weights is not None and self._layers is not None:
+            names = (name for name, _ in model.named_parameters())
+            loaded_weights = loaded_weights | {name for name in names if not in_layers(name, self._layers)}
         super().track_weights_loading(model, loaded_weights, quantized)
 
     def _follow(self, name: str, parameter: Any) -> None:

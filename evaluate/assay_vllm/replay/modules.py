@@ -114,20 +114,19 @@ def disagreement_of(
 
 
 def _disagreements(wrong: Iterable[tuple[str, str | None, str, str]]) -> list[Finding]:
-    first: dict[tuple[str | None, str], tuple[str, str]] = {}
-    count: dict[tuple[str | None, str], set[str]] = {}
+    by_kind: dict[tuple[str | None, str], dict[str, str]] = {}
     for stored, scheme, name, method in wrong:
-        first.setdefault((scheme, method), (stored, name))
-        count.setdefault((scheme, method), set()).add(stored)
+        by_kind.setdefault((scheme, method), {}).setdefault(stored, name)
     return [
         Finding(
             "quantization",
             f"{stored} is stored {'in 16 or 32 bits' if scheme is None else f'as {scheme}'}, vLLM holds {name} with {method}",
             where=stored,
             remedy="correct the ignore list: it must cover what is kept and nothing else",
-            count=len(count[scheme, method]),
+            count=len(modules),
         )
-        for (scheme, method), (stored, name) in first.items()
+        for (scheme, method), modules in by_kind.items()
+        for stored, name in [*modules.items()][:1]
     ]
 
 
@@ -236,9 +235,8 @@ def kernel_of(module: torch.nn.Module) -> str | None:
     holder = getattr(module, "scheme", None) or module.quant_method
     backends = [value for name, value in vars(holder).items() if name.endswith("_backend") and value is not None]
     experts = getattr(holder, "experts_cls", None)
-    if experts is not None and getattr(
-        holder, "use_cutlass_mxfp4", False
-    ):  # beside it `mxfp4_backend` keeps what it was before the choice
+    # beside it `mxfp4_backend` keeps what it was before the choice
+    if experts is not None and getattr(holder, "use_cutlass_mxfp4", False):
         return f"CUTLASS ({experts.__name__})"
     if backends:
         name = getattr(backends[0], "name", str(backends[0]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,19 +21,6 @@ class Rank:
     tensor: int
 
 
-class _ProcessGroup:
-    """Of torch's group what layers ask for while they are built."""
-
-    def __init__(self, size: int, rank: int) -> None:
-        self._size, self._rank = size, rank
-
-    def size(self) -> int:
-        return self._size
-
-    def rank(self) -> int:
-        return self._rank
-
-
 class _Group:
     """Of vLLM's `GroupCoordinator` what layers and loaders ask for; it cannot communicate."""
 
@@ -42,7 +31,8 @@ class _Group:
         self.world_size, self.rank_in_group, self.rank, self.local_rank = world_size, rank, rank, rank
         self.ranks = list(range(world_size))
         self.unique_name = "replay"
-        self.device_group = self.cpu_group = _ProcessGroup(world_size, rank)
+        # of torch's group what layers ask for while they are built
+        self.device_group = self.cpu_group = types.SimpleNamespace(size=lambda: world_size, rank=lambda: rank)
 
     first_rank = 0
     is_first_rank = property(lambda self: self.rank_in_group == 0)
@@ -52,12 +42,9 @@ class _Group:
 
 def ranks_of(parallel: Any) -> Iterator[Rank]:
     """All ranks of vLLM's parallel config, number 0 first."""
-    number = 0
-    for data in range(parallel.data_parallel_size):
-        for pipeline in range(parallel.pipeline_parallel_size):
-            for tensor in range(parallel.tensor_parallel_size):
-                yield Rank(number, data, pipeline, tensor)
-                number += 1
+    sizes = (getattr(parallel, f"{kind}_parallel_size") for kind in ("data", "pipeline", "tensor"))
+    for number, place in enumerate(itertools.product(*map(range, sizes))):
+        yield Rank(number, *place)
 
 
 def unknown_parallelism(parallel: Any) -> str | None:

@@ -29,8 +29,7 @@ class Machine:
 
     @classmethod
     def parse(cls, data: dict[str, Any]) -> Self:
-        major, minor = data["capability"]
-        return cls(**{**data, "capability": (int(major), int(minor))})
+        return cls(**{**data, "capability": tuple(map(int, data["capability"]))})
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,10 @@ def check_sources() -> dict[str, Any]:
             f"{distribution} {version} is installed; the replay knows vLLM {recorded['vllm']}, whose sources were compared "
             "with the wheel for CUDA: install that version, or compare again with `python -m assay_vllm.replay.sources WHEEL`"
         )
-    files = python_files(installed_folder())
-    differing = hash_of(_compared(files, recorded), lambda name: (installed_folder() / name).read_bytes())
+    left_out = tuple(recorded["only_in_cuda_wheel"])
+    files = (name for name in python_files(installed_folder()) if name not in recorded["different"])
+    compared = [name for name in files if not name.startswith(left_out)]
+    differing = hash_of(compared, lambda name: (installed_folder() / name).read_bytes())
     if differing != recorded["sources_sha256"]:
         raise OtherSources(
             f"{distribution} {version}: its Python sources are not those of the wheel {recorded['wheel']}; it was changed "
@@ -69,13 +71,6 @@ def installed_folder() -> Path:
 
 def python_files(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.py"))
-
-
-def _compared(files: Iterable[str], recorded: dict[str, Any]) -> list[str]:
-    return [
-        name for name in files if name not in recorded["different"] and not
-        name.startswith(tuple(recorded["only_in_cuda_wheel"]))
-    ]  # fmt: skip
 
 
 def hash_of(names: Iterable[str], read: Callable[[str], bytes]) -> str:

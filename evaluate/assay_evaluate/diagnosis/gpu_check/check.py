@@ -20,7 +20,6 @@ from assay.errors import MeasureError, ServeError
 from assay.foreign_text import one_line
 from assay.records.preflight.gpu_check import FormatCheck
 from assay.records.preflight.replay import Replay
-from assay_evaluate.client.client import Client
 from assay_evaluate.diagnosis.gpu_check.judgement import (
     BOUNDS,
     compare_drafts,
@@ -31,9 +30,7 @@ from assay_evaluate.diagnosis.gpu_check.judgement import (
     judge,
 )
 from assay_evaluate.diagnosis.gpu_check.questions import (
-    GreedyReplies,
     Length,
-    Text,
     answer_greedily,
     client_of,
     exact_ids,
@@ -208,29 +205,22 @@ def _ask_pair(pair: _Pair, check: FormatCheck, length: Length) -> tuple[FormatCh
         elif pair.quantizes is None:
             reasons.append("some of the kernels quantize activations and some do not; emulation does both or neither")
         else:
-            check = check.model_copy(update=_compare_pair(pair, native, greedy, prompts, length))
+            bounds = BOUNDS[activation_bits(pair.checkpoint) if pair.quantizes else 16]
+            with client_of(pair.emulated) as emulated:
+                emulated_greedy = answer_greedily(emulated, prompts, length)
+                texts = emulated_greedy.texts(prompts)
+                compared = {
+                    "greedy": compare_replies(greedy.replies, emulated_greedy.replies, bounds.largest),
+                    "logprobs": compare_scores(score(native, texts, length), score(emulated, texts, length), bounds),
+                    "drafts": compare_drafts(greedy, emulated_greedy),
+                }
+            check = check.model_copy(update=compared)
         try:
             check = check.model_copy(update={"exact_ids": exact_ids(native, greedy.texts(prompts)[0])})
         except MeasureError as error:
             reasons.append(f"prompt_logprob_token_ids: {error}")
         check = check.model_copy(update={"speed": take_speed(native, prompts, length)})
     return check, reasons
-
-
-def _compare_pair(
-    pair: _Pair, native: Client, greedy: GreedyReplies, prompts: Sequence[Text], length: Length
-) -> dict[str, object]:
-    """What the two servers of a pair have in common: replies, scores of the emulated replies, drafts."""
-    assert pair.emulated is not None
-    bounds = BOUNDS[activation_bits(pair.checkpoint) if pair.quantizes else 16]
-    with client_of(pair.emulated) as emulated:
-        emulated_greedy = answer_greedily(emulated, prompts, length)
-        texts = emulated_greedy.texts(prompts)
-        return {
-            "greedy": compare_replies(greedy.replies, emulated_greedy.replies, bounds.largest),
-            "logprobs": compare_scores(score(native, texts, length), score(emulated, texts, length), bounds),
-            "drafts": compare_drafts(greedy, emulated_greedy),
-        }
 
 
 def _first_line(error: Exception) -> str:

@@ -94,11 +94,9 @@ def reproduce(
 
 def replies_without_failure(search: Search, report: LeverReport) -> dict[str, Exchange]:
     """Replies under the first lever that made the failure go away: what the others ought to have been. Empty: none did."""
-    gone = next((effect for effect in report.effects if effect.effect == "gone"), None)
-    if gone is None or gone.observation is None:
-        return {}
+    gone = next((effect.observation for effect in report.effects if effect.effect == "gone"), None)
     for setting, exchanges in search.exchanges.items():
-        if parameters_of(setting) == gone.observation.setting:
+        if gone is not None and parameters_of(setting) == gone.setting:
             return {exchange.id: exchange for exchange in exchanges}
     return {}
 

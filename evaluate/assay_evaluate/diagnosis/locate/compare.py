@@ -123,23 +123,19 @@ def _describe_difference(point: PointDifference) -> str | None:
 
 def find_outlier(points: Sequence[PointDifference]) -> Parting | None:
     """The place that adds most, if that is OUTLIER_FACTOR times the median of its like in other layers. None: none does."""
-    worst: tuple[float, PointDifference, float] | None = None
+    outliers: list[tuple[float, PointDifference, float]] = []
     for group in _groups(points).values():
         added = [point.added for point in group if point.added is not None]
-        if len(added) < LEAST_LIKE:
-            continue
-        typical = float(np.median(added))
-        if typical <= LEAST_DISTANCE:
-            continue  # most of its like do not differ at all: the first place says it all
-        for point in group:
-            if point.added is None or point.added <= max(OUTLIER_FACTOR * typical, NOISE_FACTOR * point.noise):
-                continue
-            times = point.added / typical
-            if worst is None or times > worst[0]:
-                worst = times, point, typical
-    if worst is None:
+        typical = float(np.median(added)) if len(added) >= LEAST_LIKE else 0.0
+        if typical > LEAST_DISTANCE:  # else most of its like do not differ at all: the first place says it all
+            outliers += [
+                (point.added / typical, point, typical)
+                for point in group
+                if point.added is not None and point.added > max(OUTLIER_FACTOR * typical, NOISE_FACTOR * point.noise)
+            ]
+    if not outliers:
         return None
-    times, point, typical = worst
+    _, point, typical = max(outliers, key=lambda outlier: outlier[0])
     ranks = {other.rank for other in points if other.name == point.name}
     rank = point.rank if point.partial and len(ranks) > 1 else None
     return _parting(point, rank, f"adds {point.added:.3g} of its output's size, such places typically {typical:.3g}")

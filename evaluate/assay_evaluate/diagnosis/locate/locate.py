@@ -38,7 +38,7 @@ from assay_evaluate.diagnosis.locate.compare import (
     find_rank_parting,
     shares_of_error,
 )
-from assay_evaluate.diagnosis.locate.reading import Reading, WatchedServer, read_activations, read_weights, with_watching
+from assay_evaluate.diagnosis.locate.reading import Reading, WatchedServer, read_activations, with_watching
 from assay_evaluate.serving.external import list_models
 from assay_evaluate.serving.server import ServerSpec, serve
 from assay_evaluate.serving.vllm_command import bind_cores
@@ -115,7 +115,7 @@ def locate_ranks(a: Side, num_prompts: int = NUM_PROMPTS, on_progress: Say = lam
     started = time.monotonic()
     with watch_side(a, on_progress) as server:
         reading, ids = read_activations(server, prompts(num_prompts), on_progress)
-        weights = read_weights(server)
+        weights = server.readings("weigh_parameters")
     if len(reading) < 2:
         raise MeasureError(f"{a.label}: has one rank; serve it with --tensor-parallel-size 2 or more to compare ranks")
     points, missing = compare_ranks({rank: reading[rank] | weights[rank] for rank in reading})

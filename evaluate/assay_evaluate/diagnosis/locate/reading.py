@@ -140,11 +140,6 @@ def read_activations(
     return reading, ids
 
 
-def read_weights(server: WatchedServer) -> Reading:
-    """Sizes of every rank's weights: points of kind `weight`, without sketches."""
-    return server.readings("weigh_parameters")
-
-
 def _point(data: dict[str, Any]) -> PointReading:
     def array(name: str, dtype: Any, *shape: int) -> Any:
         return np.frombuffer(base64.b64decode(data[name]), dtype).reshape(-1, *shape) if data[name] else None

@@ -138,12 +138,9 @@ def probe_determinism(session: ProbeSession) -> ProbeResult:
         for what in ("cold", "warm"):
             arms.append(pair_replies(f"{what} prefix", baseline, client.ask_together(renamed(salted, what), 1)))
     for what, num_tokens in (("short", session.settings.short_tokens), ("long", session.settings.long_tokens)):
-        asked_again = baseline[: session.settings.num_neighbours]
-        arms.append(
-            pair_replies(
-                f"{what} neighbours", asked_again, _ask_among(session, [reply.ask for reply in asked_again], what, num_tokens)
-            )
-        )
+        again = baseline[: session.settings.num_neighbours]
+        among = _ask_among(session, [reply.ask for reply in again], what, num_tokens)
+        arms.append(pair_replies(f"{what} neighbours", again, among))
     limit = decision_limit(arms)
     alarms, reason = [], None
     if events := witnesses_of(arms, limit):

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import stats
 
-from assay.records.probe import ProbeResult, Witness
+from assay.records.probe import Detail, ProbeResult, Witness
 from assay_evaluate.client.decoded_text import TextComparison
 from assay_evaluate.client.exchanges import Ask, Exchange
 from assay_evaluate.diagnosis.probes.nonfinite import nonfinite_sign
@@ -136,8 +136,8 @@ def probe_garble(session: ProbeSession) -> ProbeResult:
     if garbled:
         kinds = ", ".join(f"{kind} {count}" for kind, count in _count_kinds(garbled).most_common())
         alarms.append(f"{len(garbled)} of {trials} replies are garbled, and not by the model's habit: {kinds}")
-    lost = _replies_lost(session)
-    alarms += lost.alarms
+    lost, lost_alarms = _replies_lost(session)
+    alarms += lost_alarms
     reason = f"{len(groups.unknown)} odd replies could not be told from habits and are not counted" if groups.unknown else None
     return session.result(
         "garble",
@@ -148,56 +148,40 @@ def probe_garble(session: ProbeSession) -> ProbeResult:
         witnesses=[_witness(suspect) for suspect in garbled],
         undecided=[_witness(suspect) for suspect in groups.unknown],
         first_event_at=garbled[0].number if garbled else None,
-        stands_without_events=bool(lost.alarms),
+        stands_without_events=bool(lost_alarms),
         details={
             "num_habits": len(groups.habits),
             "num_unknown": len(groups.unknown),
             "num_of_the_scan": sum(exchange.is_answered for exchange in scan),
             "habits": dict(_count_kinds(groups.habits)),
             "num_aborted": sum(exchange.status == "aborted" for exchange in exchanges),
-            "num_wanted": lost.num_wanted,
-            "num_failed": lost.num_failed,
-            "num_asked": lost.num_asked,
-            "num_broken_off": lost.num_broken_off,
+            **lost,
             "concurrency": session.settings.concurrency,
             "longest_prompt_tokens": max((exchange.reply.prompt_tokens or 0 for exchange in answered), default=0) or None,
         },
     )
 
 
-@dataclass(frozen=True)
-class RepliesLost:
-    """Of all requests of the run, so far, that nobody hung up on.
+def _replies_lost(session: ProbeSession) -> tuple[dict[str, Detail], list[str]]:
+    """(figures, alarms) of all requests of the run, so far, that nobody hung up on.
 
     num_wanted: replies that a user would read; num_failed: those that did not come. num_asked: everything; num_broken_off:
     replies that began and ended before all of them was there, which do not count as failed.
     """
-
-    num_wanted: int
-    num_failed: int
-    num_asked: int
-    num_broken_off: int
-
-    @property
-    def alarms(self) -> list[str]:
-        sentences = []
-        is_broken = self.num_broken_off >= LEAST_BROKEN_OFF
-        if is_broken and lower_bound(self.num_broken_off, self.num_asked) > BROKEN_OFF_SHARE:
-            sentences.append(f"the bodies of {self.num_broken_off} of {self.num_asked} replies broke off")
-        if self.num_wanted and lower_bound(self.num_failed, self.num_wanted) > FAILED_SHARE:
-            sentences.append(f"{self.num_failed} of {self.num_wanted} requests had no reply")
-        return sentences
-
-
-def _replies_lost(session: ProbeSession) -> RepliesLost:
     exchanges = [exchange for exchange in session.client.tally.exchanges.values() if exchange.ask.abort_after is None]
     for_readers = [exchange for exchange in exchanges if is_for_a_reader(exchange.ask) and "tools" not in exchange.ask.body]
-    return RepliesLost(
-        num_wanted=len(for_readers),
-        num_failed=sum(exchange.status == "failed" and not exchange.is_broken_off for exchange in for_readers),
-        num_asked=len(exchanges),
-        num_broken_off=sum(exchange.is_broken_off for exchange in exchanges),
-    )
+    num_wanted, num_asked = len(for_readers), len(exchanges)
+    num_failed = sum(exchange.status == "failed" and not exchange.is_broken_off for exchange in for_readers)
+    num_broken_off = sum(exchange.is_broken_off for exchange in exchanges)
+    alarms = []
+    if num_broken_off >= LEAST_BROKEN_OFF and lower_bound(num_broken_off, num_asked) > BROKEN_OFF_SHARE:
+        alarms.append(f"the bodies of {num_broken_off} of {num_asked} replies broke off")
+    if num_wanted and lower_bound(num_failed, num_wanted) > FAILED_SHARE:
+        alarms.append(f"{num_failed} of {num_wanted} requests had no reply")
+    figures: dict[str, Detail] = {
+        "num_wanted": num_wanted, "num_failed": num_failed, "num_asked": num_asked, "num_broken_off": num_broken_off,
+    }  # fmt: skip
+    return figures, alarms
 
 
 def _count_kinds(suspects: Sequence[Suspect]) -> Counter[str]:

@@ -176,33 +176,23 @@ def _can_score(offer: Offer) -> bool:
 def _groups_of(name: str, settings: ProbeSettings, offer: Offer) -> set[str]:
     examined = {"greedy", "sampled", "scored greedy", "scored sampled"}
     can_score = _can_score(offer)
-    match name:
-        case "argmax":
-            return {"greedy"} if offer.logprobs else set()
-        case "recompute":
-            return examined | {"alone", "scored alone"} if can_score else set()
-        case "consensus":
-            return examined if can_score else set()
-        case "routing":
-            return examined if offer.routed_experts else set()
-        case "determinism":
-            return {"greedy", "alone", "alone again", "neighbours"} | ({"salted"} if offer.cache_salt else set())
-        case "speculation":
-            return {"greedy"} if offer.speculation else set()
-        case "acceptance":
-            return {"sampled", "long replies"} if offer.speculation else set()
-        case "temperature" if not offer.logprobs:
-            return {"greedy", "long replies", "long again", "alone", "alone again"}
-        case "temperature":
-            return {"sampled", "long replies"} | ({"scored sampled", "scored long"} if can_score else set())
-        case "tools":
-            return {"tools"} if offer.chat else set()
-        case "garble":
-            return {"scan"} | ({"scored scan"} if can_score and not settings.temperature else set())
-        case "nonfinite":
-            is_scored = offer.prompt_logprobs and offer.token_ids
-            return {"greedy", "sampled"} | ({"scored greedy"} if is_scored else set())
-    return {"greedy"}  # text, swapped
+    is_prompt_scored = bool(offer.prompt_logprobs and offer.token_ids)
+    by_repeats = {"greedy", "long replies", "long again", "alone", "alone again"}
+    by_logprobs = {"sampled", "long replies"} | ({"scored sampled", "scored long"} if can_score else set())
+    groups: dict[str, set[str]] = {
+        "recompute": examined | {"alone", "scored alone"} if can_score else set(),
+        "consensus": examined if can_score else set(),
+        "routing": examined if offer.routed_experts else set(),
+        "determinism": {"greedy", "alone", "alone again", "neighbours"} | ({"salted"} if offer.cache_salt else set()),
+        "acceptance": {"sampled", "long replies"} if offer.speculation else set(),
+        "argmax": {"greedy"} if offer.logprobs else set(),
+        "speculation": {"greedy"} if offer.speculation else set(),
+        "temperature": by_logprobs if offer.logprobs else by_repeats,
+        "tools": {"tools"} if offer.chat else set(),
+        "garble": {"scan"} | ({"scored scan"} if can_score and not settings.temperature else set()),
+        "nonfinite": {"greedy", "sampled"} | ({"scored greedy"} if is_prompt_scored else set()),
+    }
+    return groups.get(name, {"greedy"})  # text, swapped
 
 
 # ------------------------------------------------------------------------------------------------ within a limit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,23 +54,18 @@ def run_probes(
     label: str | None = None,
     without_speculation: ProbedEndpoint | None = None,
     ledger: Path | None = None,
-    client: Client | None = None,
     is_announced: bool = False,
     on_progress: Callable[[str], None] = lambda line: None,
 ) -> ProbeReport:
     """Run the probes called `names` (None: all), in the order of `PROBES`, and report.
 
     without_speculation: the same checkpoint on a server that drafts nothing, for the pair. ledger: every request and reply,
-    JSON lines, appended. client: one of the caller's, who then has all that was sent and came back (`client.tally.exchanges`).
+    JSON lines, appended.
     is_announced: what an endpoint that offers everything is sent was said before; what differs from it is.
     MeasureError: a name that is not in the table, or the server is gone.
     """
     settings, names = settings or ProbeSettings(), checked_names(names)
-    with (
-        Client(endpoint, timeout_s=settings.timeout_s, ledger=ledger, on_progress=on_progress)
-        if client is None
-        else nullcontext(client)
-    ) as client:
+    with Client(endpoint, timeout_s=settings.timeout_s, ledger=ledger, on_progress=on_progress) as client:
         session = ProbeSession(endpoint, settings, client, without_speculation, on_progress)
         has_pair = without_speculation is not None
         return run_session(session, names, label=label, has_pair=has_pair, is_announced=is_announced)

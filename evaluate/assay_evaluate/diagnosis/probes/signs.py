@@ -60,14 +60,11 @@ def longest_loop(sequence: Sequence[Hashable]) -> tuple[int, int, int]:
 def _loop(text: str, token_ids: Sequence[int] | None) -> Sign | None:
     if token_ids is not None:
         start, length, period = longest_loop(token_ids)
-        if length >= MIN_LOOP_TOKENS:
-            return Sign("loop", f"{length} tokens repeat every {period}", start)
-        return None
+        return Sign("loop", f"{length} tokens repeat every {period}", start) if length >= MIN_LOOP_TOKENS else None
     start, length, period = longest_loop(text)
     is_rule = period == 1 and not text[start : start + 1].isalnum()  # a line of dashes, spaces of a table
-    if length >= MIN_LOOP_CHARACTERS * (4 if is_rule else 1):
-        return Sign("loop", f"{length} characters repeat every {period}")
-    return None
+    is_loop = length >= MIN_LOOP_CHARACTERS * (4 if is_rule else 1)
+    return Sign("loop", f"{length} characters repeat every {period}") if is_loop else None
 
 
 def _foreign(text: str, prompt: str) -> Sign | None:
@@ -112,9 +109,7 @@ def id_zero_run(token_ids: Sequence[int]) -> int | None:
 def _thinking(text: str, reasoning: str | None, finish_reason: str | None) -> Sign | None:
     if reasoning and not text.strip() and finish_reason == "stop":
         return Sign("open_thinking", "the reply ended inside its thinking")
-    depth = 0
-    for tag in THINKING.finditer(text):
-        depth += -1 if tag.group(1) else 1
+    depth = sum(-1 if tag.group(1) else 1 for tag in THINKING.finditer(text))
     if depth > 0 and finish_reason == "stop":
         return Sign("open_thinking", "a thinking tag is never closed")
     return None

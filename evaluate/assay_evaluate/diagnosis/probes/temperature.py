@@ -101,10 +101,7 @@ def _drawn_replies(session: ProbeSession, sampled: Sequence[Exchange], long_repl
     Prefill's values are the model's own, whatever a server does to those that it reports (vLLM's `--logprobs-mode`).
     """
     if session.reason_unscorable is None:
-        scored = [
-            *(session.sampled_scored if sampled else ()),
-            *session.score(long_replies, session.settings.concurrency),
-        ]
+        scored = [*(session.sampled_scored if sampled else ()), *session.score(long_replies, session.settings.concurrency)]
         drawn = [
             drawn_tokens(prefill.chosen_P.astype(np.float64), prefill.logprobs_PK.astype(np.float64))
             for prefill in (reply.prefill for reply in scored)

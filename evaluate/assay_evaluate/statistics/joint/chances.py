@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from assay_evaluate.statistics.joint.drawn import Bools, Draws, Evidence, Floats, LookEvidence, ScoreDesign, judge_look
+from assay_evaluate.statistics.decisions import margin_p
+from assay_evaluate.statistics.joint.drawn import Bools, Draws, Evidence, Floats, LookEvidence, ScoreDesign
 from assay_evaluate.statistics.proportions import half_width
 from assay_evaluate.statistics.sequential import Spending, nominal_levels
 
@@ -150,9 +151,11 @@ class Path:
         """The words of some runs at a look; those of the look before are known."""
         if not where.any():
             return
+        rules, evidence = self._rules, self._evidence[number]
         if number == len(self._looks):
-            self._looks.append(judge_look(self.design, number, self._evidence[number]))
-        rules, looks, evidence = self._rules, self._looks[: number + 1], self._evidence[number]
+            p_pass, p_fail = margin_p(evidence, self.design.margin, self.design.claim)
+            self._looks.append(LookEvidence(self.design.looks[number], p_pass, p_fail, evidence.information))
+        looks = self._looks[: number + 1]
         last = looks[-1]
         for_fail = rules.spending if self.design.claim == "equivalent" else rules.fail_spending
         level = _levels(looks, rules.alpha, where, rules.spending, rules.level_step)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from assay_evaluate.statistics.clustered import cr2_factors, satterthwaite_degrees
-from assay_evaluate.statistics.decisions import Claim, margin_p
+from assay_evaluate.statistics.decisions import Claim
 from assay_evaluate.statistics.graded import POWERS, MeanDifference
 from assay_evaluate.statistics.paired import exact_tail, paired_difference, score_statistic
 from assay_evaluate.statistics.uneven_clusters import UnevenMean
@@ -270,9 +270,3 @@ def _population(assumed: Assumption, loss: float) -> tuple[list[float], float]:
         is_open = 2 * (1 - abs(loss))
         lost, gained = (1 - is_open, 0.0) if loss > 0 else (0.0, 1 - is_open)
     return [is_open, lost, gained, max(0.0, 1 - is_open - lost - gained)], (1 - lean) / 2
-
-
-def judge_look(design: ScoreDesign, number: int, evidence: Evidence) -> LookEvidence:
-    """What the gate makes of the look of that number."""
-    p_pass, p_fail = margin_p(evidence, design.margin, design.claim)
-    return LookEvidence(design.looks[number], p_pass, p_fail, evidence.information)

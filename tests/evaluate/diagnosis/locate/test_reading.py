@@ -8,7 +8,7 @@ import pytest
 from raw_server import RawServer
 
 from assay.errors import MeasureError, ServeError
-from assay_evaluate.diagnosis.locate.reading import WatchedServer, read_weights
+from assay_evaluate.diagnosis.locate.reading import WatchedServer
 
 
 def answering(body: str, status: str = "200 OK") -> RawServer:
@@ -24,7 +24,7 @@ def test_ranks_in_order_and_the_key_sent() -> None:
     reported = {"results": [{"rank": rank, "points": [point(rms=rank / 2)]} for rank in (1, 0)]}
     with answering(json.dumps(reported)) as server:
         watched = WatchedServer(server.base_url, "model", {"Authorization": "Bearer sk-1234567890"})
-        result = read_weights(watched)
+        result = watched.readings("weigh_parameters")
     assert [(rank, points["w"].rms) for rank, points in result.items()] == [(0, 0.0), (1, 0.5)]
     assert "Authorization: Bearer sk-1234567890" in server.heads[0] and "sk-" not in repr(watched)
 
@@ -39,7 +39,7 @@ def test_workers_that_answer_something_else(body: str) -> None:
         answering(body) as server,
         pytest.raises(MeasureError, match="the answer of weigh_parameters is not"),
     ):
-        read_weights(WatchedServer(server.base_url, "model"))
+        WatchedServer(server.base_url, "model").readings("weigh_parameters")
 
 
 def test_a_prompt_that_is_refused_or_answered_with_html() -> None:

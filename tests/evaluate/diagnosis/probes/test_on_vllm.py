@@ -15,7 +15,7 @@ from assay_evaluate.client.client import Client
 from assay_evaluate.diagnosis.endpoint import ProbedEndpoint, find_endpoint
 from assay_evaluate.diagnosis.probes.garble import is_own
 from assay_evaluate.diagnosis.probes.probe_session import ProbeSession
-from assay_evaluate.diagnosis.probes.run_probes import run_probes
+from assay_evaluate.diagnosis.probes.run_probes import PROBES, run_session
 from assay_evaluate.serving.server import ServerSpec, serve
 
 pytestmark = pytest.mark.serve
@@ -51,7 +51,7 @@ def client(endpoint: ProbedEndpoint) -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def report(endpoint: ProbedEndpoint, client: Client) -> ProbeReport:
-    return run_probes(endpoint, SETTINGS, client=client)
+    return run_session(ProbeSession(endpoint, SETTINGS, client), list(PROBES), has_pair=False)
 
 
 def test_what_vllm_offers(endpoint: ProbedEndpoint) -> None:

@@ -20,7 +20,8 @@ from assay_evaluate.diagnosis.probes.planned import (
     fit_settings,
     plan_requests,
 )  # fmt: skip
-from assay_evaluate.diagnosis.probes.run_probes import PROBES, run_probes
+from assay_evaluate.diagnosis.probes.probe_session import ProbeSession
+from assay_evaluate.diagnosis.probes.run_probes import PROBES, run_session
 
 Run = Callable[..., tuple[int, str, str]]
 SMALL = ProbeSettings(num_requests=24, num_garble_requests=40, num_alone=4, long_tokens=200, concurrency=8, num_tools=(1, 8))
@@ -50,7 +51,7 @@ def test_no_more_is_sent_than_was_said(extras: bool, logprobs: bool) -> None:
         planned = plan_requests(SMALL, list(PROBES), endpoint.offer, endpoint.max_model_len, has_pair=True)
         with Client(endpoint) as client:
             before = server.num_asked
-            run_probes(endpoint, SMALL, without_speculation=pair, client=client, on_progress=text.append)
+            run_session(ProbeSession(endpoint, SMALL, client, pair, text.append), list(PROBES), has_pair=True)
             num_paired = SMALL.num_requests // 2 if extras else 0  # on the other server
             num_sent = server.num_asked - before + num_paired
         assert text[0] == planned.sentence(SMALL)

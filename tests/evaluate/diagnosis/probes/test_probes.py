@@ -25,9 +25,9 @@ from assay_evaluate.client.logprobs import TokenRow, read_rows
 from assay_evaluate.diagnosis.endpoint import find_endpoint
 from assay_evaluate.diagnosis.probes import garble
 from assay_evaluate.diagnosis.probes.determinism import compare_replies
-from assay_evaluate.diagnosis.probes.probe_session import RescoredReply
+from assay_evaluate.diagnosis.probes.probe_session import ProbeSession, RescoredReply
 from assay_evaluate.diagnosis.probes.ranking import positions_of
-from assay_evaluate.diagnosis.probes.run_probes import PROBES, run_probes
+from assay_evaluate.diagnosis.probes.run_probes import PROBES, run_probes, run_session
 from assay_evaluate.diagnosis.probes.signs import longest_loop, signs_in
 from assay_evaluate.statistics.rates import exceeds_p, lower_bound, sentence, trials_needed, trials_to_tell, upper_bound
 from assay_evaluate.statistics.trends import find_step
@@ -538,7 +538,7 @@ def test_log_probabilities_of_a_scan_are_kept_only_of_odd_replies() -> None:
     with StubServer(fault=odd) as server:
         endpoint = find_endpoint(server.base_url)
         with Client(endpoint) as client:
-            [result] = run_probes(endpoint, SMALL, ["garble"], client=client).results
+            [result] = run_session(ProbeSession(endpoint, SMALL, client), ["garble"], has_pair=False).results
             scanned = [one for name, one in client.tally.exchanges.items() if name.startswith("garble/")]
     assert result.status == "alarm" and len(scanned) == 40
     assert {one.id for one in scanned if one.rows} == {witness.request for witness in result.witnesses}
