@@ -138,7 +138,7 @@ def run_ours(port: int, num_items: int) -> None:
         Client(endpoint, journal, who, concurrency=CONCURRENCY) as client,
     ):
         num_answered = sum(reply.status == "answered" for reply in client.ask_each(requests()))
-        assert num_answered == client.num_sent == journal.count("answered") == num_items
+        assert num_answered == client.flight.num_sent == journal.count("answered") == num_items
 
 
 def run_task(port: int, num_items: int) -> None:

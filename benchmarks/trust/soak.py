@@ -175,8 +175,8 @@ def soak(port: int, num_requests: int, folder: Path) -> tuple[dict[str, int], li
         assert rows == found.total() == num_requests, f"{rows} rows, {found.total()} replies for {num_requests} requests"
         for status in ("answered", "refused", "failed"):
             assert journal.count(status) == found[status], status
-        assert attempts == client.num_sent, f"{attempts} attempts are kept, {client.num_sent} were made"
-    return {**found, "sent": client.num_sent}, samples
+        assert attempts == client.flight.num_sent, f"{attempts} attempts are kept, {client.flight.num_sent} were made"
+    return {**found, "sent": client.flight.num_sent}, samples
 
 
 def table(found: dict[str, int], did: Counter[str], samples: list[Sample], seconds: float, num_requests: int) -> str:

@@ -374,7 +374,7 @@ def test_a_reply_that_is_not_http_is_one_line() -> None:
         thread = threading.Thread(target=answer)
         thread.start()
         with pytest.raises(TransportError) as failed:
-            Connection(f"http://127.0.0.1:{listening.getsockname()[1]}", total_s=10).post("/x", b"{}")
+            Connection(f"http://127.0.0.1:{listening.getsockname()[1]}", total_s=10).ask("/x", b"{}")
         thread.join()
     assert str(failed.value) == r"BadStatusLine: \u001b]0;owned\u0007 not HTTP \u009b"
 

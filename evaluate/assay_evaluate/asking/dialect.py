@@ -44,9 +44,13 @@ class Dialect:
             return COMPLETIONS, {"prompt": plain_prompt(messages), **body}
         if self.chat_template_kwargs:
             body["chat_template_kwargs"] = self.chat_template_kwargs
-        if messages[-1]["role"] == "assistant":
-            body |= {"add_generation_prompt": False, "continue_final_message": True}
-        return CHAT, {"messages": list(messages), **body}
+        return CHAT, {"messages": list(messages), **body, **_continuing(messages)}
+
+
+def _continuing(messages: Messages) -> dict[str, bool]:
+    """A last message of the assistant is gone on with, not answered."""
+    is_continued = messages[-1]["role"] == "assistant"
+    return {"add_generation_prompt": False, "continue_final_message": True} if is_continued else {}
 
 
 def sampling(temperature: float, seed: int | None) -> dict[str, Any]:
@@ -100,24 +104,28 @@ def learn_dialect(client: Client, chat_template_kwargs: dict[str, Any]) -> Diale
     raise MeasureError(f"{url}: {explanation}; give the address of an OpenAI-compatible server")
 
 
-def count_tokens(client: Client, dialect: Dialect, question: str) -> int:
-    """Prompt tokens of `question` asked as one user message: chat template and all.
+def count_prompt(client: Client, dialect: Dialect, prompt: str | Messages, tools: Sequence[dict[str, Any]] = ()) -> int:
+    """Tokens of a text, or of messages as the server puts them: with chat template and tools, if it has a template.
 
-    Where the server has no /tokenize, the prompt_tokens it bills for a one-token reply; a question it refuses as too long
+    Where the server has no /tokenize, the prompt_tokens it bills for a one-token reply; a prompt it refuses as too long
     counts one more than it takes. NotMeasured if it gives neither.
     """
-    messages = [{"role": "user", "content": question}]
-    if dialect.can_tokenize:
-        path = "/tokenize"
-        body: dict[str, Any] = {"prompt": plain_prompt(messages)}
-        if dialect.is_chat:
-            body = {"messages": messages, "chat_template_kwargs": dialect.chat_template_kwargs}
+    path, body = "/tokenize", dict[str, Any]()
+    if isinstance(prompt, str):
+        body = {"prompt": prompt}
+    elif not dialect.can_tokenize:
+        path, body = dialect.generation(prompt, max_tokens=1, temperature=0.0, seed=0)
+    elif dialect.is_chat:
+        body = {"messages": list(prompt), "chat_template_kwargs": dialect.chat_template_kwargs, **_continuing(prompt)}
     else:
-        path, body = dialect.generation(messages, max_tokens=1, temperature=0.0, seed=0)
+        body = {"prompt": plain_prompt(prompt)}
+    if tools:
+        body |= {"tools": list(tools)} | ({} if dialect.can_tokenize else {"tool_choice": "auto"})
     response = client.post(path, body)
     if response.num_prompt_tokens is not None:
         return response.num_prompt_tokens
     longest = client.endpoint.max_model_len
-    if response.status == 400 and longest is not None and not dialect.can_tokenize:
+    is_too_long = "context length" in response.message if tools else not dialect.can_tokenize
+    if response.status == 400 and longest is not None and is_too_long:
         return longest + 1
     raise NotMeasured(f"tokens cannot be counted: {path}: HTTP {response.status}: {response.message}")

@@ -164,8 +164,25 @@ class Session:
         whose = 0 if self.takes_second_replies else self.sample
         return Request(task, item if repeat == 0 else f"{item}#{repeat}", whose, path, body)
 
+    def question(
+        self,
+        task: TaskBase,
+        item: str,
+        messages: Messages,
+        sample: int = 0,
+        *,
+        max_tokens: int | None = None,
+        more: Mapping[str, Any] | None = None,
+    ) -> Request:
+        """A request of a task, with its sampling and, unless `max_tokens` says otherwise, its budget."""
+        return self.request(
+            task.name, item, messages, max_tokens=max_tokens or task.max_tokens, temperature=task.temperature, repeat=sample,
+            more={**self.parameters(task), **(more or {})},
+        )  # fmt: skip
+
     def result(
         self,
+        task: TaskBase,
         reply: Reply,
         *,
         item: str,
@@ -174,19 +191,18 @@ class Session:
         expected: str,
         correct: bool,
         answer: str | None,
-        max_tokens: int,
+        max_tokens: int | None = None,
         score: float | None = None,
         sample: int = 0,
-        thinking_budget_tokens: int | None = None,
     ) -> ItemResult:
         """An item's result; without a reply, neither right nor wrong. score: 0..1, where there is partial credit.
 
-        sample: which of `num_samples` replies to the item this is.
+        sample: which of `num_samples` replies to the item this is. max_tokens: as it was asked with; None: the task's.
         """
         answered = reply.status == "answered"
         cut_by = truncation_of(
             reply,
-            max_tokens=max_tokens,
+            max_tokens=max_tokens or task.max_tokens,
             max_model_len=self.max_model_len,
             has_reasoning_parser=self.has_reasoning_parser,
         )
@@ -197,7 +213,7 @@ class Session:
             correct=correct if answered else None,
             truncated=cut_by is not None,
             truncated_by=cut_by,
-            loops=is_looping(reply, cut_by, thinking_budget_tokens),
+            loops=is_looping(reply, cut_by, self.thinking_budget_tokens(task)),
             thinking_tokens=reply.thinking_tokens,
             score=score if answered else None,
             wrong_script=answered and is_wrong_script((reply.reasoning or "") + reply.text, prompt, expected),

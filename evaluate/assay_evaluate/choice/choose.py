@@ -17,7 +17,7 @@ from assay.records.choice.record import Cell, Choice, Flip, Pick, Quality, Regre
 from assay.records.speed import SpeedRow
 from assay.records.verdict import GateReport
 from assay_evaluate.choice.curves import LEVEL, NOBODY, ROUNDING, Curve, Envelope, Known, envelope, gap, turns
-from assay_evaluate.choice.quality import judge_quality, mean_losses
+from assay_evaluate.choice.quality import mean_losses, quality_of
 from assay_evaluate.choice.rows import Key, SelectedRows, latencies, select_rows
 from assay_evaluate.choice.sentences import if_passed, recommendation, within_noise, without_speed
 from assay_evaluate.roofline.rows import SPREAD, RooflineComparison
@@ -50,7 +50,8 @@ def choose(rows: Sequence[SpeedRow], gates: GateReport | None, request: ChoiceRe
     points = request.concurrency or tuple(sorted({at for _, at in selected.rows}))
     objective = dict(request.objective or {})
     setups = [key[0] for key in selected.setups]
-    quality = judge_quality(gates, [*setups, *(row.checkpoint for row in selected.others), *_judged_labels(gates, setups)])
+    labels = [*setups, *(row.checkpoint for row in selected.others), *_judged_labels(gates, setups)]
+    quality = {label: quality_of(gates, label) for label in dict.fromkeys(labels)}
     noise = noise_of_rows(selected.rows.values(), output_tokens_s)
     cells = {
         (key, at): _cell(selected, key, at, request, objective, noise) for key in selected.setups for at in points
@@ -237,17 +238,11 @@ def _on_front(cells: Mapping[tuple[Key, int], Cell], may: Sequence[Key], lost: M
 def _beats(cell: Cell, its_loss: float | None, other: Cell, other_loss: float | None) -> bool:
     if cell.output_tokens_s is None or other.output_tokens_s is None:
         return False
-    pairs = [
-        (-cell.output_tokens_s, -other.output_tokens_s),
-        (cell.ttft_s, other.ttft_s),
-        (its_loss, other_loss),
-    ]
+    pairs = [(-cell.output_tokens_s, -other.output_tokens_s), (cell.ttft_s, other.ttft_s), (its_loss, other_loss)]
     known = [(value, other_value) for value, other_value in pairs if value is not None and other_value is not None]
     if any((value is None) != (other_value is None) for value, other_value in pairs):
         return False
-    return all(value <= other_value for value, other_value in known) and any(
-        value < other_value for value, other_value in known
-    )
+    return all(value <= other_value for value, other_value in known) and any(own < others for own, others in known)
 
 
 # ------------------------------------------------------------------------------------------------ picks and flips

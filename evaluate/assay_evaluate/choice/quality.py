@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from assay.records.choice.record import Quality
 from assay.records.verdict import GateReport, Verdict
@@ -13,12 +13,8 @@ WHOLE = "whole"
 """Gate of the claim about all scores together (verdicts/whole.py)."""
 
 
-def judge_quality(gates: GateReport | None, checkpoints: Iterable[str]) -> dict[str, Quality]:
-    """For every checkpoint that has rows. gates: None: quality is assumed."""
-    return {label: _quality(gates, label) for label in dict.fromkeys(checkpoints)}
-
-
-def _quality(gates: GateReport | None, label: str) -> Quality:
+def quality_of(gates: GateReport | None, label: str) -> Quality:
+    """Of a checkpoint that has rows. gates: None: quality is assumed."""
     if gates is None:
         return Quality(checkpoint=label, word="ASSUMED", may_be_chosen=True, detail="quality was not measured")
     if label in ("reference", gates.reference):

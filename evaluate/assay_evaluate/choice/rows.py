@@ -162,35 +162,30 @@ def _refused(rows: Iterable[SpeedRow]) -> list[str]:
     lines = []
     for table in tables.values():
         first = min(row.concurrency for row in table)
-        at = sorted((row for row in table if row.concurrency == first), key=_speed, reverse=True)
+        at = sorted((row for row in table if row.concurrency == first), key=lambda row: row.tokens_s, reverse=True)
         fastest = at[0]
         likes = [row for row in at[1:] if row.checkpoint != fastest.checkpoint and why_unlike(fastest, row) is not None]
+        # with a row of the fastest checkpoint that may be compared with it nobody needs the unlike one
+        own = [row for row in table if row.checkpoint == fastest.checkpoint]
         rivals = [
-            row for row in likes if row.speculation != fastest.speculation and not _has_like(row, table, fastest.checkpoint)
+            row
+            for row in likes
+            if row.speculation != fastest.speculation and all(why_unlike(row, other) is not None for other in own)
         ]
         if not rivals:
             continue
-        others = " and ".join(f"{row.checkpoint} ({_speed(row):g}, {_drafts(row)})" for row in rivals)
+        others = " and ".join(f"{row.checkpoint} ({row.tokens_s:g}, {_drafts(row)})" for row in rivals)
         lines.append(
-            f"no ratio of {fastest.checkpoint} ({_speed(fastest):g} tokens/s, {_drafts(fastest)}) to {others} at "
+            f"no ratio of {fastest.checkpoint} ({fastest.tokens_s:g} tokens/s, {_drafts(fastest)}) to {others} at "
             f"{first} stream{'s' * (first != 1)}: a ratio would be of drafting and checkpoint together"
         )
     return lines
-
-
-def _has_like(row: SpeedRow, table: Iterable[SpeedRow], checkpoint: str) -> bool:
-    """Whether the checkpoint has a row with which `row` may be compared: then nobody needs the unlike one."""
-    return any(other.checkpoint == checkpoint and why_unlike(row, other) is None for other in table)
 
 
 def _drafts(row: SpeedRow) -> str:
     if row.speculation is None:
         return "drafting not stated"
     return f"{row.speculation} drafted" if row.speculation else "nothing drafted"
-
-
-def _speed(row: SpeedRow) -> float:
-    return row.tokens_s
 
 
 # ------------------------------------------------------------------------------------------------ latencies
@@ -207,7 +202,7 @@ def latencies(row: SpeedRow) -> tuple[dict[str, float], bool]:
             known[name] = mean.value
     if "tpot_s" in known or row.output_tokens is None or row.output_tokens <= 1:
         return known, False
-    whole = row.output_tokens * row.concurrency / _speed(row)
+    whole = row.output_tokens * row.concurrency / row.tokens_s
     if whole <= known.get("ttft_s", 0.0):  # its numbers are not of the same requests
         return known, False
     known.setdefault("end_to_end_s", whole)

@@ -31,15 +31,14 @@ from assay.errors import MeasureError, ServeError, UnreachableError
 from assay.foreign_text import shown
 from assay_evaluate.client.dispatch import AnsweredJob, Dispatcher, Flight, PendingRequest
 from assay_evaluate.client.exchanges import (
+    GIVE_UP_AFTER,
     Ask,
     Exchange,
     Ledger,
     Slim,
     Tally,
-    ask_in_waves,
     ask_together,
     exchange_of,
-    no_reply_error,
 )
 from assay_evaluate.client.journal import Identity, Journal, Reply, Request
 from assay_evaluate.client.sending import (
@@ -169,11 +168,11 @@ class Client:
         self.flight = Flight()
         self._urls = [root_url(url) for url in endpoint.base_urls]
         self._sender = Sender(endpoint.model, timeout_s, endpoint.headers)
-        self._concurrency = concurrency
+        self.concurrency = concurrency
+        self.tell = on_progress
         self._newest_first = newest_first
         self._max_attempts = max_attempts
         self._backoff_s = backoff_s
-        self._on_progress = on_progress
         self._open: dict[str, PendingRequest] = {}
         self._called: str | None = None
         self._misconfigured_in_a_row = 0
@@ -216,25 +215,6 @@ class Client:
         assert self._who is not None, "made without an identity"
         return self._who
 
-    @property
-    def num_sent(self) -> int:
-        """Requests sent so far, repeats of failed ones among them."""
-        return self.flight.num_sent
-
-    @property
-    def concurrency(self) -> int:
-        """Requests in flight per server."""
-        return self._concurrency
-
-    def tell(self, line: str) -> None:
-        """A line of progress, for those who ask the server themselves."""
-        self._on_progress(line)
-
-    @property
-    def is_hungry(self) -> bool:
-        """Whether threads will soon have nothing left to send."""
-        return self._dispatcher.num_waiting <= 2 * self._concurrency * len(self._urls)
-
     def ask(self, requests: Sequence[Request], on_hungry: Callable[[], bool] | None = None) -> list[Reply]:
         """Replies in the order of `requests`, from the journal where it has them, else from the servers.
 
@@ -248,7 +228,8 @@ class Client:
         """Like `ask`, one reply at a time: memory does not grow with the number of requests. Not to be left half-read."""
         coming = iter(requests)
         under_way: deque[PendingRequest] = deque()
-        most, is_whole, had_all, num_done, task = WINDOW * self._concurrency * len(self._urls), False, True, 0, ""
+        at_once = self.concurrency * len(self._urls)
+        most, is_whole, had_all, num_done, task = WINDOW * at_once, False, True, 0, ""
         started = last_line = time.monotonic()
         with ExitStack() as stack:
             # After an error or Ctrl-C the threads end with the request they have in flight.
@@ -263,20 +244,23 @@ class Client:
                 if not under_way:
                     break
                 job = under_way.popleft()
-                while (reply := self._wait(job, on_hungry)) is None:
-                    if on_hungry is not None and is_whole and self.is_hungry and not on_hungry():
-                        on_hungry = None  # nothing is left to come
+                pause_s = PROGRESS_EVERY_S if on_hungry is None else IDLE_EVERY_S
+                while (reply := job.reply or self._dispatcher.wait(job, pause_s)) is None:
+                    is_hungry = is_whole and self._dispatcher.num_waiting <= 2 * at_once
+                    if on_hungry is not None and is_hungry and not on_hungry():
+                        on_hungry, pause_s = None, PROGRESS_EVERY_S  # nothing is left to come
                     if time.monotonic() - last_line >= PROGRESS_EVERY_S:
                         last_line = time.monotonic()
                         of = f"/{num_done + 1 + len(under_way)}" if is_whole else ""
                         # of newest_first the first reply that is waited for is the last that comes
                         come = num_done + sum(pending.reply is not None for pending in under_way)
-                        self._on_progress(f"{job.request.task}: {come}{of}, {last_line - started:.0f} s")
+                        self.tell(f"{job.request.task}: {come}{of}, {last_line - started:.0f} s")
+                self._open.pop(job.key, None)
                 num_done, task = num_done + 1, job.request.task
                 yield reply
             stack.pop_all()
         if not had_all:
-            self._on_progress(f"{task}: all {num_done}, {time.monotonic() - started:.0f} s")
+            self.tell(f"{task}: all {num_done}, {time.monotonic() - started:.0f} s")
 
     def submit(self, requests: Sequence[Request]) -> list[PendingRequest]:
         """Put what is neither answered nor under way in line; a job for each request, in their order."""
@@ -287,7 +271,10 @@ class Client:
         for key, request in zip(keys, requests, strict=True):
             if key not in replies and key not in self._open:
                 self._open[key] = PendingRequest(key, request)
-                lanes[self._lane_of(request)].append(self._open[key])
+                # Always the same server for an item and its repeats: their prompt may still be in its cache.
+                item = f"{request.task}\0{request.item.partition('#')[0]}"
+                lane = int.from_bytes(hashlib.sha256(item.encode()).digest()[:8], "big") % len(lanes)
+                lanes[lane].append(self._open[key])
         jobs = [
             PendingRequest(key, request, replies[key]) if key in replies else self._open[key]
             for key, request in zip(keys, requests, strict=True)
@@ -311,7 +298,7 @@ class Client:
             waits_s = None
             try:
                 with self._about_lock:
-                    reply = self._about.post(path, sent, total_s=total_s)
+                    reply = self._about.ask(path, sent, total_s=total_s)
                 answer, may_help = _read_answer(reply)
                 if is_last or not may_help or (reply.status == 200 and attempt == PAGE_ATTEMPTS):
                     return answer
@@ -356,41 +343,25 @@ class Client:
 
         def send(ask: Ask, slot: int, concurrency: int) -> Exchange:
             exchange = self.exchange(ask, slot, concurrency)
-            return self._note(exchange if slim is None else slim(exchange))
+            exchange = exchange if slim is None else slim(exchange)
+            is_there = self.tally.count(exchange)
+            if self._ledger is not None:
+                self._ledger.write(exchange)
+            if not is_there:
+                self._over.set()  # requests that wait to be sent again need not
+                none = f"{GIVE_UP_AFTER} requests in a row had no reply ({exchange.reply.error})"
+                raise MeasureError(f"{self._urls[0]}: {none}; is it running?")
+            return exchange
 
-        return (ask_in_waves if in_waves else ask_together)(asks, concurrency, send, self._over.set, self._on_progress)
-
-    def _note(self, exchange: Exchange) -> Exchange:
-        is_there = self.tally.count(exchange)
-        if self._ledger is not None:
-            self._ledger.write(exchange)
-        if not is_there:
-            self._over.set()  # requests that wait to be sent again need not
-            raise no_reply_error(self._urls[0], exchange)
-        return exchange
+        return ask_together(asks, concurrency, send, self._over.set, self.tell, in_waves=in_waves)
 
     # ------------------------------------------------------------------------------------------------ in the caller's thread
     def _report_changed(self) -> None:
         num_changed = 0 if self._journal is None else self._journal.num_changed
         if num_changed > self._num_changed:
             what = f"{self.journal.path}: {num_changed - self._num_changed} replies are not as they were written"
-            self._on_progress(f"{what}; they are not used, and asked for again")
+            self.tell(f"{what}; they are not used, and asked for again")
             self._num_changed = num_changed
-
-    def _wait(self, job: PendingRequest, on_hungry: Callable[[], bool] | None) -> Reply | None:
-        """The reply, or None after a while, so that the caller can do something else meanwhile."""
-        if job.reply is None:
-            self._dispatcher.wait(job, PROGRESS_EVERY_S if on_hungry is None else IDLE_EVERY_S)
-        if job.reply is not None:
-            self._open.pop(job.key, None)
-        return job.reply
-
-    def _lane_of(self, request: Request) -> int:
-        """Always the same server for an item and its repeats: their prompt may still be in its cache."""
-        if len(self._urls) == 1:
-            return 0
-        item = f"{request.task}\0{request.item.partition('#')[0]}"
-        return int.from_bytes(hashlib.sha256(item.encode()).digest()[:8], "big") % len(self._urls)
 
     # ------------------------------------------------------------------------------------------------ in the threads
     def _work(self, lane: int, jobs: Iterator[PendingRequest]) -> Iterator[AnsweredJob]:
@@ -406,7 +377,8 @@ class Client:
         attempts = Attempts(self._max_attempts, self._num_answered)
         while True:
             with self.flight.sending():
-                received = self._send(connection, job.request)
+                received = self._sender.send(connection, job.request)
+            self._check_server(job.request, received)
             attempts.count(received, self._num_answered)
             self._num_answered += received.reply.status == "answered"
             is_last = attempts.are_over or not received.may_help
@@ -422,9 +394,8 @@ class Client:
                 break
         return AnsweredJob(job, received.reply, attempts.num_sent)
 
-    def _send(self, connection: Connection, request: Request) -> Received:
+    def _check_server(self, request: Request, received: Received) -> None:
         """MeasureError: the address or key is wrong, or another server answers than before."""
-        received = self._sender.send(connection, request)
         if (status := received.reply.http_status) is not None:
             self._misconfigured_in_a_row = self._misconfigured_in_a_row + 1 if status in MISCONFIGURED else 0
         if self._misconfigured_in_a_row >= MOST_MISCONFIGURED:
@@ -437,7 +408,6 @@ class Client:
                     f"the server calls itself {fingerprint}, and before that {before}: its vLLM, flags or checkpoint changed, "
                     "or several servers answer at this address; give the address of one"
                 )
-        return received
 
     def _check_alive(self, *, is_patient: bool = False) -> None:
         """MeasureError if the server is gone. is_patient: not if it is one that may come back."""

@@ -162,28 +162,20 @@ class Dispatcher:
             must_wait = len(self._unwritten) >= MOST_UNWRITTEN
         while self._keep_lock.acquire(blocking=must_wait):
             try:
-                while answers := self._take_unwritten():
+                while self._unwritten:
+                    with self._answered:
+                        answers, self._unwritten = self._unwritten, []
                     self._keep(answers)
-                    self._hand_out(answers)
+                    with self._answered:
+                        for answer in answers:
+                            answer.job.reply = answer.reply
+                        if any(answer.job.is_awaited for answer in answers):
+                            self._answered.notify_all()
             finally:
                 self._keep_lock.release()
             must_wait = False
             if not self._unwritten:  # else one came after the last look, and its thread found the lock taken
                 return
-
-    def _take_unwritten(self) -> list[AnsweredJob]:
-        with self._answered:
-            answers, self._unwritten = self._unwritten, []
-        return answers
-
-    def _hand_out(self, answers: Sequence[AnsweredJob]) -> None:
-        with self._answered:
-            is_awaited = False
-            for answer in answers:
-                answer.job.reply = answer.reply
-                is_awaited |= answer.job.is_awaited
-            if is_awaited:
-                self._answered.notify_all()
 
     def _take(self, lane: _Lane) -> Iterator[PendingRequest]:
         while True:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from assay.atomic_files import naming
-from assay.errors import MeasureError
 from assay_evaluate.client.journal import Reply, Request
 from assay_evaluate.client.logprobs import TokenRow
 from assay_evaluate.client.sending import Received
@@ -84,15 +83,6 @@ class Exchange:
         """Thinking and answer."""
         return (self.reply.reasoning or "") + self.reply.text
 
-    def for_ledger(self) -> dict[str, Any]:
-        """What a person needs to send it again, and what came back."""
-        return {
-            "id": self.id, "path": self.ask.path, "body": self.ask.body, "abort_after": self.ask.abort_after,
-            "slot": self.slot, "concurrency": self.concurrency, "status": self.status, "error": self.reply.error,
-            "finish_reason": self.reply.finish_reason, "text": self.reply.text, "reasoning": self.reply.reasoning,
-            "token_ids": self.reply.token_ids, "latency_s": self.reply.latency_s,
-        }  # fmt: skip
-
 
 class Ledger:
     """Exchanges as JSON lines, appended as they come: what is killed leaves all that were written. For several threads.
@@ -110,8 +100,16 @@ class Ledger:
         self._file.close()
 
     def write(self, exchange: Exchange) -> None:
+        """What a person needs to send it again, and what came back."""
+        ask, reply = exchange.ask, exchange.reply
+        fields = {
+            "id": ask.id, "path": ask.path, "body": ask.body, "abort_after": ask.abort_after, "slot": exchange.slot,
+            "concurrency": exchange.concurrency, "status": exchange.status, "error": reply.error,
+            "finish_reason": reply.finish_reason, "text": reply.text, "reasoning": reply.reasoning,
+            "token_ids": reply.token_ids, "latency_s": reply.latency_s,
+        }  # fmt: skip
         # A lone surrogate, in a prompt say, is no UTF-8; escaped as `\ud800` it is what JSON writes for it.
-        line = (json.dumps(exchange.for_ledger(), ensure_ascii=False) + "\n").encode(errors="backslashreplace")
+        line = (json.dumps(fields, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
         with self._lock, naming(self._path):
             while line:  # half of it is written where a disk is almost full
                 line = line[self._file.write(line) :]
@@ -164,24 +162,23 @@ class Tally:
             return self._lost_in_a_row < GIVE_UP_AFTER
 
 
-def ask_in_waves(
-    asks: Sequence[Ask], concurrency: int, send: Send, stop: Callable[[], None], tell: Callable[[str], None]
-) -> list[Exchange]:
-    """`concurrency` requests at once, and in order; the next ones wait for the last reply of these.
-
-    `slot` is the place in the wave.
-    """
-    waves = [asks[first : first + concurrency] for first in range(0, len(asks), concurrency)]
-    return [exchange for wave in waves for exchange in ask_together(wave, concurrency, send, stop, tell)]
-
-
 def ask_together(
-    asks: Sequence[Ask], concurrency: int, send: Send, stop: Callable[[], None], tell: Callable[[str], None]
+    asks: Sequence[Ask],
+    concurrency: int,
+    send: Send,
+    stop: Callable[[], None],
+    tell: Callable[[str], None],
+    *,
+    in_waves: bool = False,
 ) -> list[Exchange]:
     """What came of every request, in their order; `concurrency` in flight, a new one as soon as one ends.
 
-    stop: called after an error or Ctrl-C: threads that wait to send a request again need not, and are waited for.
+    stop: called after an error or Ctrl-C: threads that wait to send a request again need not, and are waited for. in_waves:
+    `concurrency` at once, and in order; the next ones wait for the last reply of these, and `slot` is the place in the wave.
     """
+    if in_waves and len(asks) > concurrency:
+        waves = (asks[first : first + concurrency] for first in range(0, len(asks), concurrency))
+        return [exchange for wave in waves for exchange in ask_together(wave, concurrency, send, stop, tell)]
     is_wave = len(asks) <= concurrency
     free = list(range(concurrency))
     lock = threading.Lock()
@@ -217,8 +214,3 @@ def ask_together(
                 job.cancel()
             raise
     return exchanges
-
-
-def no_reply_error(base_url: str, last: Exchange) -> MeasureError:
-    """What to say when nothing comes back any more."""
-    return MeasureError(f"{base_url}: {GIVE_UP_AFTER} requests in a row had no reply ({last.reply.error}); is it running?")

@@ -57,10 +57,8 @@ def _words(value: Any) -> str:
 
 # ------------------------------------------------------------------------------------------------ thinking left in the text
 _PAIRS = (
-    (
-        r"<think(:[^\s>]{1,40})?>",
-        r"</think(:[^\s>]{1,40})?>",
-    ),  # DeepSeek, Qwen, GLM, Kimi K2, MiniMax M2, ...; Hunyuan: a suffix
+    # DeepSeek, Qwen, GLM, Kimi K2, MiniMax M2, ...; Hunyuan: a suffix
+    (r"<think(:[^\s>]{1,40})?>", r"</think(:[^\s>]{1,40})?>"),
     (r"<thinking>", r"</thinking>"),
     (r"\[THINK\]", r"\[/THINK\]"),  # Mistral
     (r"<seed:think>", r"</seed:think>"),

@@ -68,6 +68,7 @@ def read_reply(data: dict[str, Any], request: Request, latency_s: float) -> Repl
     prompt_tokens, output_tokens = _counts(usage, thinking_tokens, finish_reason)
     if not output_tokens and (text or reasoning):
         output_tokens = None  # servers that do not count write zeros
+    stop_id = count_in(choice, "stop_reason")
     reply = Reply(
         status="answered",
         text=text,
@@ -89,7 +90,7 @@ def read_reply(data: dict[str, Any], request: Request, latency_s: float) -> Repl
         reply_id=_name(data.get("id")),
         model=_name(data.get("model")),
         system_fingerprint=fingerprint_in(data),
-        stop_reason=_stop_reason(choice.get("stop_reason")),
+        stop_reason=_name(choice.get("stop_reason")) if stop_id is None else stop_id,
     )
     problem = usage_problem(usage, reply, request.body.get("sampling_params", request.body).get("max_tokens"))
     return reply if problem is None else replace(reply, output_tokens=None, usage_problem=problem)
@@ -202,11 +203,6 @@ def _count(value: Any) -> int | None:
 def _name(value: Any) -> str | None:
     """A name that the reply gives itself, for people and records. None: it gives none."""
     return shown(value) if isinstance(value, str) and value else None
-
-
-def _stop_reason(value: Any) -> str | int | None:
-    """vLLM's `stop_reason`: the stop string or the id of the stop token that ended the reply. None: neither did."""
-    return value if type(value) is int and 0 <= value < MOST_COUNT else _name(value)
 
 
 def _ids(value: Any) -> tuple[int, ...]:

@@ -170,7 +170,7 @@ class Sender:
         request_id = f"assay-{self._nonce}-{next(self._numbers)}"
         started = time.monotonic()
         try:
-            response = connection.post(request.path, body, total_s=total_s, most_bytes=most_bytes, request_id=request_id)
+            response = connection.ask(request.path, body, total_s=total_s, most_bytes=most_bytes, request_id=request_id)
         except TransportError as error:
             reply = Reply("failed", error=str(error), latency_s=time.monotonic() - started)
             may_help, is_broken_off = not isinstance(error, UnusableReply), isinstance(error, BrokenOff)
@@ -229,7 +229,10 @@ def received_of(response: HttpReply, request: Request, latency_s: float, request
         data = response.json()
         if not isinstance(data, dict):
             raise TypeError(f"{type(data).__name__} in place of an object")
-        _check_whose(data, request_id)
+        # Servers that choose ids of their own are believed.
+        named = OUR_ID.search(data["id"]) if isinstance(data.get("id"), str) else None
+        if named is not None and named.group() != request_id:
+            raise AnothersReply(f"it answers request {named.group()}, not {request_id}")
         if (refusal := error_in(data)) is not None:
             return _refusal(refusal, latency_s, response.retry_after_s)
         choice = data["choices"][0]
@@ -261,11 +264,3 @@ def _refusal(refusal: ServerError, latency_s: float, retry_after_s: float | None
         http_status=refusal.status or 200, latency_s=latency_s,
     )  # fmt: skip
     return Received(reply, may_help=may_help, retry_after_s=retry_after_s, is_inside_200=True)
-
-
-def _check_whose(data: dict[str, Any], request_id: str) -> None:
-    """AnothersReply if the reply's id is that of another request. Servers that choose ids of their own are believed."""
-    reply_id = data.get("id")
-    named = OUR_ID.search(reply_id) if isinstance(reply_id, str) else None
-    if named is not None and named.group() != request_id:
-        raise AnothersReply(f"it answers request {named.group()}, not {request_id}")

@@ -121,7 +121,6 @@ def drift_of(
     *,
     is_sampled: bool,
     spans: Sequence[int] = SPANS,
-    level: float = 0.95,
 ) -> Drift | None:
     """Statistics over the finite positions of the documents; None if fewer than two have some.
 
@@ -133,9 +132,6 @@ def drift_of(
         return None
     positions = gather(usable)
     num_positions = sum(len(doc.reference.tokens_P) for doc in documents)
-
-    def mean(values_N: Floats, within: tuple[float, float] = SIGNED) -> TextMean:
-        return text_mean(positions, values_N, within, level=level)
 
     median, p90, p95 = np.quantile(positions.kl_N, [0.5, 0.9, 0.95])
     # 99th and 99.9th percentile (inverted distribution function) and the mean of the worst 5 % of positions
@@ -155,7 +151,7 @@ def drift_of(
             "num_documents": len(documents),
             "num_positions": num_positions,
             "non_finite_share": 1 - len(positions.kl_N) / num_positions,
-            "kl_mean": mean(positions.kl_N, NOT_NEGATIVE),
+            "kl_mean": text_mean(positions, positions.kl_N, NOT_NEGATIVE),
             "kl_median": median,
             "kl_p90": p90,
             "kl_p95": p95,
@@ -163,39 +159,36 @@ def drift_of(
             "kl_p999": p999,
             "kl_max": positions.kl_N.max(),
             "kl_cvar95": worst,
-            "kl_unbiased_mean": mean(positions.unbiased_N) if is_sampled else None,
-            "kl_text_mean": mean_over_texts(positions, level) if is_sampled else None,
+            "kl_unbiased_mean": text_mean(positions, positions.unbiased_N) if is_sampled else None,
+            "kl_text_mean": mean_over_texts(positions) if is_sampled else None,
             "tail_mass_mean": positions.tail_mass_N.mean(),
             "tail_mass_p99": np.quantile(positions.tail_mass_N, 0.99),
-            "top1_agreement": mean(positions.agrees_N.astype(np.float64), SHARE),
+            "top1_agreement": text_mean(positions, positions.agrees_N.astype(np.float64), SHARE),
             "num_swaps": len(margins),
             "swap_margin_median": np.median(margins) if len(margins) else None,
             "swap_margin_max": margins.max() if len(margins) else None,
             "num_confident_swaps": int((margins > CONFIDENT_MARGIN).sum()),
-            "probability_change_mean": mean(positions.probability_change_N),
-            "probability_change_rms": _mapped(mean(positions.probability_change_N**2, NOT_NEGATIVE), np.sqrt),
-            "perplexity_ratio": _mapped(mean(positions.ln_ratio_N), np.exp),
-            "by_span": _by_position(positions, spans, level, is_sampled),
+            "probability_change_mean": text_mean(positions, positions.probability_change_N),
+            "probability_change_rms": _mapped(text_mean(positions, positions.probability_change_N**2, NOT_NEGATIVE), np.sqrt),
+            "perplexity_ratio": _mapped(text_mean(positions, positions.ln_ratio_N), np.exp),
+            "by_span": _by_position(positions, spans, is_sampled),
             "unreached_spans": [name for name, inside_N, _ in spans_of(positions, spans) if not inside_N.any()],
-            "by_confidence": groups_of(positions, by_confidence, level, is_sampled=is_sampled),
+            "by_confidence": groups_of(positions, by_confidence, is_sampled=is_sampled),
             **{
                 f"by_{label}": groups_of(
                     positions,
                     [(str(name), label_N == name) for name in sorted({*label_N} - {""})],
-                    level,
                     is_sampled=is_sampled,
                 )
                 for label, label_N in positions.labels_N.items()
             },
-            "curve": _by_position(positions, CURVE, level, is_sampled),
+            "curve": _by_position(positions, CURVE, is_sampled),
         }
     )
 
 
 # ------------------------------------------------------------------------------------------------ one number
-def text_mean(
-    positions: Positions, values_N: Floats, within: tuple[float, float] = SIGNED, *, level: float = 0.95
-) -> TextMean:  # fmt: skip
+def text_mean(positions: Positions, values_N: Floats, within: tuple[float, float] = SIGNED) -> TextMean:
     """Mean of a value per position, with an interval over whole texts if there are enough of them."""
     texts, text_N = np.unique(positions.cluster_N, return_inverse=True)
     if len(texts) < FEWEST_TEXTS:
@@ -203,10 +196,10 @@ def text_mean(
     strata = strata_of([positions.kinds[text] for text in texts])
     number = {stratum: i for i, stratum in enumerate(dict.fromkeys(strata))}
     stratum_N = np.array([number[stratum] for stratum in strata])[text_N]
-    return skewed_mean(values_N, text_N, stratum_N, least=within[0], most=within[1], level=level)
+    return skewed_mean(values_N, text_N, stratum_N, least=within[0], most=within[1])
 
 
-def mean_over_texts(positions: Positions, level: float = 0.95) -> TextMean:
+def mean_over_texts(positions: Positions) -> TextMean:
     """Unbiased KL of each text, and the mean over texts, each counting once however long it is.
 
     A text's length depends on what is drawn in it: the token that ends it weighs more in a short text, and were its correction
@@ -218,7 +211,7 @@ def mean_over_texts(positions: Positions, level: float = 0.95) -> TextMean:
     last = np.zeros(len(first), np.intp)
     last[text_N] = np.arange(len(text_N))
     ending = (positions.unbiased_N - positions.kl_N)[last]
-    return text_mean(positions.only(first), (sums - ending) / counts + ending / counts.mean(), level=level)
+    return text_mean(positions.only(first), (sums - ending) / counts + ending / counts.mean())
 
 
 def _mapped(mean: TextMean, function: Any) -> TextMean:
@@ -230,13 +223,13 @@ def _mapped(mean: TextMean, function: Any) -> TextMean:
 # ------------------------------------------------------------------------------------------------ groups
 # Which positions belong to a group is known from the text before them (where they stand, what the reference expects), so the
 # estimate stays unbiased over a group. Not so where the token that stands there chooses: structural tokens.
-def _by_position(positions: Positions, firsts: Sequence[int], level: float, is_sampled: bool) -> tuple[DriftSpan, ...]:
+def _by_position(positions: Positions, firsts: Sequence[int], is_sampled: bool) -> tuple[DriftSpan, ...]:
     """Spans that have positions; `last` of the open one is the last position seen."""
     spans = []
     for (name, inside_N, end), first in zip(spans_of(positions, firsts), firsts, strict=True):
         if inside_N.any():
             last = int(positions.position_N.max()) if end is None else end - 1
-            group = group_of(name, positions.only(inside_N), level, is_sampled=is_sampled)
+            group = group_of(name, positions.only(inside_N), is_sampled=is_sampled)
             spans.append(DriftSpan(**vars(group), first=first, last=last))
     return tuple(spans)
 
@@ -248,18 +241,14 @@ def spans_of(positions: Positions, firsts: Sequence[int]) -> Iterable[tuple[str,
         yield name, (positions.position_N >= first) & (positions.position_N < (np.inf if end is None else end)), end
 
 
-def groups_of(
-    positions: Positions, masks: Iterable[tuple[str, Bools]], level: float, *, is_sampled: bool
-) -> tuple[DriftGroup, ...]:
+def groups_of(positions: Positions, masks: Iterable[tuple[str, Bools]], *, is_sampled: bool) -> tuple[DriftGroup, ...]:
     """Of those that have positions. masks: which positions, by the group's name."""
-    return tuple(
-        group_of(name, positions.only(inside_N), level, is_sampled=is_sampled) for name, inside_N in masks if inside_N.any()
-    )
+    return tuple(group_of(name, positions.only(inside_N), is_sampled=is_sampled) for name, inside_N in masks if inside_N.any())
 
 
-def group_of(name: str, positions: Positions, level: float, *, is_sampled: bool) -> DriftGroup:
+def group_of(name: str, positions: Positions, *, is_sampled: bool) -> DriftGroup:
     """Statistics of some positions. is_sampled: the unbiased estimate holds on them."""
-    mean = text_mean(positions, positions.kl_N, NOT_NEGATIVE, level=level)
+    mean = text_mean(positions, positions.kl_N, NOT_NEGATIVE)
     return DriftGroup(
         name=name,
         num_positions=len(positions.kl_N),
@@ -268,5 +257,5 @@ def group_of(name: str, positions: Positions, level: float, *, is_sampled: bool)
         kl_mean_interval=mean if isinstance(mean, Interval) else None,
         kl_p99=np.quantile(positions.kl_N, 0.99),
         top1_agreement=positions.agrees_N.mean(),
-        kl_unbiased_mean=text_mean(positions, positions.unbiased_N, level=level) if is_sampled else None,
+        kl_unbiased_mean=text_mean(positions, positions.unbiased_N) if is_sampled else None,
     )

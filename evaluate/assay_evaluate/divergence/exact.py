@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from assay.recipes.families import text_of
 from assay.records.base import sha256_of
-from assay.records.divergence import EXACT_MODE, Agreement, ExactDivergence, TextMean
+from assay.records.divergence import Agreement, ExactDivergence, TextMean
 from assay.records.measurement import Measurement
 from assay.safe_files import read_json_object
 from assay.safetensors_index import INDEX_NAME, weight_map
@@ -32,7 +33,7 @@ from assay_evaluate.divergence.drift import NOT_NEGATIVE, drift_of, gather, text
 from assay_evaluate.divergence.hidden_states import WIRE_DTYPES, HiddenStates
 from assay_evaluate.divergence.phase import ReferenceText
 from assay_evaluate.divergence.positions import Floats, PositionDivergence, ScoredDocument, position_divergence
-from assay_evaluate.divergence.scoring import exact_requests, pair_scores, scoring_requests
+from assay_evaluate.divergence.scoring import exact_requests, find_scores, pair_scores, scoring_requests
 from assay_evaluate.serving.vllm_command import read_config
 
 if TYPE_CHECKING:
@@ -65,8 +66,7 @@ class Head:
         import torch
         from safetensors import safe_open
 
-        config = read_config(checkpoint)
-        text = config.get("text_config") or config
+        text = text_of(read_config(checkpoint))
         for key in ("final_logit_softcapping", "logit_scale", "logits_scaling", "logits_scale"):
             if text.get(key) not in (None, 1, 1.0, 0):
                 raise NotMeasured(f"exact mode: {key} of config.json changes the logits after the output matrix")
@@ -75,8 +75,7 @@ class Head:
             with safe_open(path, framework="pt") as file:
                 w_VH = file.get_tensor(name)
             device = "cuda" if torch.cuda.is_available() else "cpu"
-            vocabulary = text.get("vocab_size")
-            return cls(w_VH[:vocabulary].to(device, torch.float32))
+            return cls(w_VH[: text.get("vocab_size")].to(device, torch.float32))
         raise NotMeasured(f"exact mode: {checkpoint} has no unquantized {' or '.join(names[:1])}; keep lm_head in BF16")
 
     def logprobs(self, hidden_PH: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
@@ -156,7 +155,7 @@ class ExactText:
     candidate_ln_P: Floats
 
 
-def agreement(texts: Sequence[ExactText], *, level: float = 0.95) -> Agreement:
+def agreement(texts: Sequence[ExactText]) -> Agreement:
     """How far exact mode and the server's own values are apart, over the positions that are finite in both."""
     differences: dict[str, list[Any]] = {"reference": [], "candidate": []}
     exact, lumped = [], []
@@ -174,8 +173,7 @@ def agreement(texts: Sequence[ExactText], *, level: float = 0.95) -> Agreement:
     sampled_N = np.concatenate([np.full(int(values.finite_P.sum()), doc.texts != "held_out") for doc, values in exact])
     gap: TextMean | None = None
     if sampled_N.any():
-        gap_N = (bound.unbiased_N - truth.kl_N)[sampled_N]
-        gap = text_mean(truth.only(sampled_N), gap_N, level=level)
+        gap = text_mean(truth.only(sampled_N), (bound.unbiased_N - truth.kl_N)[sampled_N])
     statistics: dict[str, float] = {}
     for name, parts in differences.items():
         apart_N, likely_N = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
@@ -183,7 +181,7 @@ def agreement(texts: Sequence[ExactText], *, level: float = 0.95) -> Agreement:
         statistics[f"{name}_max_difference"] = float(apart_N[likely_N].max(initial=0.0))
     return Agreement(
         num_positions=len(truth.kl_N),
-        lumped_mean=text_mean(bound, bound.kl_N, NOT_NEGATIVE, level=level),
+        lumped_mean=text_mean(bound, bound.kl_N, NOT_NEGATIVE),
         unbiased_minus_exact=gap,
         num_bound_violations=int((bound.kl_N > truth.kl_N * (1 + BOUND_SLACK) + BOUND_SLACK_NATS).sum()),
         **statistics,
@@ -217,32 +215,11 @@ def measure_exact(
     spans: tuple[int, ...],
     concurrency: int,
     on_progress: Callable[[str], None],
-) -> Measurement:
-    """The candidate's measurement with `divergence.exact`, or with the reason why not in `not_measured`.
+) -> ExactDivergence:
+    """Full-vocabulary values of a measured candidate. NotMeasured: why there are none.
 
     folder: where hidden states are kept; about 12 kB a token and checkpoint for a large model. It may be deleted afterwards.
     """
-    measured = candidate.measurement
-    divergence = measured.divergence
-    if divergence is None or divergence.exact is not None or EXACT_MODE in measured.not_measured:
-        return measured
-    try:
-        exact = _exact(reference, candidate, text, journal, folder, spans, concurrency, on_progress)
-    except NotMeasured as error:
-        return measured.model_copy(update={"not_measured": {**measured.not_measured, EXACT_MODE: str(error)}})
-    return measured.model_copy(update={"divergence": divergence.model_copy(update={"exact": exact})})
-
-
-def _exact(
-    reference: ExactSide,
-    candidate: ExactSide,
-    text: ReferenceText,
-    journal: Journal,
-    folder: Path,
-    spans: tuple[int, ...],
-    concurrency: int,
-    on_progress: Callable[[str], None],
-) -> ExactDivergence:
     heads = tuple(Head.load(Path(side.measurement.checkpoint)) for side in (reference, candidate))
     if heads[0].w_VH.shape != heads[1].w_VH.shape:
         raise NotMeasured(f"exact mode: output matrices of {tuple(heads[0].w_VH.shape)} and {tuple(heads[1].w_VH.shape)}")
@@ -298,11 +275,9 @@ def candidate_scores(text: ReferenceText, measurement: Measurement, who: Identit
         requests = exact_requests(text.documents, text.scores, sample)
     else:
         requests = scoring_requests(text.documents, text.top_k, sample, text.form)
-    keys = [request.key(who) for request in requests]
-    replies = journal.find_last(keys)
-    if any(key not in replies for key in keys):
+    if (scores := find_scores(journal, who, requests)) is None:
         raise NotMeasured("the journal has lost the candidate's log-probabilities; measure it again")
-    return [replies[key] for key in keys]
+    return scores
 
 
 def _dtype(measurement: Measurement) -> str:
@@ -311,6 +286,6 @@ def _dtype(measurement: Measurement) -> str:
     if flag in WIRE_DTYPES:
         return str(flag)
     config = read_config(Path(measurement.checkpoint))
-    text = config.get("text_config") or config
+    text = text_of(config)
     named = str(text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype"))
     return named.removeprefix("torch.") if named.removeprefix("torch.") in WIRE_DTYPES else "float32"

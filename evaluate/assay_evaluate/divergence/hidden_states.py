@@ -10,12 +10,9 @@ states are kept.
 
 from __future__ import annotations
 
-import json
-import queue
-import threading
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +21,7 @@ from assay.errors import MeasureError, ServeError
 from assay.records.base import sha256_of
 from assay_evaluate.client.client import Endpoint, NotMeasured
 from assay_evaluate.divergence.documents import Document
-from assay_evaluate.transport.connection import Connection, root_url
+from assay_evaluate.transport.connection import post_once, root_url
 from assay_evaluate.transport.errors import TransportError
 
 if TYPE_CHECKING:
@@ -73,20 +70,11 @@ class HiddenStates:
         self, endpoint: Endpoint, documents: Sequence[Document], *, concurrency: int, on_progress: Callable[[str], None]
     ) -> None:
         """Get what is missing from a pooling server. MeasureError if it is gone, NotMeasured if it refuses."""
-        todo = self.missing(documents)
         self.folder.mkdir(parents=True, exist_ok=True)
-        with _connections(endpoint, concurrency) as pool, ThreadPoolExecutor(concurrency, "assay-hidden") as workers:
-            done = threading.Semaphore(0)
-
-            def fetch_states(document: Document) -> None:
-                connection = pool.get()
-                try:
-                    self._write(document, _post(endpoint, connection, document, self.dtype))
-                finally:
-                    pool.put(connection)
-                    done.release()
-
-            jobs = [workers.submit(fetch_states, document) for document in todo]
+        urls = itertools.cycle(map(root_url, endpoint.base_urls))  # servers of the same checkpoint share the work
+        with ThreadPoolExecutor(concurrency, "assay-hidden") as workers:
+            pairs = zip(self.missing(documents), urls, strict=False)
+            jobs = [workers.submit(self._fetch, endpoint, url, document) for document, url in pairs]
             try:
                 for number, job in enumerate(jobs, start=1):
                     job.result()
@@ -96,10 +84,11 @@ class HiddenStates:
                 workers.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def _write(self, document: Document, raw: bytes) -> None:
+    def _fetch(self, endpoint: Endpoint, url: str, document: Document) -> None:
         import torch
         from safetensors.torch import save
 
+        raw = _post(endpoint, url, document, self.dtype)
         dtype: torch.dtype = getattr(torch, self.dtype)
         ids = len(document.ids)
         if not raw or len(raw) % (ids * dtype.itemsize):
@@ -112,17 +101,15 @@ class HiddenStates:
             partial.write_bytes(save({TENSOR: kept_PH}, metadata={"item": document.item, "who": self._who}))
 
 
-def _post(endpoint: Endpoint, connection: Connection, document: Document, dtype: str) -> bytes:
+def _post(endpoint: Endpoint, url: str, document: Document, dtype: str) -> bytes:
     body = {
         "model": endpoint.model, "input": document.ids, "use_activation": False, "encoding_format": "bytes_only",
         "embed_dtype": WIRE_DTYPES[dtype], "endianness": "little",
     }  # fmt: skip
-    error = ""
+    most_bytes, error = 2**20 + MOST_BYTES_PER_TOKEN * len(document.ids), ""
     for _ in range(MAX_ATTEMPTS):
         try:
-            reply = connection.post(
-                PATH, json.dumps(body).encode(), most_bytes=2**20 + MOST_BYTES_PER_TOKEN * len(document.ids)
-            )
+            reply = post_once(url, PATH, body, total_s=TOTAL_S, headers=endpoint.headers, most_bytes=most_bytes)
         except TransportError as failed:
             try:
                 endpoint.check_alive()
@@ -135,19 +122,4 @@ def _post(endpoint: Endpoint, connection: Connection, document: Document, dtype:
         if reply.status < 500:
             raise NotMeasured(f"{PATH}: HTTP {reply.status}: {reply.message}")
         error = f"HTTP {reply.status}: {reply.message}"
-    raise MeasureError(f"{root_url(endpoint.base_url)}{PATH}: {error}; what was fetched is kept, run again to go on")
-
-
-@contextmanager
-def _connections(endpoint: Endpoint, concurrency: int) -> Iterator[queue.SimpleQueue[Connection]]:
-    """One per thread; servers of the same checkpoint share the work."""
-    urls = [root_url(url) for url in endpoint.base_urls]
-    made = [Connection(urls[n % len(urls)], total_s=TOTAL_S, headers=endpoint.headers) for n in range(concurrency)]
-    free: queue.SimpleQueue[Connection] = queue.SimpleQueue()
-    for connection in made:
-        free.put(connection)
-    try:
-        yield free
-    finally:
-        for connection in made:
-            connection.close()
+    raise MeasureError(f"{url}{PATH}: {error}; what was fetched is kept, run again to go on")

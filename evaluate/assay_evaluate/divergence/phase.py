@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from assay.recipes.families import text_of
 from assay.recipes.suite import DivergenceSpec, SuiteRecipe
 from assay.records.measurement import Divergence, TaskResult
 from assay.records.serving import Fingerprint
@@ -30,7 +31,6 @@ from assay_evaluate.divergence.documents import (
     write_replies,
 )
 from assay_evaluate.divergence.scoring import (
-    Scoring,
     ScoringForm,
     exact_requests,
     find_scores,
@@ -44,6 +44,8 @@ from assay_evaluate.divergence.summary import summarize
 from assay_evaluate.serving.vllm_command import read_config
 
 REFERENCE = "the reference"
+_Asked = tuple[list[Request], Literal["exact_ids", "top_k"]]
+"""Requests for scores, and what they ask of."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def reference_text(journal: Journal, suite: SuiteRecipe, who: Identity, why_not:
     kept = find_texts(journal, _text_made_from(suite, who))
     if kept is None:
         return None
-    scores = find_scores(journal, who, kept.documents, kept.top_k, kept.form)
+    scores = find_scores(journal, who, scoring_requests(kept.documents, kept.top_k, 0, kept.form))
     if scores is None:
         return None
     try:
@@ -112,7 +114,9 @@ def write_and_score(
             documents += held_out_documents(session, spec)
         except NotMeasured as error:
             no_held_out = str(error)
-        top_k = min(spec.top_k, _vocabulary(checkpoint) or spec.top_k)
+        # more ids than the vocabulary has cannot be asked for
+        vocabulary = None if checkpoint is None else text_of(read_config(checkpoint)).get("vocab_size")
+        top_k = min(spec.top_k, vocabulary) if isinstance(vocabulary, int) else spec.top_k
         kept = KeptTexts(tuple(documents), top_k, learn_scoring(session.client, fingerprint).form, no_held_out)
         keep_texts(journal, made_from, kept)
     scores = session.client.ask(scoring_requests(kept.documents, kept.top_k, session.sample, kept.form))
@@ -142,7 +146,7 @@ class DivergencePhase:
     """What could not be had -> why, after `finish`."""
     notes: list[str] = field(default_factory=list)
     """What was left out, in sentences, after `finish`."""
-    _asked: tuple[list[Request], Scoring] | None = None
+    _asked: _Asked | None = None
 
     def begin(self) -> None:
         """Put the scoring of texts that exist already in line; nothing is waited for."""
@@ -164,20 +168,20 @@ class DivergencePhase:
             self.not_measured["divergence"] = str(error)
         return None
 
-    def _requests(self, text: ReferenceText) -> tuple[list[Request], Scoring]:
+    def _requests(self, text: ReferenceText) -> _Asked:
         if self._asked is None:
-            offered = learn_scoring(self.session.client, self.fingerprint)
-            if offered.exact_ids:
-                self._asked = exact_requests(text.documents, text.scores, self.session.sample), offered
+            sample = self.session.sample
+            if learn_scoring(self.session.client, self.fingerprint).exact_ids:
+                asked: _Asked = exact_requests(text.documents, text.scores, sample), "exact_ids"
             else:
-                requests = scoring_requests(text.documents, text.top_k, self.session.sample, text.form)
-                self._asked = requests, Scoring(text.form, False)
+                asked = scoring_requests(text.documents, text.top_k, sample, text.form), "top_k"
+            self._asked = asked
         return self._asked
 
     def _compare(self, spec: DivergenceSpec, text: ReferenceText) -> Divergence:
         if text.why_not is not None:
             raise NotMeasured(text.why_not)
-        requests, scoring = self._requests(text)
+        requests, scored_by = self._requests(text)
         replies = self.session.client.ask(requests)
         self._note(text.note)
         self._note(require_scores(text.documents, replies, "it", may_be_nan=True)[1])
@@ -187,7 +191,7 @@ class DivergencePhase:
             top_k=text.top_k,
             position_buckets=spec.position_buckets,
             spans=spec.spans_within(self.session.max_model_len),
-            scored_by="exact_ids" if scoring.exact_ids else "top_k",
+            scored_by=scored_by,
             structural_ids=self._structural_ids(),
         )
 
@@ -204,12 +208,3 @@ class DivergencePhase:
             return structural_ids(self.checkpoint)
         except NotMeasured as error:
             return str(error)
-
-
-def _vocabulary(checkpoint: Path | None) -> int | None:
-    """More ids than the vocabulary has cannot be asked for. None: not known."""
-    if checkpoint is None:
-        return None
-    config = read_config(checkpoint)
-    size = (config.get("text_config") or config).get("vocab_size")
-    return size if isinstance(size, int) else None

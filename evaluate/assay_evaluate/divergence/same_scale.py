@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.client.logprob_checks import NEVER
 from assay_evaluate.divergence.positions import ScoredDocument
 
@@ -28,14 +27,8 @@ SHIFTED_SHARE, TIMES_UNSHIFTED = 0.6, 3.0
 """Share of positions whose likeliest id is the reference's of a neighbouring position, and beside that of its own."""
 
 
-def check_same_scale(documents: Sequence[ScoredDocument]) -> None:
-    """NotMeasured: the candidate's values are the reference's at another base or temperature, or of other positions."""
-    for reason in (_other_scale(documents), _other_position(documents)):
-        if reason is not None:
-            raise NotMeasured(reason)
-
-
-def _other_scale(documents: Sequence[ScoredDocument]) -> str | None:
+def other_scale(documents: Sequence[ScoredDocument]) -> str | None:
+    """Whether the candidate's values are the reference's at another base or temperature, in a sentence."""
     moments = [_moments(doc) for doc in documents if doc.candidate is not None]
     if not moments:
         return None
@@ -74,8 +67,8 @@ def _moments(doc: ScoredDocument) -> tuple[float, float, float, float, float]:
     return rows_P.sum(), (off_p * off_q).sum(), (off_p**2).sum(), (off_q**2).sum(), ratios.sum()
 
 
-def _other_position(documents: Sequence[ScoredDocument]) -> str | None:
-    """Whether the candidate's likeliest ids are the reference's of the position before, or behind."""
+def other_position(documents: Sequence[ScoredDocument]) -> str | None:
+    """Whether the candidate's likeliest ids are the reference's of the position before, or behind, in a sentence."""
     own, shifted, total = 0, {-1: 0, 1: 0}, 0
     for doc in documents:
         if doc.candidate is None or len(doc.reference.ids_PK) < 3:

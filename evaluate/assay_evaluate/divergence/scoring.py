@@ -22,7 +22,7 @@ from assay_evaluate.client.journal import Identity, Journal, Reply, Request, Tok
 from assay_evaluate.client.logprob_checks import find_scoring_problem
 from assay_evaluate.divergence.documents import Document
 from assay_evaluate.divergence.positions import ScoredDocument
-from assay_evaluate.divergence.same_scale import check_same_scale
+from assay_evaluate.divergence.same_scale import other_position, other_scale
 
 TASK_SCORE = "divergence.score"
 GENERATE = "/inference/v1/generate"
@@ -99,13 +99,11 @@ def _request(document: Document, sample: int, path: str, body: dict[str, Any]) -
     return Request(TASK_SCORE, document.item, sample, path, body, logprobs_from=len(document.prompt_ids))
 
 
-def find_scores(
-    journal: Journal, who: Identity, documents: Sequence[Document], top_k: int, form: ScoringForm
-) -> list[Reply] | None:
-    """The reference's scores from the journal alone, those that failed among them, or None if one was never asked for."""
-    keys = [request.key(who) for request in scoring_requests(documents, top_k, 0, form)]
+def find_scores(journal: Journal, who: Identity, requests: Sequence[Request]) -> list[Reply] | None:
+    """Last replies to scoring requests from the journal alone, those that failed among them; None: one was never asked."""
+    keys = [request.key(who) for request in requests]
     replies = journal.find_last(keys)
-    return [replies[key] for key in keys] if all(key in replies for key in keys) else None
+    return [replies[key] for key in keys] if replies.keys() >= set(keys) else None
 
 
 def require_scores(
@@ -147,13 +145,13 @@ def pair_scores(documents: Sequence[Document], reference: Sequence[Reply], candi
         for document, reference_reply, candidate_reply in zip(documents, reference, candidate, strict=True)
         if reference_reply.logprobs is not None and (candidate_reply.logprobs is not None or is_nan(candidate_reply))
     ]
-    is_one_side = reference is candidate
     if (reason := find_scoring_problem([doc.reference for doc in scored])) is not None:
-        raise NotMeasured(reason if is_one_side else f"the reference's server: {reason}")
-    if not is_one_side:
-        if (reason := find_scoring_problem([doc.candidate for doc in scored if doc.candidate is not None])) is not None:
+        raise NotMeasured(reason if reference is candidate else f"the reference's server: {reason}")
+    if reference is not candidate:
+        of_candidate = [doc.candidate for doc in scored if doc.candidate is not None]
+        reason = find_scoring_problem(of_candidate) or other_scale(scored) or other_position(scored)
+        if reason is not None:
             raise NotMeasured(reason)
-        check_same_scale(scored)
     return scored
 
 

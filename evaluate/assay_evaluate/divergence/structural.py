@@ -8,13 +8,13 @@ vLLM returns and scores. A tag that a tokenizer writes in several tokens is not 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from assay.errors import AssayError
+from assay.recipes.families import text_of
 from assay.records.divergence import StopChance, Structural, TextMean
 from assay.safe_files import read_json_object
 from assay_evaluate.client.client import NotMeasured
@@ -29,31 +29,21 @@ KINDS: tuple[tuple[TokenKind, tuple[str, ...]], ...] = (
 )
 """Kind -> what the names of its tokens have in them (the tags of vLLM's reasoning and tool-call parsers)."""
 CHANGE = (-1.0, 1.0)
-
-
-@dataclass(frozen=True)
-class StructuralIds:
-    """kinds: token id -> kind. ends: ids that end a reply."""
-
-    kinds: Mapping[int, TokenKind]
-
-    @property
-    def ends(self) -> list[int]:
-        return [token for token, kind in self.kinds.items() if kind == "end"]
+StructuralIds = Mapping[int, TokenKind]
+"""Token id -> kind."""
 
 
 def structural_ids(checkpoint: Path) -> StructuralIds:
     """Of a checkpoint's folder: the tokens that tokenizer.json (or tokenizer_config.json) adds, and the ends that
     generation_config.json and config.json name. NotMeasured if it has neither file, or names no end."""
-    names = _added_tokens(checkpoint)
-    ends = _ends(checkpoint)
+    names, ends = _added_tokens(checkpoint), _ends(checkpoint)
     if not names or not ends:
         what = "added tokens in tokenizer.json or tokenizer_config.json" if not names else "eos_token_id in its config files"
         raise NotMeasured(f"{checkpoint.name}: no {what}")
     kinds: dict[int, TokenKind] = dict.fromkeys(ends, "end")
     for token, name in names.items():
         kinds.setdefault(token, next((kind for kind, parts in KINDS if any(part in name.lower() for part in parts)), "other"))
-    return StructuralIds(kinds)
+    return kinds
 
 
 def _added_tokens(checkpoint: Path) -> dict[int, str]:
@@ -71,8 +61,7 @@ def _added_tokens(checkpoint: Path) -> dict[int, str]:
 
 def _ends(checkpoint: Path) -> list[int]:
     config = _read(checkpoint, "config.json")
-    text = config.get("text_config")
-    for source in (_read(checkpoint, "generation_config.json"), config, text if isinstance(text, dict) else {}):
+    for source in (_read(checkpoint, "generation_config.json"), config, text_of(config)):
         ends = source.get("eos_token_id")
         if isinstance(ends, int):
             return [ends]
@@ -92,11 +81,11 @@ def _read(checkpoint: Path, name: str) -> dict[str, Any]:
 
 
 def structural(
-    scored: Sequence[tuple[ScoredDocument, PositionDivergence]], positions: Positions, ids: StructuralIds, level: float
+    scored: Sequence[tuple[ScoredDocument, PositionDivergence]], positions: Positions, kinds: StructuralIds
 ) -> Structural | str:
     """Over the finite positions of sampled texts; `found` are theirs. A sentence if no structural token stands in them."""
     tokens_N = np.concatenate([doc.reference.tokens_P[values.finite_P] for doc, values in scored])
-    kind_N = np.array([ids.kinds.get(int(token), "") for token in tokens_N])
+    kind_N = np.array([kinds.get(int(token), "") for token in tokens_N])
     inside_N = kind_N != ""
     if not inside_N.any():
         return "no structural token stands in the texts"
@@ -105,10 +94,10 @@ def structural(
     return Structural(
         num_documents=len(np.unique(inside.cluster_N)),
         num_positions=int(inside_N.sum()),
-        kl_mean=text_mean(inside, inside.kl_N, NOT_NEGATIVE, level=level),
-        top1_agreement=text_mean(inside, inside.agrees_N.astype(np.float64), SHARE, level=level),
-        groups=groups_of(positions, masks, level, is_sampled=False),
-        stop=_stop(scored, positions, kind_N == "end", ids.ends, level),
+        kl_mean=text_mean(inside, inside.kl_N, NOT_NEGATIVE),
+        top1_agreement=text_mean(inside, inside.agrees_N.astype(np.float64), SHARE),
+        groups=groups_of(positions, masks, is_sampled=False),
+        stop=_stop(scored, positions, kind_N == "end", [token for token, kind in kinds.items() if kind == "end"]),
     )
 
 
@@ -117,7 +106,6 @@ def _stop(
     positions: Positions,
     is_end_N: Bools,
     ends: list[int],
-    level: float,
 ) -> StopChance:
     reference_N, candidate_N = (
         np.concatenate([_chance(side, ends)[values.finite_P] for side, values in sides])
@@ -128,11 +116,8 @@ def _stop(
     )
 
     def change(mask_N: Bools) -> TextMean | None:
-        return (
-            text_mean(positions.only(mask_N), (candidate_N - reference_N)[mask_N], CHANGE, level=level)
-            if mask_N.any()
-            else None
-        )
+        difference_N = (candidate_N - reference_N)[mask_N]
+        return text_mean(positions.only(mask_N), difference_N, CHANGE) if mask_N.any() else None
 
     def mean(values_N: Floats, mask_N: Bools) -> float:
         return float(values_N[mask_N].mean()) if mask_N.any() else 0.0

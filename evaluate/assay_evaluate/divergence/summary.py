@@ -7,13 +7,12 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from assay.records.divergence import Drift, TextMean, TextSet
+from assay.records.divergence import Drift, TextSet
 from assay.records.measurement import Divergence, PositionBucket
 from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.divergence.drift import (
     NOT_NEGATIVE,
     SHARE,
-    SIGNED,
     SPANS,
     Positions,
     drift_of,
@@ -22,10 +21,8 @@ from assay_evaluate.divergence.drift import (
     text_mean,
     usable_documents,
 )
-from assay_evaluate.divergence.positions import Floats, PositionDivergence, ScoredDocument, position_divergence, sampling_gap
+from assay_evaluate.divergence.positions import PositionDivergence, ScoredDocument, position_divergence, sampling_gap
 from assay_evaluate.divergence.structural import StructuralIds, structural
-
-ComparedDocument = tuple[ScoredDocument, PositionDivergence]
 
 
 def summarize(
@@ -37,7 +34,6 @@ def summarize(
     spans: Sequence[int] = SPANS,
     scored_by: Literal["top_k", "exact_ids"] = "top_k",
     structural_ids: StructuralIds | str = "which tokens are structural was not asked",
-    level: float = 0.95,
 ) -> Divergence:
     """All documents as one Divergence record. Held-out texts count in `drift` only, all other numbers are of sampled ones.
 
@@ -59,33 +55,32 @@ def summarize(
         )
     positions = gather(usable)
 
-    def mean(values_N: Floats, within: tuple[float, float] = SIGNED) -> TextMean:
-        return text_mean(positions, values_N, within, level=level)
-
     by_language = {}
     for language in sorted({doc.language for doc, _ in usable}):
         inside = positions.only(positions.labels_N["language"] == language)
-        by_language[language] = text_mean(inside, inside.kl_N, NOT_NEGATIVE, level=level)
+        by_language[language] = text_mean(inside, inside.kl_N, NOT_NEGATIVE)
     median, p90, p99 = np.quantile(positions.kl_N, [0.5, 0.9, 0.99])
-    apart = structural_ids if isinstance(structural_ids, str) else structural(usable, positions, structural_ids, level)
+    apart = structural_ids if isinstance(structural_ids, str) else structural(usable, positions, structural_ids)
     return Divergence(
         reference_checkpoint_sha256=reference_checkpoint_sha256,
         top_k=top_k,
         num_documents=len(sampled),
         num_positions=num_positions,
         num_non_finite=num_non_finite,
-        kl_mean=mean(positions.kl_N, NOT_NEGATIVE),
+        kl_mean=text_mean(positions, positions.kl_N, NOT_NEGATIVE),
         kl_median=median,
         kl_p90=p90,
         kl_p99=p99,
         kl_max=positions.kl_N.max(),
-        kl_corrected_mean=mean(positions.unbiased_N),
+        kl_corrected_mean=text_mean(positions, positions.unbiased_N),
         tail_mass_mean=positions.tail_mass_N.mean(),
-        sampling_gap=mean(np.concatenate([sampling_gap(doc.reference)[values.finite_P] for doc, values in usable])),
-        top1_agreement=mean(positions.agrees_N.astype(np.float64), SHARE),
+        sampling_gap=text_mean(
+            positions, np.concatenate([sampling_gap(doc.reference)[values.finite_P] for doc, values in usable])
+        ),
+        top1_agreement=text_mean(positions, positions.agrees_N.astype(np.float64), SHARE),
         by_position=_by_position(positions, position_buckets),
         by_language=by_language,
-        drift=_drifts(documents, scored, spans=spans, level=level),
+        drift=_drifts(documents, scored, spans),
         scored_by=scored_by,
         structural=None if isinstance(apart, str) else apart,
         no_structural=apart if isinstance(apart, str) else None,
@@ -93,7 +88,7 @@ def summarize(
 
 
 def _drifts(
-    documents: Sequence[ScoredDocument], scored: Sequence[ComparedDocument], *, spans: Sequence[int], level: float
+    documents: Sequence[ScoredDocument], scored: Sequence[tuple[ScoredDocument, PositionDivergence]], spans: Sequence[int]
 ) -> tuple[Drift, ...]:
     """Of all sampled texts, of each of their sets if there are two, and of held-out texts; sets of one are left out."""
     sets: list[tuple[str, set[str]]] = [("all", {"replies", "suite_replies"})]
@@ -107,7 +102,6 @@ def _drifts(
             scored,
             is_sampled=name != "held_out",
             spans=spans,
-            level=level,
         )
         for name, members in sets
     ]

@@ -134,13 +134,12 @@ def judge_budget(task: TaskResult, max_truncated: float, *, is_required: bool = 
 # ------------------------------------------------------------------------------------------------ a few items
 def first_items(suite: SuiteRecipe, num_items: int) -> SuiteRecipe:
     """The suite with at least `num_items` items of every task, where it has so many; scores only. A trajectory is no reply."""
-    tasks = tuple(_first_items(task, num_items) for task in suite.tasks if not isinstance(task, SweTask))
-    return suite.model_copy(update={"tasks": tasks, "divergence": None, "acceptance": False})
-
-
-def _first_items(task: Task, num_items: int) -> Task:
-    if isinstance(task, LmEvalTask):
-        each = math.ceil(num_items / max(1, len(configs_of(task))))
-        return task.model_copy(update={"limit": min(each, task.most_items or each)})
-    each = math.ceil(num_items / num_cells(task))
-    return task.model_copy(update={"num_items": min(each, task.num_made)})
+    tasks: list[Task] = []
+    for task in suite.tasks:
+        if isinstance(task, LmEvalTask):
+            each = math.ceil(num_items / max(1, len(configs_of(task))))
+            tasks.append(task.model_copy(update={"limit": min(each, task.most_items or each)}))
+        elif not isinstance(task, SweTask):
+            each = math.ceil(num_items / num_cells(task))
+            tasks.append(task.model_copy(update={"num_items": min(each, task.num_made)}))
+    return suite.model_copy(update={"tasks": tuple(tasks), "divergence": None, "acceptance": False})

@@ -415,13 +415,11 @@ class _Evaluation:
         self, reference: Candidate, first: Measurement, candidate: Candidate, measurement: Measurement
     ) -> Measurement:
         """The candidate's measurement with the full-vocabulary KL, if the suite asks for it and it is not there yet."""
-        spec = self.suite.divergence
-        if spec is None or not spec.exact or measurement.divergence is None:
+        spec, divergence = self.suite.divergence, measurement.divergence
+        if spec is None or not spec.exact or divergence is None or divergence.exact is not None:
             return measurement
-        if candidate.endpoint is not None:
-            reason = {EXACT_MODE: "exact mode starts servers of its own on the checkpoints' folders; these run already"}
-            return self.save(measurement.model_copy(update={"not_measured": measurement.not_measured | reason}))
-        text = self.known_text(first)
+        if EXACT_MODE in measurement.not_measured:
+            return measurement
 
         def side(of: Candidate, measured: Measurement) -> ExactSide:
             # Of the same checkpoint, profile and emulation: a server that gives hidden states instead of replies.
@@ -430,17 +428,23 @@ class _Evaluation:
             who = self.who_measured(of.label, measured)
             return ExactSide(measured, who, lambda: self.start_server(states_spec, self.on_progress))
 
-        result = measure_exact(
-            side(reference, first),
-            side(candidate, measurement),
-            text,
-            self.journal,
-            folder=self.run_dir / "hidden_states",
-            spans=spec.spans,
-            concurrency=self.profile.concurrency,
-            on_progress=self.reporter(measurement.label),
-        )
-        return result if result == measurement else self.save(result)
+        try:
+            if candidate.endpoint is not None:
+                raise NotMeasured("exact mode starts servers of its own on the checkpoints' folders; these run already")
+            exact = measure_exact(
+                side(reference, first),
+                side(candidate, measurement),
+                self.known_text(first),
+                self.journal,
+                folder=self.run_dir / "hidden_states",
+                spans=spec.spans,
+                concurrency=self.profile.concurrency,
+                on_progress=self.reporter(measurement.label),
+            )
+        except NotMeasured as error:
+            not_measured = {**measurement.not_measured, EXACT_MODE: str(error)}
+            return self.save(measurement.model_copy(update={"not_measured": not_measured}))
+        return self.save(measurement.model_copy(update={"divergence": divergence.model_copy(update={"exact": exact})}))
 
     # ------------------------------------------------------------------------------------------------ rounds after the first
     def decide_open_tasks(

@@ -17,12 +17,11 @@ from assay_evaluate.asking.evidence import (
     LONG_QUESTION_CHARS,
     NUM_LONG_QUESTIONS,
     CountPrompt,
-    ReferenceComparison,
     full_text,
     key_of,
 )
 from assay_evaluate.asking.session import Session
-from assay_evaluate.client.journal import Identity, Reply, Request
+from assay_evaluate.client.journal import Reply, Request
 from assay_evaluate.tasks.ruler.draft import RulerError
 from assay_evaluate.tasks.ruler.tokens import TokenCounter
 
@@ -38,13 +37,6 @@ PROMPT_FIELDS = ("messages", "prompt", "tools", "chat_template_kwargs", "add_gen
 
 
 # ------------------------------------------------------------------------------------------------ of a task
-def compare_with_reference(session: Session, task: TaskBase, reference: Identity) -> None:
-    """From now on compare the replies to a greedy task with the reference's, unless this is its first pass."""
-    is_first = session.client.who == reference and session.sample == 0
-    if task.temperature == 0 and not is_first and session.served[task.name].comparison is None:
-        session.served[task.name].comparison = ReferenceComparison(session.client.journal, reference)
-
-
 def with_evidence(session: Session, task: TaskBase, result: TaskResult, checkpoint: Path | None) -> TaskResult:
     """The result with what its replies carry; as it is, if the client did not ask it. Prompts are counted in first passes."""
     if isinstance(task, SweTask) or task.name not in session.served:

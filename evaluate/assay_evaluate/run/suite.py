@@ -20,11 +20,12 @@ from assay.records.serving import Fingerprint
 from assay.safe_files import read_json_object
 from assay_evaluate.asking.acceptance import acceptance, server_counters
 from assay_evaluate.asking.dialect import Dialect, learn_dialect, takes_seeds
+from assay_evaluate.asking.evidence import ReferenceComparison
 from assay_evaluate.asking.session import Session, task_result
 from assay_evaluate.client.client import Client, NotMeasured
 from assay_evaluate.client.journal import Identity, Journal
 from assay_evaluate.divergence.phase import DivergencePhase, ReferenceText
-from assay_evaluate.run.reply_evidence import ask_twice, compare_with_reference, with_evidence
+from assay_evaluate.run.reply_evidence import ask_twice, with_evidence
 from assay_evaluate.serving.server import Server
 from assay_evaluate.tasks.generated import arithmetic_items, haystacks, run_generated, run_needle
 from assay_evaluate.tasks.lm_eval.task import run_lm_eval
@@ -152,7 +153,9 @@ def task_notes(task: TaskResult) -> list[str]:
 def _measure_task(
     session: Session, suite: SuiteRecipe, task: TaskBase, reference: Identity, checkpoint: Path | None
 ) -> TaskResult:
-    compare_with_reference(session, task, reference)
+    is_first = session.client.who == reference and session.sample == 0
+    if task.temperature == 0 and not is_first and session.served[task.name].comparison is None:
+        session.served[task.name].comparison = ReferenceComparison(session.client.journal, reference)
     result = with_evidence(session, task, _run_task(session, suite, task, reference, checkpoint), checkpoint)
     return result.model_copy(
         update={"chance": task.chance, "title": task.title, "is_second_replies": session.takes_second_replies}

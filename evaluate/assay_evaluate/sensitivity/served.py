@@ -98,6 +98,6 @@ def structural_kinds(checkpoint: Path) -> Mapping[int, str] | str:
     from assay_evaluate.divergence.structural import structural_ids
 
     try:
-        return dict(structural_ids(checkpoint).kinds)
+        return dict(structural_ids(checkpoint))
     except NotMeasured as error:
         return str(error)

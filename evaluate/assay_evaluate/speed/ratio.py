@@ -32,11 +32,9 @@ class Estimate(NamedTuple):
 
     @property
     def interval(self) -> Interval | None:
-        return (
-            None
-            if self.low is None or self.high is None
-            else Interval(value=self.value, low=self.low, high=self.high, n=self.n)
-        )
+        if self.low is None or self.high is None:
+            return None
+        return Interval(value=self.value, low=self.low, high=self.high, n=self.n)
 
 
 def output_tokens_s(repeat: SpeedRepeat) -> float | None:

@@ -66,12 +66,8 @@ def speculation_of(in_file: int | str | None, stated: Stated, where: str) -> int
     if in_file == "on" and stated.speculation:
         return stated.speculation
     if in_file != stated.speculation:
-        says = (
-            "it drafted"
-            if in_file == "on"
-            else "it did not draft"
-            if in_file == 0
-            else f"it drafted {in_file} token{'s' * (in_file != 1)} a step"
+        says = {"on": "it drafted", 0: "it did not draft"}.get(
+            in_file, f"it drafted {in_file} token{'s' * (in_file != 1)} a step"
         )
         option = stated.speculation or "off"
         raise AssayError(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Any
 
-from assay_evaluate.asking.dialect import count_tokens
+from assay_evaluate.asking.dialect import count_prompt
 from assay_evaluate.asking.session import Session
 from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.tasks.ruler.draft import RulerError
@@ -29,18 +28,6 @@ def prompt_counter(session: Session, checkpoint: Path | None, style: Style) -> C
 
 def _count_on_server(session: Session, prompt: Prompt) -> int:
     """Prompt tokens as the server counts them. NotMeasured if it does not say."""
-    dialect, client = session.dialect, session.client
-    if not dialect.can_tokenize:
-        if isinstance(prompt, str) or len(prompt) > 1:
-            raise NotMeasured("tokens cannot be counted: the server has no /tokenize; only style chat can do without")
-        return count_tokens(client, dialect, prompt[0]["content"])
-    body: dict[str, Any] = {"prompt": prompt}
-    if not isinstance(prompt, str):
-        body = {"messages": list(prompt), "chat_template_kwargs": dialect.chat_template_kwargs}
-        if prompt[-1]["role"] == "assistant":
-            body |= {"add_generation_prompt": False, "continue_final_message": True}
-    response = client.post("/tokenize", body)
-    count = response.num_prompt_tokens
-    if count is None:
-        raise NotMeasured(f"tokens cannot be counted: /tokenize: HTTP {response.status}: {response.message}")
-    return count
+    if not session.dialect.can_tokenize and (isinstance(prompt, str) or len(prompt) > 1):
+        raise NotMeasured("tokens cannot be counted: the server has no /tokenize; only style chat can do without")
+    return count_prompt(session.client, session.dialect, prompt)

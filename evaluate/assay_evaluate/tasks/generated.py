@@ -14,13 +14,14 @@ from typing import Any
 
 from assay.recipes.suite import ArithmeticTask, NeedleTask
 from assay.records.measurement import TaskResult
-from assay_evaluate.asking.dialect import count_tokens
+from assay_evaluate.asking.dialect import count_prompt
 from assay_evaluate.asking.session import Session, task_result
 from assay_evaluate.client.journal import Request
 from assay_evaluate.tasks.cells import tokens_with_reply
 from assay_evaluate.tasks.counting import prompt_counter
 from assay_evaluate.tasks.items import Item, arithmetic_item, extract_answer, needle_item, score
 from assay_evaluate.tasks.looks import added_by_looks, look_key
+from assay_evaluate.tasks.ruler.tokens import CountTokens
 
 
 def run_generated(
@@ -29,19 +30,12 @@ def run_generated(
     """Ask and score by `items.score`; items are made as they are asked and not kept. note: what to say beside the result."""
 
     def request(item: Item, sample: int) -> Request:
-        return session.request(
-            task.name,
-            item.id,
-            [{"role": "user", "content": item.prompt}],
-            max_tokens=task.max_tokens,
-            temperature=task.temperature,
-            repeat=sample,
-            more=session.parameters(task),
-        )
+        return session.question(task, item.id, [{"role": "user", "content": item.prompt}], sample)
 
     results = [
         dataclasses.replace(
             session.result(
+                task,
                 reply,
                 item=item.id,
                 sample=sample,
@@ -50,8 +44,6 @@ def run_generated(
                 expected=item.answer or "",
                 correct=bool(score(item, reply.text)),
                 answer=extract_answer(reply.text),
-                thinking_budget_tokens=session.thinking_budget_tokens(task),
-                max_tokens=task.max_tokens,
             ),
             length_tokens=item.facts.get("length_tokens"),
             depth=item.facts.get("depth"),
@@ -102,9 +94,9 @@ def haystacks(session: Session, task: NeedleTask, depends_on: dict[str, Any], ch
 
 def _counter(session: Session, checkpoint: Path | None) -> Callable[[str], int]:
     """Tokens of a question asked as one user message; of a text, where there is no chat template."""
-    if checkpoint is None or not session.dialect.is_chat:
-        return functools.partial(count_tokens, session.client, session.dialect)
-    count = prompt_counter(session, checkpoint, "chat")
+    count: CountTokens = functools.partial(count_prompt, session.client, session.dialect)
+    if checkpoint is not None and session.dialect.is_chat:
+        count = prompt_counter(session, checkpoint, "chat")
     return lambda question: count([{"role": "user", "content": question}])
 
 

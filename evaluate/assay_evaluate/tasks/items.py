@@ -12,12 +12,14 @@ model is trained on is drawn from seeds that begin with `train`, so that no item
 
 from __future__ import annotations
 
+import functools
 import random
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from assay_evaluate.tasks.ruler.haystacks import growing
 from assay_evaluate.tasks.ruler.items import largest_fitting
 from assay_evaluate.tasks.ruler.niah import hiding_blueprint
 
@@ -189,10 +191,8 @@ def needle_item(
     needles = draw_needles(draw, language, num_needles)
     asked = draw.randrange(num_needles)
     others = sorted(draw.random() for _ in range(num_needles - 1))
-    filler_seed = draw.random()
-
     blueprint = hiding_blueprint(
-        _filler(filler_seed, language),
+        growing(functools.partial(filler_sentence, random.Random(draw.random()), language)),
         [
             (depth, needles[asked].sentence),
             *zip(others, (needles[i].sentence for i in range(num_needles) if i != asked), strict=True),
@@ -216,17 +216,6 @@ def needle_item(
     }  # fmt: skip
     prompt = blueprint.build(fitted.units, 0).question
     return Item(f"needle/{language}/{max_tokens}/{index}", "needle", language, prompt, needles[asked].code, facts)
-
-
-def _filler(seed: float, language: Language) -> Callable[[int], list[str]]:
-    draw = random.Random(seed)
-    sentences: list[str] = []
-
-    def first(num_sentences: int) -> list[str]:
-        sentences.extend(filler_sentence(draw, language) for _ in range(num_sentences - len(sentences)))
-        return sentences[:num_sentences]
-
-    return first
 
 
 def writing_item(seed: str, index: int, language: Language) -> Item:

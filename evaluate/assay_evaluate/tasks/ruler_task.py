@@ -170,15 +170,7 @@ class _Maker:
 def _request(session: Session, task: RulerTask, item: RulerItem, sample: int) -> Request:
     prompt = item.prompt
     messages: Sequence[dict[str, str]] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    request = session.request(
-        task.name,
-        item.id,
-        messages,
-        max_tokens=ruler_max_tokens(task, item.style, item.task),
-        temperature=task.temperature,
-        repeat=sample,
-        more=session.parameters(task),
-    )
+    request = session.question(task, item.id, messages, sample, max_tokens=ruler_max_tokens(task, item.style, item.task))
     if not isinstance(prompt, str):
         return request
     body = {name: value for name, value in request.body.items() if name not in {"messages", "chat_template_kwargs"}}
@@ -188,6 +180,7 @@ def _request(session: Session, task: RulerTask, item: RulerItem, sample: int) ->
 def _result(session: Session, task: RulerTask, item: RulerItem, sample: int, reply: Reply) -> ItemResult:
     value = score(item, reply.text)
     result = session.result(
+        task,
         reply,
         item=item.id,
         sample=sample,
@@ -196,7 +189,6 @@ def _result(session: Session, task: RulerTask, item: RulerItem, sample: int, rep
         expected=" ".join(item.expected),
         correct=value == 1,
         answer=reply.text.strip()[:200],
-        thinking_budget_tokens=session.thinking_budget_tokens(task),
         max_tokens=ruler_max_tokens(task, item.style, item.task),
         score=value,
     )

@@ -209,24 +209,29 @@ class Connection:
     def __repr__(self) -> str:
         return f"Connection({self._http.host}:{self._http.port})"
 
-    def get(self, path: str) -> HttpReply:
-        """What is at `path`. TransportError if nothing whole comes."""
-        return self._reply("GET", path, None, None, MOST_REPLY_BYTES)
-
-    def post(
+    def ask(
         self,
         path: str,
-        body: bytes,
+        body: bytes | None = None,
         *,
         total_s: float | None = None,
         most_bytes: int = MOST_REPLY_BYTES,
         request_id: str | None = None,
     ) -> HttpReply:
-        """Send `body` (JSON) to `path`, return what comes back. TransportError if nothing whole does.
+        """What comes back for a POST of `body` (JSON), for a GET without one. TransportError if nothing whole does.
 
         request_id: sent as X-Request-Id.
         """
-        return self._reply("POST", path, body, total_s, most_bytes, request_id)
+        read = functools.partial(_content, most_bytes=most_bytes)
+        response, content = self._exchange(path, body, total_s, most_bytes, read, request_id)
+        wait, location = response.headers.get("Retry-After"), response.headers.get("Location")
+        retry_after_s = None if wait is None else _seconds(wait)
+        if response.status == 200:  # it may hold an error that names another
+            header = _cache_header(response)
+            shown_header = None if header is None else shown(self._hide_text(header))
+            return HttpReply(200, self._hide(content, SECRET_IN_REPLIES), None, retry_after_s, shown_header)
+        location = None if location is None else self._hide_text(location)
+        return HttpReply(response.status, self._hide(content), location, retry_after_s)
 
     def count_events(self, path: str, body: bytes, most: int, *, total_s: float | None = None) -> int:
         """Read up to `most` events of a streamed reply, then hang up, as an impatient user does; how many came."""
@@ -238,7 +243,7 @@ class Connection:
             self.close()
             return num_events
 
-        return self._ask("POST", path, body, total_s, MOST_REPLY_BYTES, count)[1]
+        return self._exchange(path, body, total_s, MOST_REPLY_BYTES, count)[1]
 
     def close(self) -> None:
         """Hang up. The next request opens a new connection."""
@@ -248,29 +253,8 @@ class Connection:
             self._incoming = None
 
     # ------------------------------------------------------------------------------------------------ one exchange
-    def _reply(
+    def _exchange(
         self,
-        method: str,
-        path: str,
-        body: bytes | None,
-        total_s: float | None,
-        most_bytes: int,
-        request_id: str | None = None,
-    ) -> HttpReply:
-        read = functools.partial(_content, most_bytes=most_bytes)
-        response, content = self._ask(method, path, body, total_s, most_bytes, read, request_id)
-        wait, location = response.headers.get("Retry-After"), response.headers.get("Location")
-        retry_after_s = None if wait is None else _seconds(wait)
-        if response.status == 200:  # it may hold an error that names another
-            header = _cache_header(response)
-            shown_header = None if header is None else shown(self._hide_text(header))
-            return HttpReply(200, self._hide(content, SECRET_IN_REPLIES), None, retry_after_s, shown_header)
-        location = None if location is None else self._hide_text(location)
-        return HttpReply(response.status, self._hide(content), location, retry_after_s)
-
-    def _ask(
-        self,
-        method: str,
         path: str,
         body: bytes | None,
         total_s: float | None,
@@ -286,7 +270,7 @@ class Connection:
             headers = self._headers if body is None else self._post_headers
             if request_id is not None:
                 headers = {**headers, "X-Request-Id": request_id}
-            self._http.request(method, self._prefix + path, body, headers)
+            self._http.request("GET" if body is None else "POST", self._prefix + path, body, headers)
             response = self._http.getresponse()
             content = read(response)
             if self._http.sock is None or incoming.has_rest():  # which would be taken for the beginning of the next reply
@@ -414,7 +398,7 @@ def _seconds(wait: str) -> float | None:
 def get_once(base_url: str, path: str, *, total_s: float, headers: Mapping[str, str] = NO_HEADERS) -> HttpReply:
     """One GET on a connection of its own. TransportError if nothing whole comes."""
     with closing(Connection(base_url, total_s=total_s, headers=headers)) as connection:
-        return connection.get(path)
+        return connection.ask(path)
 
 
 def post_once(
@@ -428,4 +412,4 @@ def post_once(
 ) -> HttpReply:
     """`data` as JSON in one POST on a connection of its own. TransportError if nothing whole comes."""
     with closing(Connection(base_url, total_s=total_s, headers=headers)) as connection:
-        return connection.post(path, json.dumps(data).encode(), most_bytes=most_bytes)
+        return connection.ask(path, json.dumps(data).encode(), most_bytes=most_bytes)

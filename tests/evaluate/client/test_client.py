@@ -13,7 +13,7 @@ from fake_server import FakeServer, Scripted
 
 from assay.errors import MeasureError
 from assay.records.serving import Fingerprint
-from assay_evaluate.asking.dialect import CHAT, Dialect, count_tokens, learn_dialect, sampling
+from assay_evaluate.asking.dialect import CHAT, Dialect, count_prompt, learn_dialect, sampling
 from assay_evaluate.client.client import Client, NotMeasured
 from assay_evaluate.client.journal import Identity, Journal, Reply, Request
 from assay_evaluate.client.truncation import truncation_of
@@ -131,7 +131,7 @@ def test_client_killed_midway_asks_only_the_rest(tmp_path: Path) -> None:
         before = set(asked(server))
         with Journal(tmp_path / "j.db") as journal, Client(server, journal, WHO, concurrency=3) as client:
             assert [r.text for r in client.ask(requests(40))] == ["done"] * 40
-            assert client.num_sent == 40 - answered
+            assert client.flight.num_sent == 40 - answered
         assert len(asked(server)) == len(set(asked(server))) + len(before) - answered
 
 
@@ -229,7 +229,7 @@ def test_dialect_and_token_counts(tmp_path: Path, chat: bool, tokenize: bool) ->
     ):
         dialect = learn_dialect(client, {"enable_thinking": True} if chat else {})
         assert (dialect.is_chat, dialect.can_tokenize) == (chat, tokenize)
-        assert count_tokens(client, dialect, "twelve chars") == 12 + (5 if chat else 1)
+        assert count_prompt(client, dialect, [{"role": "user", "content": "twelve chars"}]) == 12 + (5 if chat else 1)
 
 
 CATCH_ALL: list[dict[str, Any] | bytes] = [{}, {"status": "ok"}, b"<!DOCTYPE html><p>Welcome", b"", [], {"error": "no route"}]
@@ -255,7 +255,7 @@ def test_a_gateway_that_answers_paths_that_it_does_not_know(chat: bool, answer: 
     ):
         dialect = learn_dialect(client, {})
         assert (dialect.is_chat, dialect.can_tokenize) == (chat, False)
-        assert count_tokens(client, dialect, "twelve chars") == 12 + (5 if chat else 1)
+        assert count_prompt(client, dialect, [{"role": "user", "content": "twelve chars"}]) == 12 + (5 if chat else 1)
         assert learn_scoring(client, fingerprint) == Scoring("completions", False)
 
 
@@ -293,7 +293,7 @@ def test_a_count_of_no_tokens_is_none(tmp_path: Path) -> None:
         Client(server) as client,
         pytest.raises(NotMeasured, match="tokens cannot be counted"),
     ):
-        count_tokens(client, learn_dialect(client, {}), "twelve chars")
+        count_prompt(client, learn_dialect(client, {}), [{"role": "user", "content": "twelve chars"}])
 
 
 def test_every_sampling_parameter_is_pinned() -> None:

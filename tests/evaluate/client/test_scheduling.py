@@ -206,9 +206,9 @@ def test_a_stream_is_answered_in_order_and_never_held_whole(tmp_path: Path) -> N
         for number, reply in enumerate(client.ask_each(stream())):
             assert reply.text == f"t {number}"
             assert num_made - number <= WINDOW * 2
-        assert (number, num_made, client.num_sent) == (499, 500, 500)
+        assert (number, num_made, client.flight.num_sent) == (499, 500, 500)
         assert [reply.text for reply in client.ask_each(stream())] == [f"t {i}" for i in range(500)]
-        assert client.num_sent == 500
+        assert client.flight.num_sent == 500
 
 
 def test_same_request_twice_at_once_is_sent_once(tmp_path: Path) -> None:

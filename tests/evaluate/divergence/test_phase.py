@@ -14,6 +14,7 @@ import pytest
 import torch
 from distributions import log_softmax
 from fake_server import VOCABULARY, FakeServer, Scripted, plain_logits
+from raw_server import RawServer
 from safetensors.torch import save_file
 
 from assay.errors import MeasureError
@@ -23,7 +24,7 @@ from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
 from assay.records.measurement import Measurement
 from assay.records.serving import Fingerprint
-from assay_evaluate.client.client import NotMeasured
+from assay_evaluate.client.client import Address, NotMeasured
 from assay_evaluate.client.journal import Journal, Request, TokenLogprobs
 from assay_evaluate.client.replies import read_reply
 from assay_evaluate.divergence.documents import Document
@@ -335,9 +336,15 @@ def test_output_matrix_is_found_in_shards_and_when_tied(tmp_path: Path) -> None:
 def test_states_of_another_shape_are_refused(tmp_path: Path) -> None:
     states = HiddenStates(tmp_path, "who", "float32")
     document = Document("x", "en", (1, 2), (3, 4, 5))
+
+    def fetch(raw: bytes) -> None:
+        head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(raw)}\r\n\r\n".encode()
+        with RawServer(head + raw) as server:
+            states.fetch(Address(server.base_url, "model"), [document], concurrency=1, on_progress=print)
+
     with pytest.raises(NotMeasured, match="gave 12 bytes for 5 tokens"):
-        states._write(document, bytes(12))
-    states._write(document, np.arange(10, dtype="<f4").tobytes())
+        fetch(bytes(12))
+    fetch(np.arange(10, dtype="<f4").tobytes())
     # Rows that predict the reply: of its predecessor, not of the last token.
     assert states.load(document).tolist() == [[2, 3], [4, 5], [6, 7]]
     assert states.missing([document, Document("x", "en", (1,), (2, 3, 4, 5))]) == [Document("x", "en", (1,), (2, 3, 4, 5))]

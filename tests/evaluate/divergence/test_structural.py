@@ -23,7 +23,7 @@ from assay_evaluate.verdicts.divergence import judge_divergence
 from assay_reports.text import stop_sentence
 
 END, THINK, TEXT, OTHER_END = 0, 1, 2, 3
-IDS = StructuralIds({END: "end", OTHER_END: "end", THINK: "thinking"})
+IDS = {END: "end", OTHER_END: "end", THINK: "thinking"}
 TINY = Path(__file__).resolve().parents[3] / "examples" / "tiny_glm" / "checkpoint"
 
 
@@ -60,11 +60,9 @@ def gate(**fields: Any) -> DivergenceGate:
 
 
 def test_ids_of_the_small_glm() -> None:
-    ids = structural_ids(TINY)
-    assert ids.kinds == {
+    assert structural_ids(TINY) == {
         0: "end", 4: "end", 6: "end", 1: "other", 2: "other", 3: "other", 5: "other", 7: "thinking", 8: "thinking"
     }  # fmt: skip
-    assert sorted(ids.ends) == [0, 4, 6]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +87,7 @@ def test_ids_of_the_small_glm() -> None:
 def test_ids_of_other_folders(tmp_path: Path, files: dict[str, Any], kinds: dict[int, str]) -> None:
     for name, data in files.items():
         (tmp_path / name).write_text(json.dumps(data))
-    assert structural_ids(tmp_path).kinds == kinds
+    assert structural_ids(tmp_path) == kinds
 
 
 @pytest.mark.parametrize(
@@ -163,7 +161,7 @@ def test_gate_over_structural_tokens() -> None:
 
 def test_few_texts_or_none_are_not_judged() -> None:
     kl = gate(metric="kl_mean", over="structural")
-    few = record([text(i, 0.5) for i in range(19)] + [text(99, 0.0, ended=False)], StructuralIds({END: "end"}))
+    few = record([text(i, 0.5) for i in range(19)] + [text(99, 0.0, ended=False)], {END: "end"})
     value = few.structural and few.structural.kl_mean.value
     verdict = judge_divergence(kl, measured(few))
     detail = f"Not judged: KL, lower bound, on structural tokens: {value:.4g} nats over 19 texts; 20 are needed."
@@ -171,7 +169,7 @@ def test_few_texts_or_none_are_not_judged() -> None:
     unknown = record([text(i, 0.5) for i in range(20)], "model: no eos_token_id in its config files")
     assert unknown.structural is None
     assert judge_divergence(kl, measured(unknown)).detail == "Structural tokens: model: no eos_token_id in its config files."
-    none = record([text(i, 0.5) for i in range(20)], StructuralIds({77: "end"}))
+    none = record([text(i, 0.5) for i in range(20)], {77: "end"})
     assert judge_divergence(kl, measured(none)).detail == "Structural tokens: no structural token stands in the texts."
 
 

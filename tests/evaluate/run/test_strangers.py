@@ -45,11 +45,11 @@ def test_added_tokens_of_another_shape_are_left_out(added: Any, tmp_path: Path) 
     good = {"id": 5, "content": "</think>"}
     (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": [*added, good]}))
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 2}))
-    assert structural_ids(tmp_path).kinds == {2: "end", 5: "thinking"}
+    assert structural_ids(tmp_path) == {2: "end", 5: "thinking"}
     (tmp_path / "tokenizer.json").unlink()
     decoder = {"x": {"content": "<think>"}, "6": {"content": [1]}, "7": 3, "5": {"content": "</think>"}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder}))
-    assert structural_ids(tmp_path).kinds == {2: "end", 5: "thinking"}
+    assert structural_ids(tmp_path) == {2: "end", 5: "thinking"}
 
 
 def test_a_chat_template(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from assay_evaluate.client.journal import Reply
 from assay_evaluate.client.truncation import ends_in_loop
 from assay_evaluate.tasks.generated import run_generated
 from assay_evaluate.tasks.items import arithmetic_item, extract_answer, score
-from assay_evaluate.tasks.ruler.items import match_all, match_any
+from assay_evaluate.tasks.ruler.items import share_found
 from assay_evaluate.tasks.swebench.trajectories import exit_of, measure, read_trajectory, settle
 from assay_evaluate.tasks.tools.calls import answer_of, is_correct, judge
 from assay_evaluate.tasks.tools.questions import tool_question
@@ -41,7 +41,7 @@ def test_texts(text: str) -> None:
     assert score(item, text) in (True, False)
     assert score(item, f"{text} #### {item.answer}") is True
     extract_answer(text)
-    assert 0 <= match_all(text, ["7"]) <= 1 and match_any(text, ["7"]) in (0.0, 1.0)
+    assert 0 <= share_found(text, ["7"], "all") <= 1 and share_found(text, ["7"], "any") in (0.0, 1.0)
     is_wrong_script(text, "x", "y")
     ends_in_loop(text)
 

@@ -47,7 +47,7 @@ class Echo(BaseHTTPRequestHandler):
 def fails(*parts: Part, total_s: float = 20.0, silence_s: float | None = None, most_bytes: int = MIB) -> str:
     """Why a reply of these parts is none."""
     with RawServer(*parts) as server, pytest.raises(TransportError) as failed:
-        Connection(server.base_url, total_s=total_s, silence_s=silence_s).post("/x", b"{}", most_bytes=most_bytes)
+        Connection(server.base_url, total_s=total_s, silence_s=silence_s).ask("/x", b"{}", most_bytes=most_bytes)
     return str(failed.value)
 
 
@@ -111,14 +111,14 @@ def test_connection_that_was_closed_while_idle_is_opened_anew() -> None:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         connection = Connection(f"http://127.0.0.1:{server.server_address[1]}/prefix", total_s=20)
         for number in range(5):
-            assert connection.post("/echo", b"%d" % number) == HttpReply(200, b"%d" % number)
+            assert connection.ask("/echo", b"%d" % number) == HttpReply(200, b"%d" % number)
             poll = select.poll()
             poll.register(connection._http.sock, select.POLLIN)
             assert poll.poll(20_000), "the server has not hung up"
         connection.close()
         server.shutdown()
     with pytest.raises(TransportError, match="ConnectionRefusedError"):
-        connection.post("/echo", b"{}")
+        connection.ask("/echo", b"{}")
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
@@ -140,7 +140,7 @@ def test_https_with_a_certificate_that_is_checked(tmp_path: Path, monkeypatch: p
         module._certificates.cache_clear()
         connection = Connection(url, total_s=20)
         for body in (b"1", b"x" * 3 * MIB, b"2"):
-            assert connection.post("/", body) == HttpReply(200, body)
+            assert connection.ask("/", body) == HttpReply(200, body)
         connection.close()
         server.shutdown()
     module._certificates.cache_clear()
@@ -199,7 +199,7 @@ def test_silence_counts_from_the_first_byte_on() -> None:
     """A reply is made before its first byte; who is silent in the middle has stopped."""
     with RawServer(pause, OK + b"Content-Length: 2\r\n\r\n{}") as server:
         connection = Connection(server.base_url, total_s=20, silence_s=0.1)
-        assert connection.post("/x", b"{}") == HttpReply(200, b"{}")
+        assert connection.ask("/x", b"{}") == HttpReply(200, b"{}")
         connection.close()
     said = fails(OK + b"Content-Length: 2\r\n\r\n{", trickle(b"", 0.3), silence_s=0.1)
     assert said == "TimeoutError: the reply stopped for 0.1 s"
@@ -217,7 +217,7 @@ def test_a_server_that_accepts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_host_that_vanishes_is_noticed() -> None:
     with RawServer(OK + b"Content-Length: 2\r\n\r\n{}", trickle(b"", 1)) as server:
         connection = Connection(server.base_url, total_s=20)
-        connection.get("/")
+        connection.ask("/")
         sock = connection._http.sock
         assert sock.getsockopt(module.socket.SOL_SOCKET, module.socket.SO_KEEPALIVE) == 1
         connection.close()
@@ -274,7 +274,7 @@ def test_what_follows_a_reply_is_not_the_next_one() -> None:
     both = OK + b"Content-Length: 5\r\n\r\nfirst" + OK + b"Content-Length: 6\r\n\r\nsecond"
     with RawServer(both, trickle(b"", 9)) as server:
         connection = Connection(server.base_url, total_s=20)
-        assert [connection.post("/x", b"{}").body for _ in range(3)] == [b"first"] * 3
+        assert [connection.ask("/x", b"{}").body for _ in range(3)] == [b"first"] * 3
         connection.close()
         assert len(server.heads) == 3
 
@@ -340,7 +340,7 @@ def test_a_server_that_repeats_the_key(spelt: str, status: int) -> None:
         b"HTTP/1.1 %d X\r\nLocation: /%s\r\nContent-Length: %d\r\n\r\n" % (status, KEY.encode(), len(body)), body
     ) as server:
         connection = Connection(server.base_url, total_s=20, headers={"Authorization": f"Bearer {KEY}"})
-        reply = connection.post("/x", b"{}")
+        reply = connection.ask("/x", b"{}")
         connection.close()
     assert f"Authorization: Bearer {KEY}\r\n" in server.heads[0]
     assert reply.message == "Incorrect API key: [hidden]"
@@ -401,7 +401,7 @@ def resident_mib():
 def read(turn, go_on):
     turn.wait()
     try:
-        Connection(sys.argv[1], total_s=60).get("/")
+        Connection(sys.argv[1], total_s=60).ask("/")
     except UnusableReply:
         refused.append(resident_mib())
     go_on.wait()

@@ -209,19 +209,12 @@ def _model(session: Session, task: LmEvalTask, sample: int, documents: Documents
         return f"{question.task}/{number}"
 
     def request(question: LmEvalQuestion) -> Request:
-        return session.request(
-            task.name,
-            item(question),
-            question.messages,
-            max_tokens=task.max_tokens,
-            temperature=task.temperature,
-            repeat=sample,
-            more=session.parameters(task),
-        )
+        return session.question(task, item(question), question.messages, sample)
 
     def ask(questions: Iterable[LmEvalQuestion]) -> Iterator[tuple[str, _Kept]]:
         for question, reply in session.ask_pairs(questions, request):
             result = session.result(
+                task,
                 reply,
                 item=item(question),
                 sample=sample,
@@ -230,8 +223,6 @@ def _model(session: Session, task: LmEvalTask, sample: int, documents: Documents
                 expected="",
                 correct=False,
                 answer=None,
-                thinking_budget_tokens=session.thinking_budget_tokens(task),
-                max_tokens=task.max_tokens,
             )
             written_in = count_scripts((reply.reasoning or "") + reply.text)
             yield reply.text, _Kept(result, frozenset(count_scripts(question.text)), written_in)

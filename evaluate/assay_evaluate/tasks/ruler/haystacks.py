@@ -6,6 +6,7 @@ item; or a folder of texts, read from its beginning, cut at a word and begun aga
 
 from __future__ import annotations
 
+import functools
 import random
 import re
 from collections.abc import Callable, Collection, Sequence
@@ -34,17 +35,20 @@ def repeated(sentences: Sequence[str], num_sentences: int) -> list[str]:
     return [*sentences] * times + [*sentences[:rest]]
 
 
-def generated(seed: str, language: RulerLanguage = "en") -> Sentences:
-    """Essay-like sentences of a language's grammar, another text for every seed. No digits, so no needle by chance."""
-    draw = random.Random(f"{seed}:haystack:{language}")
-    sentence = WORDINGS[language].sentence
+def growing(make: Callable[[], str]) -> Sentences:
+    """Sentences that are made once they are asked for, one after the other."""
     made: list[str] = []
 
     def first(num_sentences: int) -> list[str]:
-        made.extend(sentence(draw) for _ in range(num_sentences - len(made)))
+        made.extend(make() for _ in range(num_sentences - len(made)))
         return made[:num_sentences]
 
     return first
+
+
+def generated(seed: str, language: RulerLanguage = "en") -> Sentences:
+    """Essay-like sentences of a language's grammar, another text for every seed. No digits, so no needle by chance."""
+    return growing(functools.partial(WORDINGS[language].sentence, random.Random(f"{seed}:haystack:{language}")))
 
 
 @dataclass(frozen=True)

@@ -214,18 +214,15 @@ def from_saved_fields(fields: Mapping[str, Any]) -> RulerItem:
 
 
 # ------------------------------------------------------------------------------------------------ scores
-def match_all(text: str, expected: Sequence[str]) -> float:
-    """Share of the expected strings found in `text`, upper and lower case alike."""
-    lower = text.lower()
-    return sum(string.lower() in lower for string in expected) / len(expected)
-
-
-def match_any(text: str, expected: Sequence[str]) -> float:
-    """1.0 if any of the expected strings (aliases of one answer) is found in `text`, else 0.0."""
-    lower = text.lower()
-    return float(any(string.lower() in lower for string in expected))
-
-
 def score(item: RulerItem, text: str) -> float:
-    """Score in 0..1 of a reply to `item`: without its reasoning, and without the beginning that the prompt gave it."""
-    return (match_all if item.match == "all" else match_any)(text, item.expected)
+    """Score in 0..1 of a reply to `item`: without its reasoning, and without the beginning that the prompt gave it.
+
+    The share of the expected strings found in it, upper and lower case alike; of aliases of one answer any is enough.
+    """
+    return share_found(text, item.expected, item.match)
+
+
+def share_found(text: str, expected: Sequence[str], match: Match) -> float:
+    """By `Match`, upper and lower case alike."""
+    found = [string.lower() in text.lower() for string in expected]
+    return sum(found) / len(found) if match == "all" else float(any(found))

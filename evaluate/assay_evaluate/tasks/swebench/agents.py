@@ -11,13 +11,14 @@ import json
 import queue
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from assay.errors import MeasureError, UnreachableError
 from assay.recipes.suite import SweTask
+from assay_evaluate.client.client import Endpoint
 from assay_evaluate.tasks.swebench.container_runtime import LABEL, ContainerRuntime
 from assay_evaluate.tasks.swebench.dataset import DatasetRow
 from assay_evaluate.tasks.swebench.settings import Settings
@@ -26,23 +27,6 @@ from assay_evaluate.tasks.swebench.worker_process import last_line, worker
 
 PROGRESS_EVERY_S = 10.0
 CHECK_SERVER_EVERY_S = 5.0
-
-
-class AgentEndpoint(Protocol):
-    """What agents need of a server (assay_evaluate.serving.server.Server is one)."""
-
-    @property
-    def base_urls(self) -> Sequence[str]:
-        """All servers that share the work; a trajectory stays with one."""
-
-    @property
-    def model(self) -> str: ...
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """Sent with every request: an authorization, say. Not for trajectories, logs or messages."""
-
-    def check_alive(self) -> None:
-        """Raise ServeError if the server is gone for good; UnreachableError if it may come back."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +56,7 @@ def run_agents(
     task: SweTask,
     rows: Sequence[DatasetRow],
     folders: Sequence[Path],
-    server: AgentEndpoint,
+    server: Endpoint,
     *,
     settings: Settings,
     runtime: ContainerRuntime | None,
@@ -139,7 +123,7 @@ def _job(number: int, row: DatasetRow, folder: Path, task: SweTask, urls: Sequen
 def _spec(
     task: SweTask,
     settings: Settings,
-    server: AgentEndpoint,
+    server: Endpoint,
     jobs: list[dict[str, Any]],
     runtime: ContainerRuntime | None,
     run: str,
@@ -183,7 +167,7 @@ class _Worker:
     """The process, its lines, and the watch over the server while it runs."""
 
     def __init__(
-        self, spec: dict[str, Any], log: Path, server: AgentEndpoint, label: str, total: int, on_progress: Callable[[str], None]
+        self, spec: dict[str, Any], log: Path, server: Endpoint, label: str, total: int, on_progress: Callable[[str], None]
     ) -> None:
         self.spec, self.log, self.server, self.label = spec, log, server, label
         self.num_done, self.total, self.on_progress = total - len(spec["jobs"]), total, on_progress

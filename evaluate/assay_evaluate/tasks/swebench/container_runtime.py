@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +38,12 @@ class ContainerRuntime:
 
     def has_image(self, image: str) -> bool:
         return self.call("image", "inspect", image).returncode == 0
+
+    def pull(self, image: str, timeout_s: float) -> str | None:
+        """Why its registry does not give an image; None: it is here now."""
+        pulled = self.call("pull", "-q", image, timeout_s=timeout_s)
+        lines = pulled.stderr.strip().splitlines() or ["no reason given"]
+        return None if pulled.returncode == 0 else " ".join(lines[-1].split())[:200]
 
     def remove_leftovers(self, run: str) -> int:
         """Remove every container of `run`, running or not; how many there were."""
@@ -86,19 +91,6 @@ def check_room(runtime: ContainerRuntime, min_free_gb: float) -> None:
             f"{runtime.storage}: {free_gb:.1f} GB free, the suite wants {min_free_gb:g} for images and containers "
             f"(min_free_disk_gb); remove unused ones (`{runtime.executable} system prune -a`), or move its storage"
         )
-
-
-def fetch_images(runtime: ContainerRuntime, images: Iterable[str], timeout_s: float) -> dict[str, str]:
-    """Image -> why it cannot be had, for those that are neither here nor in their registry."""
-    lacking = {}
-    for image in dict.fromkeys(images):
-        if runtime.has_image(image):
-            continue
-        pulled = runtime.call("pull", "-q", image, timeout_s=timeout_s)
-        if pulled.returncode != 0:
-            lines = pulled.stderr.strip().splitlines()
-            lacking[image] = " ".join((lines[-1] if lines else "no reason given").split())[:200]
-    return lacking
 
 
 def runtime_for(options: SweOptions) -> ContainerRuntime | None:

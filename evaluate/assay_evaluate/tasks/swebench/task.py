@@ -22,13 +22,13 @@ from assay.records.base import Interval, sha256_of
 from assay.records.measurement import ItemResult, TaskResult
 from assay.records.swe import SweFigures, Trajectory
 from assay_evaluate.asking.session import InLine, Session
-from assay_evaluate.client.client import NotMeasured
+from assay_evaluate.client.client import Endpoint, NotMeasured
 from assay_evaluate.client.journal import Identity
 from assay_evaluate.statistics.clustered import cluster_bootstrap_mean
 from assay_evaluate.statistics.item_pairs import accuracy_of
 from assay_evaluate.statistics.proportions import clopper_pearson, wilson
-from assay_evaluate.tasks.swebench.agents import AgentEndpoint, Finished, Pacing, run_agents
-from assay_evaluate.tasks.swebench.container_runtime import ContainerRuntime, check_room, fetch_images, runtime_for
+from assay_evaluate.tasks.swebench.agents import Finished, Pacing, run_agents
+from assay_evaluate.tasks.swebench.container_runtime import ContainerRuntime, check_room, runtime_for
 from assay_evaluate.tasks.swebench.dataset import DatasetRow, dataset_sha256, load_instances
 from assay_evaluate.tasks.swebench.grading import GOLD, Grade, check_harness, grade, versions
 from assay_evaluate.tasks.swebench.settings import Settings, settings_for
@@ -63,9 +63,9 @@ def prepare(task: SweTask, chat_template_kwargs: Mapping[str, Any] = {}) -> Prep
     if runtime is not None:
         check_room(runtime, task.min_free_disk_gb)
         missing = next((row["image"] for row in rows if not runtime.has_image(row["image"])), None)
-        if missing is not None and (reasons := fetch_images(runtime, [missing], task.pull_timeout_s)):
+        if missing is not None and (reason := runtime.pull(missing, task.pull_timeout_s)) is not None:
             raise MeasureError(
-                f"{task.name}: image {missing} is neither here nor in its registry ({reasons[missing]}); build it (`make "
+                f"{task.name}: image {missing} is neither here nor in its registry ({reason}); build it (`make "
                 "swe-images` for those of examples/tiny_swe), or give this host access to the registry"
             )
     return Prepared(task, rows, settings, runtime)
@@ -80,7 +80,7 @@ def check_suite(suite: SuiteRecipe) -> None:
 
 def run_swe(
     prepared: Prepared,
-    server: AgentEndpoint,
+    server: Endpoint,
     who: Identity,
     run_dir: Path,
     *,

@@ -11,56 +11,50 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from assay.secret_text import without_secrets
 
 
-class worker:
+@contextmanager
+def worker(module: str, spec: Mapping[str, Any], log: Path) -> Iterator[tuple[subprocess.Popen[str], queue.Queue[str | None]]]:
     """`with worker("agent_worker", spec, log) as (process, lines)`: a module of this package as a process.
 
     lines: what it writes to stdout, line by line, then None. Its stderr goes to `log`. It reads the spec from the first line of
     its stdin and ends when that is closed; whatever ends the block kills it with everything it has started.
     """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a", encoding="utf-8") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", f"assay_evaluate.tasks.swebench.{module}"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, text=True, errors="replace",
+            env=_environment(log.parent), start_new_session=True,
+        )  # fmt: skip
+    assert process.stdin is not None and process.stdout is not None
+    lines: queue.Queue[str | None] = queue.Queue()
 
-    def __init__(self, module: str, spec: Mapping[str, Any], log: Path) -> None:
-        self.module, self.spec, self.log = module, spec, log
+    def read(stream: Iterable[str]) -> None:
+        for line in stream:
+            if line.startswith("{"):
+                lines.put(line)
+        lines.put(None)
 
-    def __enter__(self) -> tuple[subprocess.Popen[str], queue.Queue[str | None]]:
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.log.open("a", encoding="utf-8") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", f"assay_evaluate.tasks.swebench.{self.module}"],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, errors="replace",
-                env=_environment(self.log.parent), start_new_session=True,
-            )  # fmt: skip
-        assert self.process.stdin is not None and self.process.stdout is not None
-        lines: queue.Queue[str | None] = queue.Queue()
-
-        def read(stream: Iterable[str]) -> None:
-            for line in stream:
-                if line.startswith("{"):
-                    lines.put(line)
-            lines.put(None)
-
-        threading.Thread(target=read, args=(self.process.stdout,), daemon=True).start()
-        try:
-            self.process.stdin.write(json.dumps(self.spec) + "\n")
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it ended at once; its status and log say why
-        return self.process, lines
-
-    def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
+    threading.Thread(target=read, args=(process.stdout,), daemon=True).start()
+    try:
+        with contextlib.suppress(BrokenPipeError):  # it ended at once; its status and log say why
+            process.stdin.write(json.dumps(spec) + "\n")
+            process.stdin.flush()
+        yield process, lines
+    finally:
+        if process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-        if self.process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self.process.stdin.close()
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
 
 
 def _environment(folder: Path) -> dict[str, str]:

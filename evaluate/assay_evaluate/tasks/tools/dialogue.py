@@ -9,14 +9,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from assay_evaluate.asking.dialect import Dialect
-from assay_evaluate.client.client import Client, NotMeasured
 from assay_evaluate.tasks.ruler.haystacks import generated
 from assay_evaluate.tasks.tools.questions import ToolQuestion
 
 Messages = list[dict[str, str]]
-CountPrompt = Callable[[Messages, ToolQuestion], int]
-"""(messages, the question whose tools go with them) -> tokens of the whole prompt."""
+CountPrompt = Callable[[Messages], int]
+"""Tokens of the whole prompt, tools and all."""
 
 SENTENCES_PER_TURN = 3
 LEAST_FILL = 0.95
@@ -44,7 +42,7 @@ def fit(question: ToolQuestion, seed: str, count: CountPrompt) -> int:
 
     @functools.cache
     def of(num_sentences: int) -> int:
-        return count(messages_of(question, num_sentences, seed), question)
+        return count(messages_of(question, num_sentences, seed))
 
     if of(0) > length:
         raise ValueError(f"{question.num_tools} tools and the question alone take {of(0)} tokens")
@@ -65,33 +63,3 @@ def fit(question: ToolQuestion, seed: str, count: CountPrompt) -> int:
     if of(low) < LEAST_FILL * length:
         raise ValueError(f"the fullest prompt has {of(low)} tokens, less than 95 %")
     return low
-
-
-def prompt_counter(client: Client, dialect: Dialect) -> CountPrompt:
-    """Counts with vLLM's /tokenize where there is one, else by what a reply of one token is billed."""
-
-    def count(messages: Messages, question: ToolQuestion) -> int:
-        return count_prompt(client, dialect, messages, [tool.definition for tool in question.tools])
-
-    return count
-
-
-def count_prompt(client: Client, dialect: Dialect, messages: Messages, definitions: list[dict[str, object]]) -> int:
-    """Prompt tokens of a chat with tools. A prompt that is refused as too long counts one more than the server takes.
-
-    NotMeasured if the server counts in neither way.
-    """
-    if dialect.can_tokenize:
-        path = "/tokenize"
-        body: dict[str, object] = {"messages": messages, "chat_template_kwargs": dialect.chat_template_kwargs}
-    else:
-        path, body = dialect.generation(messages, max_tokens=1, temperature=0.0, seed=0)
-    if definitions:
-        body = {**body, "tools": definitions} | ({} if dialect.can_tokenize else {"tool_choice": "auto"})
-    response = client.post(path, body)
-    if response.num_prompt_tokens is not None:
-        return response.num_prompt_tokens
-    longest = client.endpoint.max_model_len
-    if response.status == 400 and longest is not None and "context length" in response.message:
-        return longest + 1
-    raise NotMeasured(f"tokens cannot be counted: {path}: HTTP {response.status}: {response.message}")

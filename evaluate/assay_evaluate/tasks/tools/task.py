@@ -7,6 +7,7 @@ cannot show damage.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ from assay.recipes.suite import SuiteRecipe, ToolsTask
 from assay.records.base import canonical_json
 from assay.records.measurement import ItemResult, TaskResult
 from assay.records.serving import Fingerprint
-from assay_evaluate.asking.dialect import CHAT
+from assay_evaluate.asking.dialect import CHAT, count_prompt
 from assay_evaluate.asking.session import Session, task_result
 from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.client.journal import Identity, Reply, Request
@@ -24,7 +25,7 @@ from assay_evaluate.tasks.cells import tokens_with_reply
 from assay_evaluate.tasks.looks import added_by_looks, look_key
 from assay_evaluate.tasks.tools.calls import answer_of, is_correct, judge, tool_calls
 from assay_evaluate.tasks.tools.catalogue import CATALOGUE_VERSION, all_tools
-from assay_evaluate.tasks.tools.dialogue import count_prompt, fit, messages_of, prompt_counter
+from assay_evaluate.tasks.tools.dialogue import fit, messages_of
 from assay_evaluate.tasks.tools.questions import ToolQuestion, tool_question
 
 GRAMMAR_PARSERS = frozenset({"glm45", "glm47"})
@@ -77,20 +78,13 @@ def _reference_results(
 
 def _request(session: Session, task: ToolsTask, question: ToolQuestion, num_sentences: int, sample: int = 0) -> Request:
     offered = {"tools": [tool.definition for tool in question.tools], "tool_choice": "auto"}
-    return session.request(
-        task.name,
-        question.id,
-        messages_of(question, num_sentences, session.seed),
-        max_tokens=task.max_tokens,
-        temperature=task.temperature,
-        repeat=sample,
-        more={**session.parameters(task), **offered},
-    )
+    return session.question(task, question.id, messages_of(question, num_sentences, session.seed), sample, more=offered)
 
 
 def _result(session: Session, task: ToolsTask, question: ToolQuestion, reply: Reply, sample: int = 0) -> ItemResult:
     judged = judge(question, reply)
     result = session.result(
+        task,
         reply,
         item=question.id,
         sample=sample,
@@ -99,8 +93,6 @@ def _result(session: Session, task: ToolsTask, question: ToolQuestion, reply: Re
         expected=canonical_json(question.expected),
         correct=is_correct(judged, reply),
         answer=answer_of(reply, judged),
-        thinking_budget_tokens=session.thinking_budget_tokens(task),
-        max_tokens=task.max_tokens,
     )
     return dataclasses.replace(
         result,
@@ -147,7 +139,6 @@ def _size_questions(session: Session, task: ToolsTask, reference: Identity) -> S
 
 def _measure(session: Session, task: ToolsTask, questions: Sequence[ToolQuestion]) -> dict[str, Any]:
     """{"num_sentences": id -> sentences, "skipped": cell -> why}; a cell with one item that does not fit goes as a whole."""
-    count = prompt_counter(session.client, session.dialect)
     room = session.max_model_len
     sentences: dict[str, int] = {}
     skipped: dict[str, str] = {}
@@ -156,10 +147,12 @@ def _measure(session: Session, task: ToolsTask, questions: Sequence[ToolQuestion
         if cell in skipped:
             continue
         try:
+            definitions = [tool.definition for tool in question.tools]
+            count = functools.partial(count_prompt, session.client, session.dialect, tools=definitions)
             num_sentences = fit(question, session.seed, count)
             tokens = question.prompt_tokens
             if room is not None:
-                tokens = tokens or count(messages_of(question, 0, session.seed), question)
+                tokens = tokens or count(messages_of(question, 0, session.seed))
                 if tokens_with_reply(task, tokens) > room:
                     raise ValueError(f"{tokens} + {task.max_tokens} tokens of reply do not fit max_model_len {room}")
         except ValueError as error:
@@ -193,7 +186,7 @@ def reason_without_tools(session: Session) -> str | None:
         raise MeasureError(f"{client.endpoint.base_url}{CHAT}: HTTP {response.status}: {response.message}")
     try:
         with_tools = count_prompt(client, dialect, messages, definitions)
-        without = count_prompt(client, dialect, messages, [])
+        without = count_prompt(client, dialect, messages)
     except NotMeasured:
         return None  # nothing to tell it by; the replies will show
     return TEMPLATE_IGNORES_TOOLS if with_tools <= without else None

@@ -12,7 +12,7 @@ import pytest
 
 from assay_evaluate.tasks.ruler.draft import RulerError
 from assay_evaluate.tasks.ruler.haystacks import generated, hide, read_text_folder, split_sentences
-from assay_evaluate.tasks.ruler.items import GENERATOR_VERSION, RulerItem, from_saved_fields, match_all, match_any
+from assay_evaluate.tasks.ruler.items import GENERATOR_VERSION, RulerItem, from_saved_fields, share_found
 from assay_evaluate.tasks.ruler.languages import LANGUAGES
 from assay_evaluate.tasks.ruler.qa import QaQuestion, QaSource, read_hotpotqa, read_squad
 from assay_evaluate.tasks.ruler.tasks import TASKS, Sources, grid_item, ruler_item
@@ -257,10 +257,10 @@ def test_grid_refusals() -> None:
 
 # ------------------------------------------------------------------------------------------------ metrics
 def test_metrics_are_the_published_ones() -> None:
-    assert match_all("Codes: 12 and ab-CD.", ["12", "AB-cd", "34", "56"]) == 0.5
+    assert share_found("Codes: 12 and ab-CD.", ["12", "AB-cd", "34", "56"], "all") == 0.5
     # one alias is enough: averaging over aliases would give a third
-    assert match_any("It was the Normans, in 1066.", ["Normans", "the Norman people", "Norman French"]) == 1.0
-    assert match_any("It was the Danes.", ["Normans", "the Norman people"]) == 0.0
+    assert share_found("It was the Normans, in 1066.", ["Normans", "the Norman people", "Norman French"], "any") == 1.0
+    assert share_found("It was the Danes.", ["Normans", "the Norman people"], "any") == 0.0
 
 
 # ------------------------------------------------------------------------------------------------ saved items

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import re
 from pathlib import Path
@@ -16,7 +17,7 @@ from assay.recipes.load import load_recipe
 from assay.recipes.suite import SuiteRecipe, ToolsTask
 from assay.records.base import sha256_of
 from assay.records.measurement import ItemResult, ToolCell, ToolFigures, ToolItem, TriggerFidelity
-from assay_evaluate.asking.dialect import Dialect
+from assay_evaluate.asking.dialect import Dialect, count_prompt
 from assay_evaluate.asking.language import count_scripts
 from assay_evaluate.client.client import Client, NotMeasured
 from assay_evaluate.client.journal import Identity, Journal, Reply
@@ -34,7 +35,7 @@ from assay_evaluate.tasks.tools.calls import (
     trigger_fidelity,
 )
 from assay_evaluate.tasks.tools.catalogue import CATALOGUE_VERSION, all_tools
-from assay_evaluate.tasks.tools.dialogue import fit, messages_of, prompt_counter
+from assay_evaluate.tasks.tools.dialogue import fit, messages_of
 from assay_evaluate.tasks.tools.languages import OtherLanguage
 from assay_evaluate.tasks.tools.parameters import describe_value
 from assay_evaluate.tasks.tools.questions import ToolQuestion, tool_question
@@ -360,7 +361,7 @@ def test_prompts_are_filled_to_their_length(tmp_path: Path, can_tokenize: bool) 
         Journal(tmp_path / "journal.db") as journal,
         Client(server, journal, Identity("c", "f")) as client,
     ):
-        count = prompt_counter(client, Dialect(True, can_tokenize, {}))
+        dialect = Dialect(True, can_tokenize, {})
         for num_tools, length in ((1, 3000), (8, 8000), (8, 8999)):
             item = tool_question(SEED, 0, num_tools, length, 0.25)
             definitions = [tool.definition for tool in item.tools]
@@ -368,6 +369,7 @@ def test_prompts_are_filled_to_their_length(tmp_path: Path, can_tokenize: bool) 
             assert sizes == sorted(set(sizes))
             best = max(n for n, size in enumerate(sizes) if size <= length)
             before = len(server.requests)
+            count = functools.partial(count_prompt, client, dialect, tools=definitions)
             assert fit(item, SEED, count) == best
             assert len(server.requests) - before <= 10
             assert 0.95 * length <= sizes[best] <= length
