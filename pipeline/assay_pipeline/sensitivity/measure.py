@@ -15,12 +15,7 @@ from assay.callbacks import say_nothing
 from assay.quantities import size
 from assay.recipes.calibrated.methods import INTEGERS
 from assay.records.base import sha256_of
-from assay.records.diagnosis.sensitivity import (
-    MtpAcceptance,
-    RankCorrelation,
-    Sensitivity,
-    SensitivityPart,
-)
+from assay.records.diagnosis.sensitivity import MtpAcceptance, RankCorrelation, Sensitivity, SensitivityPart
 from assay_pipeline.sensitivity.request import (
     Asked,
     Figures,

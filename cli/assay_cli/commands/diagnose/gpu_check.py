@@ -17,14 +17,7 @@ from assay.records.preflight.gpu_check import CHECK_NAME, FormatCheck, GpuCheck
 from assay_cli.options import JsonOption, RunOption, choice, recipes
 from assay_cli.terminal import emit, escape, print_rows, results, say, say_error
 from assay_evaluate.serving.gpus import GPUS
-from assay_pipeline.gpu_checkpoints import (
-    FORMATS,
-    foresee,
-    foreseeing,
-    make_all,
-    plan_all,
-    widen_tiny_glm,
-)
+from assay_pipeline.gpu_checkpoints import FORMATS, foresee, foreseeing, make_all, plan_all, widen_tiny_glm
 from assay_pipeline.places import check_places, place_for
 
 if TYPE_CHECKING:

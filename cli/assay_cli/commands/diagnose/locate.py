@@ -14,15 +14,7 @@ from assay.errors import AssayError
 from assay.foreign_text import safe_name
 from assay.records.diagnosis.locate import LocateReport
 from assay.records.run import folder_name
-from assay_cli.options import (
-    CHECKPOINT_FORM,
-    URL_FORM,
-    ApiKeyOption,
-    JsonOption,
-    OutFolderOption,
-    ProfileOption,
-    refuse_unused,
-)
+from assay_cli.options import CHECKPOINT_FORM, URL_FORM, ApiKeyOption, JsonOption, OutFolderOption, ProfileOption, refuse_unused
 from assay_cli.terminal import emit, escape, results, say
 from assay_pipeline.places import place_for, run_holding
 from assay_pipeline.profiles import profile_for

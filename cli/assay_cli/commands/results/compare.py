@@ -20,13 +20,7 @@ from assay_pipeline.run_folders import find_run
 
 if TYPE_CHECKING:
     from assay.records.verdict import Status
-    from assay_evaluate.verdicts.run_comparison import (
-        CheckpointComparison,
-        MeasuredRun,
-        RunComparison,
-        RunSide,
-        TaskComparison,
-    )
+    from assay_evaluate.verdicts.run_comparison import CheckpointComparison, MeasuredRun, RunComparison, RunSide, TaskComparison
 
 
 def compare(
