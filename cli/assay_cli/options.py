@@ -285,8 +285,7 @@ ApiKeyOption = Annotated[
     ),
 ]
 ConcurrencyOption = Annotated[
-    int | None,
-    typer.Option("--concurrency", min=1, help="Requests in flight. Default: 16; for a checkpoint its profile's."),
+    int | None, typer.Option("--concurrency", min=1, help="Requests in flight. Default: 16; for a checkpoint its profile's.")
 ]
 MaxTokensOption = Annotated[int, typer.Option("--max-tokens", min=8, help="Budget of a reply, in tokens.")]
 SeedOption = Annotated[

@@ -35,7 +35,8 @@ def deploy_candidates(
     from assay_evaluate.run.deployment import check_deployable, deploy, serving_of
 
     measurements = load_measurements(run_dir)
-    gates = _verdicts_of(run_dir)
+    if (gates := GateReport.load_if_there(run_dir / "gates.json")) is None:
+        raise AssayError(f"{run_dir}: nothing was judged yet, so no verdict can travel; run `assay gate {run_dir}` first")
     chosen = _candidates(measurements, gates, labels, run_dir)
     where = profile_named(profile) if profile is not None else _deployment_profile(measurements[0].model)
     folders = {measurement.label: _folder_of(measurement, run_dir) for measurement in chosen}
@@ -62,12 +63,6 @@ def deploy_candidates(
             )
     write_again(run_dir, say)
     return deployments
-
-
-def _verdicts_of(run_dir: Path) -> GateReport:
-    if (gates := GateReport.load_if_there(run_dir / "gates.json")) is None:
-        raise AssayError(f"{run_dir}: nothing was judged yet, so no verdict can travel; run `assay gate {run_dir}` first")
-    return gates
 
 
 def _candidates(

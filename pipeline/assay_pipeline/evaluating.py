@@ -11,7 +11,7 @@ from assay.callbacks import Say, say_nothing
 from assay.errors import AssayError
 from assay.recipes.suite_files import with_selection, with_swe_options
 from assay.records.measurement import BudgetCheck, Measurement
-from assay.records.run import SuiteIdentity
+from assay.records.run import RunRecord, SuiteIdentity
 from assay.records.verdict import GateReport
 from assay_pipeline.comparison.checkpoints import of_target, unused_draft_head
 from assay_pipeline.comparison.planned_run import check_released, problem_before
@@ -52,68 +52,24 @@ class Judged:
     gates: GateReport
 
 
-def evaluate_in_run(
-    target: Target,
-    compared: Comparison,
-    suite: SuiteRecipe,
-    profile: ProfileRecipe,
-    gates: ChosenGates,
-    runs: Path,
-    name: str | None,
-    *,
-    same_weights: bool = False,
-    own_texts: bool | None = None,
-    again: Sequence[str] = (),
-    say: Say = say_nothing,
-) -> Judged:
-    """Measure what is missing, judge everything, write report and cards.
-
-    gates: registered before the first question; those of an earlier evaluation in this run hold. same_weights: servers that run
-    already may have the same. own_texts: candidates write texts of their own, for `assay deployment`; None: if the model's
-    recipe names deployment profiles. again: labels that are measured anew.
-    """
-    from assay_evaluate.run.evaluate import evaluate as run_suite
-
-    about = compared.about.model_copy(update={"suite": SuiteIdentity(name=suite.name, sha256=suite.sha256)})
-    with open_run(runs, about, name=name, lock=True, say=say) as run_dir:
-        limits = register_gates(gates, run_dir, say)
-        say(describe_gates(limits, suite))
-        if not any((run_dir / "measurements").glob("*.json")) and (note := little_power(suite, limits)) is not None:
-            say(note)
-        if (note := unused_draft_head(target, compared.candidates[0])) is not None:
-            say(note)
-        with says_what_is_kept(lambda: replies_kept(run_dir)):
-            run_suite(
-                target.recipe.name,
-                compared.candidates,
-                suite=suite,
-                profile=profile,
-                serving=target.recipe.serving,
-                run_dir=run_dir,
-                gates=limits,
-                same_weights=same_weights,
-                own_texts=bool(target.recipe.deployment_profiles) if own_texts is None else own_texts,
-                again=again,
-                on_progress=say,
-            )
-        measurements = load_measurements(run_dir)
-        return Judged(run_dir, measurements, judge_and_write(limits, run_dir, measurements, target.recipe.published, say))
-
-
 @dataclass(frozen=True)
 class Evaluation:
     """What is to be measured and judged, checked before checkpoints are hashed and servers started.
 
-    target: with the precisions that its recipe has for the profile. compared: the reference first. suite: as the model asks it;
-    suite_note: a line, if it is not the model's.
+    target: with the precisions that its recipe has for the profile. compared: the reference first. suite: as the model asks it.
     """
 
     target: Target
     compared: Comparison
     suite: SuiteRecipe
-    suite_note: str | None
     profile: ProfileRecipe
     gates: ChosenGates
+
+    @property
+    def about(self) -> RunRecord:
+        """What its run is about."""
+        suite = SuiteIdentity(name=self.suite.name, sha256=self.suite.sha256)
+        return self.compared.about.model_copy(update={"suite": suite})
 
 
 def prepare(
@@ -182,7 +138,7 @@ def prepare(
             say(f"note: {candidate.label}: {note}")
     if suite_note is not None:
         say(suite_note)
-    return Evaluation(resolved, compared, chosen_suite, suite_note, chosen, limits)
+    return Evaluation(resolved, compared, chosen_suite, chosen, limits)
 
 
 def evaluate(
@@ -195,14 +151,30 @@ def evaluate(
     again: Sequence[str] = (),
     say: Say = say_nothing,
 ) -> Judged:
-    """Serve the reference and every candidate alike, measure and judge them, and write report and cards.
+    """Measure what is missing, the reference and every candidate served alike; judge everything, write report and cards.
 
-    evaluation: of `prepare`. The rest as `evaluate_in_run`, which says what is kept when it is stopped.
+    evaluation: of `prepare`. Its gates are registered before the first question; those of an earlier evaluation in this run
+    hold. same_weights: servers that run already may have the same. own_texts: candidates write texts of their own, for
+    `assay deployment`; None: if the model's recipe names deployment profiles. again: labels that are measured anew.
     """
-    return evaluate_in_run(
-        evaluation.target, evaluation.compared, evaluation.suite, evaluation.profile, evaluation.gates, runs, name,
-        same_weights=same_weights, own_texts=own_texts, again=again, say=say,
-    )  # fmt: skip
+    from assay_evaluate.run.evaluate import evaluate as run_suite
+
+    target, suite, compared = evaluation.target, evaluation.suite, evaluation.compared
+    with open_run(runs, evaluation.about, name=name, lock=True, say=say) as run_dir:
+        limits = register_gates(evaluation.gates, run_dir, say)
+        say(describe_gates(limits, suite))
+        is_new = not any((run_dir / "measurements").glob("*.json"))
+        for note in (little_power(suite, limits) if is_new else None, unused_draft_head(target, compared.candidates[0])):
+            if note is not None:
+                say(note)
+        with says_what_is_kept(lambda: replies_kept(run_dir)):
+            run_suite(
+                target.recipe.name, compared.candidates, suite=suite, profile=evaluation.profile, serving=target.recipe.serving,
+                run_dir=run_dir, gates=limits, same_weights=same_weights, again=again, on_progress=say,
+                own_texts=bool(target.recipe.deployment_profiles) if own_texts is None else own_texts,
+            )  # fmt: skip
+        measurements = load_measurements(run_dir)
+        return Judged(run_dir, measurements, judge_and_write(limits, run_dir, measurements, target.recipe.published, say))
 
 
 def check_budgets(
@@ -211,15 +183,14 @@ def check_budgets(
     """Twenty items of every task, of the reference alone: whether the token budgets suffice."""
     from assay_evaluate.run.budget_check import check_budgets as check
 
-    suite = evaluation.suite
-    about = evaluation.compared.about.model_copy(update={"suite": SuiteIdentity(name=suite.name, sha256=suite.sha256)})
+    target = evaluation.target
     with (
-        open_run(runs, about, name=name, lock=True, keep_suite=False, say=say) as run_dir,
+        open_run(runs, evaluation.about, name=name, lock=True, keep_suite=False, say=say) as run_dir,
         says_what_is_kept(lambda: replies_kept(run_dir)),
     ):
         return check(
-            evaluation.target.recipe.name, evaluation.compared.candidates[0], suite=suite, gates=evaluation.gates.recipe,
-            profile=evaluation.profile, serving=evaluation.target.recipe.serving, run_dir=run_dir, on_progress=say,
+            target.recipe.name, evaluation.compared.candidates[0], suite=evaluation.suite, gates=evaluation.gates.recipe,
+            profile=evaluation.profile, serving=target.recipe.serving, run_dir=run_dir, on_progress=say,
         )  # fmt: skip
 
 

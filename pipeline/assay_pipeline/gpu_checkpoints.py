@@ -1,10 +1,13 @@
-"""What `assay diagnose gpu-check` serves: the wide twin of tiny-glm in each precision."""
+"""`assay diagnose gpu-check`: the wide twin of tiny-glm in each precision, served natively and emulated, and compared."""
 
 from __future__ import annotations
 
+import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +17,7 @@ from assay.foreign_text import one_line
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.plan import Plan
+from assay.records.preflight.gpu_check import GpuCheck
 
 if TYPE_CHECKING:
     from assay.records.preflight.replay import Replay
@@ -25,6 +29,9 @@ FORMATS = (
     "w4a16-channel",
 )  # fmt: skip
 """One precision of each scheme, what is deployed most first: the last ones are left out when time is up."""
+
+
+WIDE = "tiny-glm, widened to hidden 1024 and experts of 1024 (141 M parameters), MTP head in BF16"
 
 
 def plan_all(source: Path, formats: Sequence[str]) -> dict[str, Plan]:
@@ -77,3 +84,60 @@ def foreseeing(plans: Mapping[str, Plan], sides: Sides) -> Iterator[Foresee]:
     """The replay takes half a minute of one core; it runs beside the servers, and is waited for when it is asked."""
     with ThreadPoolExecutor(1) as pool:
         yield pool.submit(foresee, plans, sides).result
+
+
+def kernels_foreseen(names: Sequence[str], gpu: str) -> dict[str, str]:
+    """Precision -> kernels that vLLM's loaders for a GPU take, or why it would not be served; asked without one."""
+    from assay_evaluate.diagnosis.gpu_check.judgement import compare_kernels, foreseen_refusal
+    from assay_evaluate.diagnosis.gpu_check.sides import facts_of_gpu, sides_on
+    from assay_evaluate.serving.hardware import Gpu
+
+    facts = facts_of_gpu(gpu)
+    sides = sides_on(Gpu(gpu if facts is None else facts.driver_name, 0 if facts is None else facts.memory_bytes, ""))
+    with tempfile.TemporaryDirectory(prefix="assay-gpu-check-") as temporary:
+        foreseen = foresee(plan_all(widen_tiny_glm(Path(temporary), for_kernels=True), names), sides)
+    kernels_by_format = {}
+    for name, replay in foreseen.items():
+        kernels = compare_kernels(replay, ())
+        foreseen_kernels = [f"{each.what}: {each.kernel}" for each in kernels.foreseen or ()]
+        reason = foreseen_refusal(replay)
+        foreseen_kernels += (
+            [f"not served: {reason}"] if reason else [f"not known: {kernels.unknown}"] if kernels.unknown else []
+        )
+        kernels_by_format[name] = "; ".join(foreseen_kernels)
+    return kernels_by_format
+
+
+# ------------------------------------------------------------------------------------------------ the check
+def check_on_gpu(
+    names: Sequence[str], minutes: float, logs: Path, *, self_test: bool = False, say: Say = say_nothing
+) -> GpuCheck:
+    """Make, serve, compare. The checkpoints (2 GB) lie in a temporary folder that goes again."""
+    from assay_evaluate.diagnosis.gpu_check.check import check_formats, formats_at_once
+    from assay_evaluate.diagnosis.gpu_check.questions import Length
+    from assay_evaluate.diagnosis.gpu_check.sides import self_test_sides, sides_on
+    from assay_evaluate.serving.hardware import describe_hardware, find_gpus
+
+    started, began = datetime.now().astimezone(), time.monotonic()
+    sides = self_test_sides() if self_test else sides_on(find_gpus()[0])
+    with tempfile.TemporaryDirectory(prefix="assay-gpu-check-") as temporary:
+        folder = Path(temporary)
+        source = widen_tiny_glm(folder / "source", for_kernels=not self_test)
+        plans = plan_all(source, names)
+        folders = make_all(source, plans, folder, say)
+        with foreseeing(plans, sides) as foreseen:
+            checks = check_formats(
+                folders,
+                sides,
+                logs,
+                foresee=foreseen,
+                deadline=began + 60 * minutes,
+                at_once=1 if self_test else formats_at_once(),
+                length=Length(24, 16, 4) if self_test else Length(),
+                on_progress=say,
+            )
+    return GpuCheck(
+        started=started.isoformat(timespec="seconds"), seconds=round(time.monotonic() - began, 1),
+        hardware=describe_hardware(), gpu=sides.gpu, self_test=self_test, model="tiny-glm" if self_test else WIDE,
+        formats=checks,
+    )  # fmt: skip

@@ -196,10 +196,7 @@ def quantize_one(
                 write_first_card(folder)
             return _told(MadeCheckpoint(made, folder, None, previous), on_made)
     with ExitStack() as opened:
-        with (
-            says_what_is_kept(lambda: _kept(made, folder)),
-            _source_of(target, made, folder, options) as (source, runner),
-        ):
+        with says_what_is_kept(lambda: _kept(made, folder)), _source_of(target, made, folder, options) as (source, runner):
             made, calibrated = calibrated_layers(target, made, source, folder, options)
             read_bytes = sum(tensor.num_bytes for tensor in made.tensors if tensor.shard_out is not None and tensor.outputs)
             with options.track(made.precision, read_bytes) as progress:

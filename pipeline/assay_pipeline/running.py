@@ -12,7 +12,7 @@ from assay.records.speed import SpeedRecord
 from assay_pipeline.calibration.files import with_files
 from assay_pipeline.comparison.checkpoints import of_target
 from assay_pipeline.comparison.planned_run import planned_run
-from assay_pipeline.evaluating import Judged, evaluate_in_run
+from assay_pipeline.evaluating import Evaluation, Judged, evaluate
 from assay_pipeline.judging import write_again
 from assay_pipeline.preflight import preflight
 from assay_pipeline.profiles import check_plans_served, require_hardware
@@ -94,7 +94,8 @@ def run(
     compared = of_target(  # why precisions were chosen was said above
         replace(resolved, choices=()), runs, name, precisions, planned.profile.endpoints, say=say
     )
-    judged = evaluate_in_run(resolved, compared, planned.suite, planned.profile, planned.limits, runs, name, say=say)
+    evaluation = Evaluation(resolved, compared, planned.suite, planned.profile, planned.limits)
+    judged = evaluate(evaluation, runs=runs, name=name, say=say)
     if not with_speed:
         return RunResult(report, made, judged)
     speed = measure_judged(judged.run_dir, judged.measurements, resolved, planned.profile, say)

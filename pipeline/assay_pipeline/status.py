@@ -126,23 +126,22 @@ def status_of_all(runs: Path) -> list[RunStatus]:
             if read_run(folder) is not None:
                 statuses.append(read_status(folder))
         except AssayError as error:
-            statuses.append(_damaged(folder, str(error)))
+            statuses.append(RunStatus(
+                run=str(folder), model=folder.name, source=None, reference=None, suite=None, checkpoints=(), at_work=(),
+                problem=str(error),
+            ))  # fmt: skip
     return statuses
-
-
-def _damaged(folder: Path, problem: str) -> RunStatus:
-    return RunStatus(
-        run=str(folder), model=folder.name, source=None, reference=None, suite=None, checkpoints=(), at_work=(), problem=problem
-    )  # fmt: skip
 
 
 def read_status(folder: Path) -> RunStatus:
     """AssayError: a record is damaged."""
+    from assay_evaluate.client.journal import count_replies
+
     about = read_run(folder)
     assert about is not None, "the callers saw to it"
     measured = {path.stem: Measurement.load(path) for path in sorted((folder / "measurements").glob("*.json"))}
     gates = GateReport.load_if_there(folder / "gates.json")
-    replies = _replies(folder)
+    replies = count_replies(folder / "journal.db")  # of each checkpoint, by its hash
     made = [path.parent.name for path in sorted(folder.glob("*/checkpoint")) if path.is_dir()]
     labels = dict.fromkeys([*_expected(about), *made, *measured])
     deployments, _ = load_deployments(folder, measured.values(), gates)
@@ -192,13 +191,6 @@ def _choice(folder: Path, model: str, gates: GateReport | None) -> ChoiceStatus 
     return ChoiceStatus(recommendation=record.recommendation, outdated=reason)
 
 
-def _replies(folder: Path) -> dict[str, int]:
-    """Hash of a checkpoint -> replies in the journal."""
-    from assay_evaluate.client.journal import count_replies
-
-    return count_replies(folder / "journal.db")
-
-
 # ------------------------------------------------------------------------------------------------ one checkpoint
 def _checkpoint(
     run_dir: Path,
@@ -208,40 +200,35 @@ def _checkpoint(
     replies: dict[str, int],
     deployments: dict[str, Status],
 ) -> CheckpointStatus:
+    from assay_quantize.engine.journal import num_finished
+
     folder = run_dir / label / "checkpoint"
     manifest = load_manifest(folder)
-    sha256 = _sha256(manifest, measured)
+    newest = manifest or measured
+    sha256 = None if newest is None else newest.checkpoint_sha256
     judged = gates is not None and label in gates.overall
+    open_gates = {
+        verdict.gate for verdict in (() if gates is None else gates.verdicts)
+        if (verdict.candidate, verdict.status) == (label, "NOT MEASURED")
+    }  # fmt: skip
+    scored = () if measured is None else [task.task for task in measured.tasks if task.accuracy is not None]
     return CheckpointStatus(
         label=label,
         made=_made(folder, manifest, measured),
         num_bytes=_num_bytes(manifest, measured),
-        num_shards_finished=_shards_finished(folder) if manifest is None and folder.is_dir() else None,
+        num_shards_finished=num_finished(folder) if manifest is None and folder.is_dir() else None,
         verified=None if manifest is None else _verified(folder),
         measured=None if measured is None else "measured" if measured.checkpoint_sha256 == sha256 else "another checkpoint",
         is_reference=measured is not None and measured.is_reference,
         num_tasks=None if measured is None else len(measured.tasks),
-        num_tasks_scored=None if measured is None else sum(task.accuracy is not None for task in measured.tasks),
+        num_tasks_scored=None if measured is None else len(scored),
         not_measured={} if measured is None else measured.not_measured,
         num_replies=0 if sha256 is None else replies.get(sha256, 0),
-        tasks_without_verdict=() if gates is None or measured is None else _without_verdict(gates, measured),
+        tasks_without_verdict=tuple(task for task in scored if f"score {task}" in open_gates),
         verdict=gates.overall[label] if gates is not None and judged else None,
         reason=gates.reasons.get(label) if gates is not None and judged else None,
         deployments=deployments,
     )
-
-
-def _without_verdict(gates: GateReport, measured: Measurement) -> tuple[str, ...]:
-    open_gates = {
-        verdict.gate for verdict in gates.verdicts if (verdict.candidate, verdict.status) == (measured.label, "NOT MEASURED")
-    }
-    return tuple(task.task for task in measured.tasks if task.accuracy is not None and f"score {task.task}" in open_gates)
-
-
-def _sha256(manifest: Manifest | None, measured: Measurement | None) -> str | None:
-    if manifest is not None:
-        return manifest.checkpoint_sha256
-    return None if measured is None else measured.checkpoint_sha256
 
 
 def _made(
@@ -260,12 +247,6 @@ def _num_bytes(manifest: Manifest | None, measured: Measurement | None) -> int |
     if measured is not None and (manifest is None or manifest.checkpoint_sha256 == measured.checkpoint_sha256):
         return measured.checkpoint_bytes
     return None if manifest is None else sum(shard.num_bytes for shard in manifest.shards)
-
-
-def _shards_finished(folder: Path) -> int:
-    from assay_quantize.engine.journal import num_finished
-
-    return num_finished(folder)
 
 
 def _verified(folder: Path) -> Literal["passed", "failed", "changed since"] | None:

@@ -30,8 +30,7 @@ def choice_words(record: Choice, undecided: Collection[str] = ()) -> ChoiceWords
         not_known=(*unknown, *missing),
         next_steps=tuple(
             english.TO_DECIDE.format(
-                checkpoint=quality.checkpoint,
-                action=line if line.startswith("measure ") else english.RUN.format(what=line),
+                checkpoint=quality.checkpoint, action=line if line.startswith("measure ") else english.RUN.format(what=line)
             )
             for quality in record.quality
             if quality.checkpoint not in undecided
@@ -68,8 +67,7 @@ def _without_speed(record: Choice) -> list[str]:
     with_speed = sorted({setup.checkpoint for setup in record.setups})
     others = [
         english.WITH_QUALITY.format(
-            checkpoint=quality.checkpoint,
-            quality=english.THE_REFERENCE if quality.word == "REFERENCE" else quality.word,
+            checkpoint=quality.checkpoint, quality=english.THE_REFERENCE if quality.word == "REFERENCE" else quality.word
         )
         for quality in record.quality
         if quality.may_be_chosen and quality.checkpoint not in with_speed

@@ -174,7 +174,8 @@ def test_three_runs_stand_on_one_page(run: Run, runs: tuple[Path, Path]) -> None
         [f"{name}/tiny-glm", label] for name in ("before", "after", "third") for label in ("bf16", "nvfp4a16", "w4a16")
     ]
     assert max(table.columns for table in page.tables) == 8
-    [picture] = page.pictures
+    picture, on_a_phone = page.pictures
+    assert picture == on_a_phone
     assert picture.count("before/tiny-glm: w4a16, 6.3 MB: ") == 1 and picture.count(": fp8, 9.1 MB: ") == 3
 
 

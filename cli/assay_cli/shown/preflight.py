@@ -14,7 +14,8 @@ MARKS = {"PASS": "[green]PASS   [/]", "FAIL": "[red]FAIL   [/]", "UNKNOWN": "[ye
 
 def show(report: PreflightReport, out: Console, *, whole: bool = True) -> None:
     """A line for each check, what to do below it, and a summary. whole: what passed as well."""
-    widths = [max([len(text) for text in texts], default=0) for texts in _columns(report)]
+    words_of = [(check.check, check.subject or "") for check in report.checks]
+    widths = [max(map(len, words), default=0) for words in zip(*words_of, strict=True)] or [0, 0]
     for check in report.checks:
         if check.outcome == "PASS" and not whole:
             continue
@@ -23,10 +24,6 @@ def show(report: PreflightReport, out: Console, *, whole: bool = True) -> None:
         if check.remedy is not None:
             out.print(f"{' ' * (9 + sum(widths))} -> {escape(check.remedy)}")
     out.print(escape(summary(report)))
-
-
-def _columns(report: PreflightReport) -> tuple[list[str], list[str]]:
-    return [check.check for check in report.checks], [check.subject or "" for check in report.checks]
 
 
 def skipped(how: str) -> str:

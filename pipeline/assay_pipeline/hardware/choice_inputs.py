@@ -1,7 +1,8 @@
-"""`assay choose`: gathers what a choice rests on: rows of speed, verdicts, and, of plans, memory, floors and predictions."""
+"""`assay choose`: joins what a choice rests on: rows of speed, verdicts, and, of plans, memory, floors and predictions."""
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,12 +13,15 @@ from assay.callbacks import Say, say_nothing
 from assay.errors import AssayError, PlanError
 from assay.foreign_text import one_line, shown
 from assay.recipes.load import load_recipe, recipe_names
+from assay.recipes.model import ModelRecipe, Serving
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
+from assay.records.choice.record import CHOICE_RECORD, Choice
 from assay.records.plan import Plan
 from assay.records.run import judged_bytes
 from assay.records.speed import OTHER_BYTES, SPEED_RECORD, SpeedRecord, SpeedRow
-from assay_pipeline.hardware.plan import experts_scheme, known_model, weights_of
+from assay.records.verdict import GateReport
+from assay_pipeline.hardware.plan import experts_scheme, known_model, tokens_of, weights_of
 from assay_pipeline.targets import resolve_target
 
 if TYPE_CHECKING:
@@ -26,6 +30,82 @@ if TYPE_CHECKING:
     from assay_quantize.plan.stored import StoredModel
 
 _COUNT = re.compile(r"[0-9]{1,6}")
+
+
+def make_choice(
+    run_dir: Path | None,
+    *,
+    hardware: str | None = None,
+    slo: str | None = None,
+    concurrency: str | None = None,
+    price: float | None = None,
+    speed: Sequence[Path] = (),
+    prompts: str | None = None,
+    is_quality_assumed: bool = False,
+    model: str | None = None,
+    context: str = "8k",
+    say: Say = say_nothing,
+) -> Choice:
+    """Which checkpoint to deploy at which number of streams; in a run the record is written there.
+
+    run_dir: None: speeds of `speed` alone, with quality assumed. hardware: as speeds name it, or a profile's name. slo: limits
+    such as `ttft<2s tpot<25ms`. concurrency: `1,8,32`. price: dollars for an hour of one GPU. model: whose precisions the
+    speeds are of. context: of each stream, where the roofline predicts. AssayError: these words do not go together, or nothing
+    was judged.
+    """
+    from assay_evaluate.choice.choose import ChoiceRequest, choose
+    from assay_evaluate.choice.rows import is_on, on_hardware
+
+    if run_dir is None and not (speed and is_quality_assumed):
+        raise AssayError(
+            "say RUN, whose speeds and verdicts are joined; or --speed FILE --quality assumed, where speeds are known alone"
+        )
+    gates = None if is_quality_assumed or run_dir is None else _gates(run_dir)
+    streams = None if concurrency is None else numbers_of("--concurrency", concurrency)
+    objective = None if slo is None else objective_of(slo)
+    length = tokens_of("--context", context)
+    rows, not_measured = speed_rows(run_dir, speed)
+    profile = profile_called(hardware)
+    plans = plans_of(run_dir, model, rows, say) if profile is not None or on_known_gpus(rows) else {}
+    here = [row for row in rows if is_on(row, hardware)]
+    known = {row.checkpoint for row in here if row.is_comparable}
+    unmeasured = {label: plan for label, plan in plans.items() if label not in known}
+    points = streams or tuple(sorted({row.concurrency for row in here})) or (1, 8, 32)
+    name, drafted = model or (None if gates is None else gates.model), 0
+    if not known and name in recipe_names("models"):
+        drafted = load_recipe(ModelRecipe, name).serving.num_speculative_tokens or 0
+    guesses = predictions(unmeasured, profile, points, length, drafted)
+    wishes = ChoiceRequest(
+        concurrency=streams or (points if not known else None),
+        objective=objective,
+        usd_per_gpu_hour=price,
+        prompts=prompts,
+        infeasible=infeasible(unmeasured, profile, min(points), length),
+        not_measured=not_measured,
+        beside=functools.partial(beside_floor, plans),
+    )
+    taken = on_hardware([*rows, *guesses], hardware)
+    if hardware is None and (elsewhere := sorted({row.hardware for row in rows} - {row.hardware for row in taken})):
+        say(f"note: speeds on {', '.join(map(shown, elsewhere))} are left out; --hardware chooses by them")
+    record = choose(taken, gates, wishes, model=name)
+    if run_dir is not None:
+        record.save(run_dir / CHOICE_RECORD)
+    return record
+
+
+def _gates(run_dir: Path) -> GateReport:
+    if (gates := GateReport.load_if_there(run_dir / "gates.json")) is None:
+        raise AssayError(
+            f"{run_dir}: nothing was judged yet; run `assay gate {shown(str(run_dir))}` first, or say --quality assumed"
+        )
+    measured = {path.stem for path in (run_dir / "measurements").glob("*.json")}
+    gone = [label for label in (gates.reference, *gates.overall) if label not in measured]
+    if gone:
+        raise AssayError(
+            f"{run_dir}: its verdicts are about {', '.join(map(shown, gone))} as well, whose measurement is gone; run "
+            f"`assay gate {shown(str(run_dir))}` again, or say --quality assumed"
+        )
+    return gates
 
 
 def numbers_of(option: str, text: str) -> tuple[int, ...]:
@@ -164,7 +244,6 @@ def infeasible(plans: Mapping[str, Planned], profile: ProfileRecipe | None, user
 
 def _users(planned: Planned, profile: ProfileRecipe, context: int) -> int:
     """Sequences whose KV cache fits beside the weights."""
-    from assay.recipes.model import Serving
     from assay_quantize.plan.fits import fit_on
 
     fit = fit_on(planned.stored, profile, Serving(num_speculative_tokens=1 if planned.weights.draft is not None else None))
@@ -182,7 +261,6 @@ def predictions(
     plans: Mapping[str, Planned], profile: ProfileRecipe | None, concurrency: Sequence[int], context: int, drafted: int
 ) -> list[SpeedRow]:
     """Rows that nobody measured, of every plan, where its KV cache fits; with and without speculation."""
-    from assay.recipes.model import Serving
     from assay_evaluate.roofline.devices import device_named
     from assay_evaluate.roofline.rows import predicted_rows
     from assay_quantize.plan.fits import fit_on, kv_read_bytes, ranks_of

@@ -15,18 +15,13 @@ from assay.callbacks import say_nothing
 from assay.quantities import size
 from assay.recipes.calibrated.methods import INTEGERS
 from assay.records.base import sha256_of
-from assay.records.diagnosis.sensitivity import (
-    MtpAcceptance,
-    RankCorrelation,
-    Sensitivity,
-    SensitivityPart,
-)
+from assay.records.diagnosis.sensitivity import RankCorrelation, Sensitivity, SensitivityPart
 from assay_pipeline.sensitivity.request import (
+    GPTQ,
     Asked,
     Figures,
     Pair,
     by_weights,
-    calibration_of,
     check_texts,
     measure,
     mixes_of,
@@ -40,8 +35,7 @@ from assay_pipeline.sensitivity.request import (
 if TYPE_CHECKING:
     from assay.callbacks import Say
     from assay_evaluate.divergence.documents import Document
-    from assay_evaluate.sensitivity.damage import Positions
-    from assay_quantize.sensitivity.direct import Cost, Direct
+    from assay_quantize.sensitivity.direct import Cost
     from assay_quantize.sensitivity.parts import Key, Layout
     from assay_quantize.sensitivity.rounded import CalibratedWeights, Rounder
 
@@ -82,7 +76,11 @@ def find_sensitivity(asked: Asked) -> Sensitivity | None:
         rounder = Rounder(layout, reader, calibrated)
         if asked.proxy == "weights":
             if asked.only_estimate:
-                _say_cost_of_rounding(layout, say)
+                read = size(sum(layout.sizes[key]["bf16"] for key, _ in layout.pairs()))
+                say(
+                    f"estimate: {read} of weights are read and rounded, no model is run; `assay plan --hardware this` says how "
+                    "fast"
+                )
                 return None
             by_weights(layout, rounder, figures, say)
             figures.not_measured["divergence"] = "proxy weights runs no model"
@@ -122,14 +120,8 @@ def _calibrated(asked: Asked, layout: Layout, folder: Path) -> Iterator[Calibrat
         )
         yield None
         return
-    with calibrated_weights(layout, folder, asked.keep, calibration_of(asked), asked.say) as weights:
+    with calibrated_weights(layout, folder, asked.keep, GPTQ, asked.say) as weights:
         yield weights
-
-
-# ------------------------------------------------------------------------------------------------ without a model
-def _say_cost_of_rounding(layout: Layout, say: Say) -> None:
-    read = sum(layout.sizes[key]["bf16"] for key, _ in layout.pairs())
-    say(f"estimate: {size(read)} of weights are read and rounded, no model is run; `assay plan --hardware this` says how fast")
 
 
 # ------------------------------------------------------------------------------------------------ the model in transformers
@@ -160,7 +152,8 @@ def _in_transformers(
         direct = Direct(layout, rounder, runner, texts, asked.keep, asked.say)
         cost = direct.cost(layout.pairs())
         asked.say(f"{_describe(cost)}; an interrupted run resumes from {asked.keep}")
-        _directly(direct, layout, positions, figures)
+        take_found(dict(direct.wholes()), direct.parts(layout.pairs()), layout, positions, figures)
+        figures.noise = direct.noise()
         if not any(kind == "context" for kind, _ in positions.masks):
             figures.not_measured["long context"] = f"no text is longer than {positions.longest} tokens"
     if asked.parts_of is None:  # else nothing is asked for but mixes as a whole
@@ -209,12 +202,6 @@ def _minutes_to_write(asked: Asked, model: Any, folder: Path) -> float:
     ended = os.times()
     seconds = ended.user + ended.system - started.user - started.system
     return seconds / 60 * asked.length / num_tokens * math.ceil(len(questions) / at_once)
-
-
-def _directly(direct: Direct, layout: Layout, positions: Positions, figures: Figures) -> None:
-    whole = dict(direct.wholes())
-    take_found(whole, direct.parts(layout.pairs()), layout, positions, figures)
-    figures.noise = direct.noise()
 
 
 def _by_fisher(layout: Layout, rounder: Rounder, runner: Any, texts: Any, figures: Figures, say: Say) -> None:
@@ -275,6 +262,7 @@ def spread(order: Mapping[Pair, float], count: int) -> list[Pair]:
 def _record(
     asked: Asked, layout: Layout, figures: Figures, documents: Sequence[Document], texts_description: str, cpu_seconds: float
 ) -> Sensitivity:
+    from assay_evaluate.sensitivity.drafts import mtp_acceptance
     from assay_quantize.checkpoint.checkpoint import open_checkpoint
     from assay_quantize.checkpoint.identity import weights_sha256
     from assay_quantize.sensitivity.texts import texts_sha256
@@ -282,7 +270,7 @@ def _record(
     method = f"proxy:{asked.proxy}"
     plan = next(iter(layout.plans.values()))
     damage = figures.damage[method]
-    drafts = _drafts(asked.run)
+    drafts = () if asked.run is None else mtp_acceptance(asked.run)
     if not drafts and any(key.role == "mtp" for key in layout.sizes):
         where = "say --run" if asked.run is None else f"no measured precision of {asked.run} drafted"
         figures.not_measured["acceptance by precision of the MTP block"] = where
@@ -297,7 +285,7 @@ def _record(
         method=method,
         in_nats=asked.proxy not in ("weights", "hidden"),
         observer=asked.observer,
-        calibration=None if asked.method == "none" else calibration_of(asked).model_dump(mode="json"),
+        calibration=None if asked.method == "none" else GPTQ.model_dump(mode="json"),
         texts=texts_description,
         texts_sha256=texts_sha256(scored(documents)),
         num_texts=len(documents),
@@ -353,9 +341,3 @@ def _correlations(asked: Asked, figures: Figures) -> tuple[RankCorrelation, ...]
     beside = [("served", name) for name in flat if name != "served"] if "served" in flat else []
     beside += [(method, name) for name in flat if name not in (method, "served")]
     return tuple(rank_correlation(name, flat[name], other, flat[other], seed=str(asked.seed)) for other, name in beside)
-
-
-def _drafts(run: Path | None) -> tuple[MtpAcceptance, ...]:
-    from assay_evaluate.sensitivity.drafts import mtp_acceptance
-
-    return () if run is None else mtp_acceptance(run)

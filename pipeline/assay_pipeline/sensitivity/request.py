@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 Proxy = Literal["kl", "fisher", "hidden", "weights"]
 Pair = tuple["Key", str]
+GPTQ = GptqCalibration(method="gptq")
+"""As the shipped precisions have it, so that what is measured is what `assay quantize` makes."""
 
 
 @dataclass(frozen=True)
@@ -81,11 +83,6 @@ class Figures:
     not_measured: dict[str, str] = field(default_factory=dict)
 
 
-def calibration_of(asked: Asked) -> GptqCalibration:
-    """As the shipped precisions have it, so that what is measured is what `assay quantize` makes."""
-    return GptqCalibration(method="gptq")
-
-
 def mixes_of(asked: Asked, layout: Layout) -> dict[str, Mapping[Key, str]]:
     """Scheme of each part of every recipe of `asked.mixes`, by a name that says what it is. AssayError: it has what is not
     measured here."""
@@ -103,7 +100,7 @@ def mixes_of(asked: Asked, layout: Layout) -> dict[str, Mapping[Key, str]]:
                 raise AssayError(
                     f"{where}: has `{key}: {of_recipe}`, and {of_request} is measured; say --{_OPTIONS[key]} {of_recipe}"
                 )
-        if method == "gptq" and recipe.calibration != calibration_of(asked):
+        if method == "gptq" and recipe.calibration != GPTQ:
             raise AssayError(f"{where}: has other options of `calibration` than w4a16-gptq, with which parts are measured")
         if recipe.needs_calibration or recipe.kv_cache is not None:
             raise AssayError(f"{where}: scales of activations and of the KV cache are not measured here; name one without them")
@@ -118,7 +115,8 @@ def mixes_of(asked: Asked, layout: Layout) -> dict[str, Mapping[Key, str]]:
                 raise AssayError(f"{where}: has {part} in {scheme}, which it cannot take: {reason}; give it another or `bf16`")
             if scheme not in layout.sizes[part]:
                 raise AssayError(f"{where}: has {part} in {scheme}, which --schemes has not; name that too")
-        by_name[mix_name(mix)] = mix
+        parts = sorted([key.layer, key.role, scheme] for key, scheme in mix.items())
+        by_name[f"mix-{sha256_of(parts)[:16]}"] = mix  # what is measured of it is kept under this name
     return by_name
 
 
@@ -127,7 +125,7 @@ _OPTIONS = {"observer": "observer", "calibration": "method"}
 
 def as_measured(asked: Asked, mix: PrecisionRecipe) -> PrecisionRecipe:
     """The mix as its parts and the uniform recipes were measured: what its base says beyond that is of all of them alike."""
-    same = {"calibration": "none" if mix.calibration == "none" else calibration_of(asked)}
+    same = {"calibration": "none" if mix.calibration == "none" else GPTQ}
     return mix.model_copy(update=same | {"kv_cache": None, "activations": "constant", "headroom": 1.0})
 
 
@@ -144,11 +142,6 @@ def check_texts(asked: Asked, documents: Sequence[Document]) -> None:
     record, before = asked.parts_of
     if (now := texts_sha256(scored(documents))) != before:
         raise OtherTexts(f"{record} was measured on other texts than there are now (sha256 {before[:16]} and {now[:16]})")
-
-
-def mix_name(mix: Mapping[Key, str]) -> str:
-    """Of the files in which it is kept."""
-    return f"mix-{sha256_of(sorted([key.layer, key.role, scheme] for key, scheme in mix.items()))[:16]}"
 
 
 def by_weights(layout: Layout, rounder: Rounder, figures: Figures, say: Say) -> None:
@@ -351,7 +344,7 @@ def check_asked(asked: Asked) -> None:
         raise AssayError(
             f"--method {asked.method}: is for INT4, and --schemes has none of it; name one of {', '.join(INTEGERS)}"
         )
-    if asked.own and asked.seed == calibration_of(asked).seed:
+    if asked.own and asked.seed == GPTQ.seed:
         raise AssayError(
             f"--seed {asked.seed}: the model's own text of this seed is what INT4 weights are calibrated on, and they would "
             "look better than they are; say another --seed"

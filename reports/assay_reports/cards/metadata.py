@@ -37,9 +37,7 @@ LM_EVAL_BENCHMARKS: dict[str, Benchmark] = {
     "gpqa_diamond_cot_zeroshot": Benchmark("Idavidrein/gpqa", "gpqa_diamond", 198),
 }
 """Task of lm-eval -> benchmark. Ids as in the `.eval_results` that are on the hub: its `eval.yaml` decides what is one."""
-SWE_BENCHMARKS: dict[str, Benchmark] = {
-    "verified": Benchmark("SWE-bench/SWE-bench_Verified", "swe_bench_%_resolved", 500),
-}
+SWE_BENCHMARKS: dict[str, Benchmark] = {"verified": Benchmark("SWE-bench/SWE-bench_Verified", "swe_bench_%_resolved", 500)}
 """Data set of SWE-bench tasks -> benchmark. https://huggingface.co/zai-org/GLM-5/tree/main/.eval_results has this one."""
 
 

@@ -20,6 +20,7 @@ from assay.records.speed import SpeedRow
 from assay.records.verdict import Verdict
 from assay_reports.page.findings import candidates, is_unjudged, ladders, name_of, scored, title_of
 from assay_reports.page.svg import (
+    PHONE,
     SERIES,
     Box,
     Picture,
@@ -28,6 +29,7 @@ from assay_reports.page.svg import (
     axis_left,
     decades,
     legend,
+    on_screen_and_phone,
     place_names,
     shape_of,
     steps,
@@ -135,33 +137,37 @@ def quality_and_size(marks: Sequence[Point]) -> Markup | None:
     right = 1.1 * max(point.num_bytes for point in marks) / each
     top = max(1.25, *(min(use.high, 6.0) for use in uses))
     bottom = min(0.0, *(max(use.low, -1.0) for use in uses))
-    width, height = 560, 330
     hints = [f"{point.name}, {size(point.num_bytes)}: {point.hint}" for point in marks]
-    picture = Picture(width, height, english.QUALITY.format(points=". ".join(hints)))
-    across, up = Scale(0, right, 54, width - 12), Scale(bottom, top, height - 48, 40)
-    picture.rect(54, up(top), width - 66, up(1) - up(top), "beyond")
-    axis_left(picture, up, 54, steps(bottom, top, 5), lambda v: f"{100 * v:.0f} %", english.QUALITY_AXIS, width - 12)
-    size_axis = english.SIZE_AXIS.format(unit=unit)
-    axis_below(picture, across, height - 48, steps(0, right), lambda v: f"{v:g}", size_axis, 40)
-    picture.line(54, up(1), width - 12, up(1), "limit")
-    picture.text(width - 16, up(1) - 5, english.ALLOWED, "limit-name", "end")
-    places: list[tuple[float, float, str]] = []
-    taken: list[Box] = [(54, up(1) - 1, width - 12, up(1) + 1), (width - 80, up(1) - 18, width - 12, up(1))]
-    for point, hint in zip(marks, hints, strict=True):
-        x, use = across(point.num_bytes / each), point.use
-        y = up(0) if use is None else up(_within(use.value, bottom, top))
-        places.append((x, y, point.name))
-        if use is not None:  # what lies beyond the picture stands on its edge
-            low, high = up(_within(use.low, bottom, top)), up(_within(use.high, bottom, top))
-            picture.line(x, low, x, high, f"bar {point.css}")
-            taken.append((x - 2, high, x + 2, low))
-        picture.mark(x, y, point.css, 3 if use is None else shape_of(point.css), hint, 5 if use is None else 6)
-    names = place_names(places, (54, 40, width - 12, height - 48), taken)
-    for (x, y, anchor, name), place, point in zip(names, places, marks, strict=True):
-        if abs(y - place[1]) > FAR:
-            picture.line(*place[:2], x, y - 4, f"thin {point.css}")
-        picture.text(x, y, name, "name", anchor)
-    return picture.drawn()
+    label, height = english.QUALITY.format(points=". ".join(hints)), 330
+
+    def draw(width: int, css: str) -> Markup:
+        picture = Picture(width, height, label, css)
+        across, up = Scale(0, right, 54, width - 12), Scale(bottom, top, height - 48, 40)
+        picture.rect(54, up(top), width - 66, up(1) - up(top), "beyond")
+        axis_left(picture, up, 54, steps(bottom, top, 5), lambda v: f"{100 * v:.0f} %", english.QUALITY_AXIS, width - 12)
+        size_axis = english.SIZE_AXIS.format(unit=unit)
+        axis_below(picture, across, height - 48, steps(0, right), lambda v: f"{v:g}", size_axis, 40)
+        picture.line(54, up(1), width - 12, up(1), "limit")
+        picture.text(width - 16, up(1) - 5, english.ALLOWED, "limit-name", "end")
+        places: list[tuple[float, float, str]] = []
+        taken: list[Box] = [(54, up(1) - 1, width - 12, up(1) + 1), (width - 80, up(1) - 18, width - 12, up(1))]
+        for point, hint in zip(marks, hints, strict=True):
+            x, use = across(point.num_bytes / each), point.use
+            y = up(0) if use is None else up(_within(use.value, bottom, top))
+            places.append((x, y, point.name))
+            if use is not None:  # what lies beyond the picture stands on its edge
+                low, high = up(_within(use.low, bottom, top)), up(_within(use.high, bottom, top))
+                picture.line(x, low, x, high, f"bar {point.css}")
+                taken.append((x - 2, high, x + 2, low))
+            picture.mark(x, y, point.css, 3 if use is None else shape_of(point.css), hint, 5 if use is None else 6)
+        names = place_names(places, (54, 40, width - 12, height - 48), taken)
+        for (x, y, anchor, name), place, point in zip(names, places, marks, strict=True):
+            if abs(y - place[1]) > FAR:
+                picture.line(*place[:2], x, y - 4, f"thin {point.css}")
+            picture.text(x, y, name, "name", anchor)
+        return picture.drawn()
+
+    return on_screen_and_phone(draw, 560)
 
 
 def _unit(num_bytes: int) -> tuple[str, float]:
@@ -174,10 +180,7 @@ def _within(value: float, low: float, high: float) -> float:
 
 # ------------------------------------------------------------------------------------------------ changes
 def changes(report: Report) -> Markup | None:
-    """Change of every task on every candidate, with its interval, beside the loss that its gate allows.
-
-    Drawn twice: tasks are named beside their lanes, and on a phone above them.
-    """
+    """Change of every task on every candidate, with its interval, beside the loss that its gate allows."""
     rows, shades = candidates(report), colours(report)
     lanes = {(row.label, task.task): (task, task.drop) for row in rows for task in scored(report, row) if task.drop is not None}
     tasks = list(dict.fromkeys(task.task for row in rows for task in row.tasks if (row.label, task.task) in lanes))
@@ -195,8 +198,9 @@ def changes(report: Report) -> Markup | None:
     }
     said = english.CHANGES.format(changes=". ".join(hints.values()))
 
-    def drawn(css: str, width: int, left: int, right: int, most_ticks: int, above: int) -> Markup:
-        """left, right: room beside the lanes. above: room over the lanes of a task for its name; 0: it stands beside them."""
+    def draw(width: int, css: str) -> Markup:
+        """Names of tasks stand beside their lanes; on a phone over them, which takes room `above`."""
+        left, right, most_ticks, above = (20, 20, 5, 20) if css == PHONE else (190, 14, 8, 0)
         block = above + LANE * len(rows) + 14
         height = 30 + block * len(tasks) + 50
         picture = Picture(width, height, said, css)
@@ -220,11 +224,7 @@ def changes(report: Report) -> Markup | None:
         return picture.drawn()
 
     colours_named = legend([(row.label, shades[row.label], shape_of(shades[row.label])) for row in rows])
-    return (
-        colours_named
-        + drawn("wide", width=760, left=190, right=14, most_ticks=8, above=0)
-        + drawn("narrow", width=360, left=20, right=20, most_ticks=5, above=20)
-    )
+    return colours_named + on_screen_and_phone(draw)
 
 
 # ------------------------------------------------------------------------------------------------ bytes
@@ -237,19 +237,25 @@ def bytes_per_role(report: Report) -> Markup | None:
     totals = [sum(sums.values()) for _, sums in bars]
     order = sorted(bars[0][1], key=lambda role: -bars[0][1][role])
     sizes = ". ".join(f"{name}: {size(total)}" for (name, _), total in zip(bars, totals, strict=True))
-    picture = Picture(760, 14 + 34 * len(bars), english.BYTES.format(sizes=sizes))
-    across = Scale(0, max(totals), 110, 660)
-    for number, ((name, sums), total) in enumerate(zip(bars, totals, strict=True)):
-        y, begin = 8 + 34 * number, 0.0
-        picture.text(102, y + 17, name, "tick strong", "end")
-        for role in order:
-            if num_bytes := sums.get(role, 0):
-                x, right = across(begin), across(begin + num_bytes)
-                hint = f"{name}, {role}: {size(num_bytes)}"
-                picture.rect(x, y, max(right - x, 0.3), 24, f"role {_shade_of_role(role)}", hint)
-                begin += num_bytes
-        picture.text(across(begin) + 8, y + 17, size(total), "tick")
-    return legend([(role.replace("_", " "), f"role {_shade_of_role(role)}", 1) for role in order]) + picture.drawn()
+    label = english.BYTES.format(sizes=sizes)
+
+    def draw(width: int, css: str) -> Markup:
+        picture = Picture(width, 10 + 48 * len(bars), label, css)
+        across = Scale(0, max(totals), 0, width - 80)
+        for number, ((name, sums), total) in enumerate(zip(bars, totals, strict=True)):
+            y, begin = 20 + 48 * number, 0.0
+            picture.text(0, y - 6, name, "tick strong")
+            for role in order:
+                if num_bytes := sums.get(role, 0):
+                    x, right = across(begin), across(begin + num_bytes)
+                    hint = f"{name}, {role}: {size(num_bytes)}"
+                    picture.rect(x, y, max(right - x, 0.3), 24, f"role {_shade_of_role(role)}", hint)
+                    begin += num_bytes
+            picture.text(across(begin) + 8, y + 17, size(total), "tick")
+        return picture.drawn()
+
+    roles = legend([(role.replace("_", " "), f"role {_shade_of_role(role)}", 1) for role in order])
+    return roles + on_screen_and_phone(draw)
 
 
 def _bytes_of_roles(plan: PlanNumbers, side: str) -> dict[str, int]:
@@ -295,26 +301,27 @@ def _ladder(report: Report, rows: Sequence[SpeedRow], title: str) -> Markup:
     known = colours(report)
     streams = sorted({row.concurrency for row in rows})
     most = 1.08 * max(repeat.output_tokens_s for row in rows for repeat in row.repeats)
-    width, height = 560, 300
-    picture = Picture(width, height, english.SPEED_PICTURE.format(title=title))
-    across = Scale(max(streams[0] / 1.2, 0.5), streams[-1] * 1.6, 60, width - 12, is_log=True)
-    up = Scale(0, most, height - 48, 34)
-    axis_left(picture, up, 60, steps(0, most, 5), lambda v: f"{v:,g}", english.SPEED_AXIS, width - 12)
-    axis_below(picture, across, height - 48, streams, lambda v: f"{v:g}", english.STREAMS_AXIS, 34)
-    for number, name in enumerate(names):
-        css = known.get(name, f"s{number % SERIES}")
-        ladder = sorted((row for row in rows if row.checkpoint == name), key=lambda row: row.concurrency)
-        places = [(across(row.concurrency), up(row.tokens_s)) for row in ladder]
-        picture.path(places, f"path {css}")
-        for row, (x, y) in zip(ladder, places, strict=True):
-            speeds = [repeat.output_tokens_s for repeat in row.repeats]
-            picture.line(x, up(min(speeds)), x, up(max(speeds)), f"bar {css}")
-            hint = english.SPEED_POINT.format(
-                label=name, streams=row.concurrency, speed=row.tokens_s, repeats=len(speeds)
-            )  # fmt: skip
-            picture.mark(x, y, css, shape_of(css), hint)
-        picture.text(places[-1][0] + 9, places[-1][1] + 4, name, "name")
-    return picture.drawn()
+    label, height = english.SPEED_PICTURE.format(title=title), 300
+    shades = {name: known.get(name, f"s{number % SERIES}") for number, name in enumerate(names)}
+
+    def draw(width: int, css: str) -> Markup:
+        picture = Picture(width, height, label, css)
+        across = Scale(max(streams[0] / 1.2, 0.5), streams[-1] * 1.2, 60, width - 12, is_log=True)
+        up = Scale(0, most, height - 48, 34)
+        axis_left(picture, up, 60, steps(0, most, 5), lambda v: f"{v:,g}", english.SPEED_AXIS, width - 12)
+        axis_below(picture, across, height - 48, streams, lambda v: f"{v:g}", english.STREAMS_AXIS, 34)
+        for name, shade in shades.items():
+            ladder = sorted((row for row in rows if row.checkpoint == name), key=lambda row: row.concurrency)
+            places = [(across(row.concurrency), up(row.tokens_s)) for row in ladder]
+            picture.path(places, f"path {shade}")
+            for row, (x, y) in zip(ladder, places, strict=True):
+                speeds = [repeat.output_tokens_s for repeat in row.repeats]
+                picture.line(x, up(min(speeds)), x, up(max(speeds)), f"bar {shade}")
+                hint = english.SPEED_POINT.format(label=name, streams=row.concurrency, speed=row.tokens_s, repeats=len(speeds))
+                picture.mark(x, y, shade, shape_of(shade), hint)
+        return picture.drawn()
+
+    return legend([(name, shade, shape_of(shade)) for name, shade in shades.items()]) + on_screen_and_phone(draw, 560)
 
 
 # ------------------------------------------------------------------------------------------------ drift along the text
@@ -343,28 +350,32 @@ def drift(report: Report) -> Markup | None:
     low = min(span.value for span in spans) / 1.6
     high = max(max(span.value, span.high or 0.0) for span in spans) * 1.3
     first, last = min(span.position for span in spans) / 1.3, max(span.position for span in spans) * 1.3
-    width, height = 760, 380
-    names = "; ".join(name for _, name, _, _ in lines)
-    picture = Picture(width, height, english.DRIFT.format(reference=report.reference, lines=names))
-    across, up = Scale(first, last, 64, width - 14, is_log=True), Scale(low, high, height - 48, 34, is_log=True)
+    names, height = "; ".join(name for _, name, _, _ in lines), 380
+    said = english.DRIFT.format(reference=report.reference, lines=names)
     ticks = decades(low, high)
     if len(ticks) < 3:
         ticks = [m * 10.0**e for e in range(-12, 4) for m in (1, 2, 5) if low <= m * 10.0**e <= high]
-    axis_left(picture, up, 64, ticks, lambda v: f"{v:g}", english.DRIFT_AXIS, width - 14)
-    axis_below(
-        picture, across, height - 48, decades(first, last, 2),
-        lambda v: f"{v / 1024:g}K" if v >= 1024 else f"{v:g}", english.POSITION_AXIS, 34,
-    )  # fmt: skip
-    for row, name, kind, course in lines:
-        css = shades[row.label]
-        picture.path([(across(span.position), up(span.value)) for span in course], f"path {css} {kind}")
-        for span in course:
-            x = across(span.position)
-            if span.low is not None and span.high is not None:
-                picture.line(x, up(max(span.low, low)), x, up(min(span.high, high)), f"bar thin {css}")
-            picture.mark(x, up(span.value), css, shape_of(css), f"{name}, tokens {span.hint}", 3.5)
+
+    def draw(width: int, css: str) -> Markup:
+        picture = Picture(width, height, said, css)
+        across, up = Scale(first, last, 64, width - 14, is_log=True), Scale(low, high, height - 48, 34, is_log=True)
+        axis_left(picture, up, 64, ticks, lambda v: f"{v:g}", english.DRIFT_AXIS, width - 14)
+        axis_below(
+            picture, across, height - 48, decades(first, last, 4 if css == PHONE else 2),
+            lambda v: f"{v / 1024:g}K" if v >= 1024 else f"{v:g}", english.POSITION_AXIS, 34,
+        )  # fmt: skip
+        for row, name, kind, course in lines:
+            shade = shades[row.label]
+            picture.path([(across(span.position), up(span.value)) for span in course], f"path {shade} {kind}")
+            for span in course:
+                x = across(span.position)
+                if span.low is not None and span.high is not None:
+                    picture.line(x, up(max(span.low, low)), x, up(min(span.high, high)), f"bar thin {shade}")
+                picture.mark(x, up(span.value), shade, shape_of(shade), f"{name}, tokens {span.hint}", 3.5)
+        return picture.drawn()
+
     labels = dict.fromkeys(row.label for row, *_ in lines)
-    return legend([(label, shades[label], shape_of(shades[label])) for label in labels]) + picture.drawn()
+    return legend([(label, shades[label], shape_of(shades[label])) for label in labels]) + on_screen_and_phone(draw)
 
 
 def courses(divergence: Divergence | None) -> list[tuple[str, list[Span]]]:
@@ -432,7 +443,6 @@ def _heat_map(cells: Sequence[CellLoss], title: str, most: float) -> Markup | No
     rows = list(dict.fromkeys(_row_name(cell) for cell in cells))
     if len(lengths) * len(rows) < 2:
         return None
-    left, side, tall = 150, 74, 30
     hints = [
         english.HEAT_CELL.format(
             row=_row_name(cell),
@@ -444,18 +454,24 @@ def _heat_map(cells: Sequence[CellLoss], title: str, most: float) -> Markup | No
         for cell in cells
     ]
     label = english.HEAT_MAP.format(title=title, cells="; ".join(hints))
-    picture = Picture(left + side * len(lengths) + 8, 30 + tall * len(rows), label)
-    for number, length in enumerate(lengths):
-        picture.text(left + side * (number + 0.5), 20, tokens_short(length), "tick", "middle")
-    for number, row in enumerate(rows):
-        picture.text(left - 8, 30 + tall * (number + 0.5) + 5, row, "tick", "end")
-    for cell, hint in zip(cells, hints, strict=True):
-        x, y = left + side * lengths.index(cell.length_tokens), 30 + tall * rows.index(_row_name(cell))
-        step = min(SHADES, math.ceil(abs(cell.drop.value / most) * SHADES - 0.5))
-        shade = "heat0" if step <= 0 else f"{'lost' if cell.drop.value > 0 else 'gained'}{step}"
-        picture.rect(x + 1, y + 1, side - 2, tall - 2, shade, hint)
-        picture.text(x + side / 2, y + tall / 2 + 5, points(cell.drop.value), f"cell {shade}", "middle")
-    return picture.drawn()
+
+    def draw(width: int, css: str) -> Markup:
+        left, tall = (112, 30) if css == PHONE else (150, 30)
+        side = max(44, (width - left - 8) // len(lengths)) if css == PHONE else 74
+        picture = Picture(left + side * len(lengths) + 8, 30 + tall * len(rows), label, css)
+        for number, length in enumerate(lengths):
+            picture.text(left + side * (number + 0.5), 20, tokens_short(length), "tick", "middle")
+        for number, row in enumerate(rows):
+            picture.text(left - 8, 30 + tall * (number + 0.5) + 5, row, "tick", "end")
+        for cell, hint in zip(cells, hints, strict=True):
+            x, y = left + side * lengths.index(cell.length_tokens), 30 + tall * rows.index(_row_name(cell))
+            step = min(SHADES, math.ceil(abs(cell.drop.value / most) * SHADES - 0.5))
+            shade = "heat0" if step <= 0 else f"{'lost' if cell.drop.value > 0 else 'gained'}{step}"
+            picture.rect(x + 1, y + 1, side - 2, tall - 2, shade, hint)
+            picture.text(x + side / 2, y + tall / 2 + 5, points(cell.drop.value), f"cell {shade}", "middle")
+        return picture.drawn()
+
+    return on_screen_and_phone(draw)
 
 
 def _row_name(cell: CellLoss) -> str:

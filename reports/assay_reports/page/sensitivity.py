@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from assay.records.diagnosis.sensitivity import Sensitivity, SensitivityPart
-from assay_reports.page.svg import Picture
+from assay_reports.page.svg import PHONE, Picture, on_screen_and_phone
 from assay_reports.sentences import page as english
 from assay_reports.text import grouped
 
@@ -91,23 +91,29 @@ def _map(record: Sensitivity, scheme: str, parts: Sequence[SensitivityPart], end
     roles = list(dict.fromkeys(part.role for part in parts))
     layers = sorted({part.layer for part in parts if part.layer is not None})
     is_numbered = len(layers) <= NUMBERED
-    left, side, tall = 46, 100, 26 if is_numbered else 9
+    tall, top = 26 if is_numbered else 9, 16 * max(len(role.split("_")) for role in roles) + 8
     hints = [_hint(record, part) for part in parts]
     label = english.ONE_PART_AT_A_TIME.format(scheme=scheme, parts="; ".join(hints))
-    picture = Picture(left + side * len(roles) + 8, 30 + tall * len(layers), label)
-    for number, role in enumerate(roles):
-        picture.text(left + side * (number + 0.5), 18, role.replace("_", " "), "tick", "middle")
-    for number, layer in enumerate(layers):
-        if is_numbered or number % 5 == 0:
-            picture.text(left - 8, 26 + tall * (number + 0.5) + 5, layer, "tick", "end")
-    for part, hint in zip(parts, hints, strict=True):
-        assert part.layer is not None and part.damage_nats is not None, "MTP blocks have no damage"
-        x, y = left + side * roles.index(part.role), 26 + tall * layers.index(part.layer)
-        css = shade(part.damage_nats, ends)
-        picture.rect(x + 1, y + 1, side - 2, tall - (2 if is_numbered else 1), css, hint)
-        if is_numbered:
-            picture.text(x + side / 2, y + tall / 2 + 5, f"{part.damage_nats:.2g}", f"cell {css}", "middle")
-    return picture.drawn()
+
+    def draw(width: int, css: str) -> Markup:
+        left, side = (34, max(56, (width - 40) // len(roles))) if css == PHONE else (46, 100)
+        picture = Picture(left + side * len(roles) + 4, top + 4 + tall * len(layers), label, css)
+        for number, role in enumerate(roles):
+            for line, word in enumerate(role.split("_")):
+                picture.text(left + side * (number + 0.5), 14 + 16 * line, word, "tick", "middle")
+        for number, layer in enumerate(layers):
+            if is_numbered or number % 5 == 0:
+                picture.text(left - 8, top + tall * (number + 0.5) + 5, layer, "tick", "end")
+        for part, hint in zip(parts, hints, strict=True):
+            assert part.layer is not None and part.damage_nats is not None, "MTP blocks have no damage"
+            x, y = left + side * roles.index(part.role), top + tall * layers.index(part.layer)
+            cell = shade(part.damage_nats, ends)
+            picture.rect(x + 1, y + 1, side - 2, tall - (2 if is_numbered else 1), cell, hint)
+            if is_numbered:
+                picture.text(x + side / 2, y + tall / 2 + 5, f"{part.damage_nats:.2g}", f"cell {cell}", "middle")
+        return picture.drawn()
+
+    return on_screen_and_phone(draw)
 
 
 def shade(value: float, ends: tuple[float, float]) -> str:

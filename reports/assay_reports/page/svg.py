@@ -86,6 +86,16 @@ class Picture:
         return head + Markup("").join(self.marks) + Markup("</svg>")
 
 
+PHONE = "narrow"
+"""Class of a drawing that the style sheet shows on screens of at most 600 pixels."""
+
+
+def on_screen_and_phone(draw: Callable[[int, str], Markup], width: int = 760) -> Markup:
+    """Both drawings of a picture; the style sheet shows one. draw: of a width and a class. 360 pixels: with letters of full
+    size on a phone, where a wide picture would be shrunk to half."""
+    return draw(width, "wide") + draw(360, PHONE)
+
+
 _END = ("</circle>", "</rect>", "</path>", "</path>")
 
 

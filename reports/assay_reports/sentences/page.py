@@ -192,14 +192,8 @@ PART_SERVED = ", served {nats:.3g}"
 
 # ------------------------------------------------------------------------------------------------ definitions
 WORDS: dict[str, tuple[str, str]] = {
-    "pass": (
-        "PASS",
-        "Every required gate passed: losses beyond the allowed ones are excluded at the level of the gates.",
-    ),
-    "fail": (
-        "FAIL",
-        "A required gate failed: more than the allowed loss is shown, beyond chance.",
-    ),
+    "pass": ("PASS", "Every required gate passed: losses beyond the allowed ones are excluded at the level of the gates."),
+    "fail": ("FAIL", "A required gate failed: more than the allowed loss is shown, beyond chance."),
     "underpowered": (
         "UNDERPOWERED",
         "Shown neither within the allowed loss nor beyond it. More items would decide; it never counts as a pass.",
@@ -208,54 +202,24 @@ WORDS: dict[str, tuple[str, str]] = {
         "NOT MEASURED",
         "There is no number, or a meaningless one, such as on a task where the reference itself is never right.",
     ),
-    "reference": (
-        "reference",
-        "The checkpoint that the others are compared with, served in the same way.",
-    ),
-    "floor": (
-        "noise floor",
-        "The reference compared with its own repeat: what differs where nothing was changed.",
-    ),
+    "reference": ("reference", "The checkpoint that the others are compared with, served in the same way."),
+    "floor": ("noise floor", "The reference compared with its own repeat: what differs where nothing was changed."),
     "change": (
         "change",
         "Candidate minus reference in percentage points, over items that both answered; − is a loss. In brackets its interval.",
     ),
-    "allowed": (
-        "allowed",
-        "The loss, in points, that the gate of this task allows; written down in the gates' recipe.",
-    ),
-    "pairs": (
-        "pairs",
-        "Items that both sides answered. Items whose request failed are left out on both.",
-    ),
-    "cut-off": (
-        "cut off",
-        "Replies ended by the token budget or the context; they are scored as they stand.",
-    ),
-    "flipped": (
-        "flipped",
-        "Right on one side only. Equal scores can hide flips: losses and gains cancel out.",
-    ),
-    "bc": (
-        "b/c",
-        "Items that only the reference, or only this checkpoint, gets right.",
-    ),
-    "p-pass": (
-        "p pass",
-        "Chance of such data if the margin or more were lost; small enough, and the checkpoint passes.",
-    ),
+    "allowed": ("allowed", "The loss, in points, that the gate of this task allows; written down in the gates' recipe."),
+    "pairs": ("pairs", "Items that both sides answered. Items whose request failed are left out on both."),
+    "cut-off": ("cut off", "Replies ended by the token budget or the context; they are scored as they stand."),
+    "flipped": ("flipped", "Right on one side only. Equal scores can hide flips: losses and gains cancel out."),
+    "bc": ("b/c", "Items that only the reference, or only this checkpoint, gets right."),
+    "p-pass": ("p pass", "Chance of such data if the margin or more were lost; small enough, and the checkpoint passes."),
     "p-fail": (
         "p fail",
         "Chance of such data if the margin or less were lost, adjusted over the scored tasks; small enough, and it fails.",
     ),
-    "p-any": (
-        "p any",
-        "Chance of such data without any difference (McNemar, mid-p). It decides nothing.",
-    ),
-    "mde": (
-        "MDE",
-        "Minimum detectable effect: the smallest loss that would show in 80 % of such runs.",
-    ),
+    "p-any": ("p any", "Chance of such data without any difference (McNemar, mid-p). It decides nothing."),
+    "mde": ("MDE", "Minimum detectable effect: the smallest loss that would show in 80 % of such runs."),
     "needed": (
         "needed",
         "Pairs with which a checkpoint that loses nothing would pass 4 times in 5; none where a loss is certain.",
@@ -265,30 +229,15 @@ WORDS: dict[str, tuple[str, str]] = {
         "Kullback-Leibler divergence of the next-token distributions from the reference's, in nats a token. How "
         "different, not how much worse. Unbiased: right on average over sampled texts. Lower bound: the truth may be more.",
     ),
-    "top1": (
-        "top-1 agreement",
-        "Share of positions where both rank the same token first.",
-    ),
-    "acceptance": (
-        "accepted",
-        "Share of the tokens proposed by the model's own draft head (MTP) that it then accepted.",
-    ),
+    "top1": ("top-1 agreement", "Share of positions where both rank the same token first."),
+    "acceptance": ("accepted", "Share of the tokens proposed by the model's own draft head (MTP) that it then accepted."),
     "emulated": (
         "emulated",
         "Weights dequantized and computed in plain arithmetic: the score is the format's, not a kernel's, and says"
         " nothing about speed.",
     ),
-    "in-flight": (
-        "requests in flight",
-        "Requests that the server works on at once.",
-    ),
-    "tpot": (
-        "TPOT",
-        "Time per output token: (end-to-end − time to the first token) / (tokens − 1), of one request.",
-    ),
-    "ttft": (
-        "TTFT",
-        "Time to the first token, from the request on.",
-    ),
+    "in-flight": ("requests in flight", "Requests that the server works on at once."),
+    "tpot": ("TPOT", "Time per output token: (end-to-end − time to the first token) / (tokens − 1), of one request."),
+    "ttft": ("TTFT", "Time to the first token, from the request on."),
 }
 """Key -> (word, definition). A definition that no table of a page names is left out of that page."""

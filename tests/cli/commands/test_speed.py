@@ -251,7 +251,7 @@ def test_a_whole_run_with_speed(run: Run, measured: list[Any], monkeypatch: pyte
         yaml.safe_dump(recipe | {"speed": {"concurrency": [4, 1], "speculation": [0], "repeats": 5}})
     )
     monkeypatch.setattr("assay_pipeline.running.quantize_in_run", lambda *_, **__: [])
-    monkeypatch.setattr("assay_pipeline.running.evaluate_in_run", judged)
+    monkeypatch.setattr("assay_pipeline.running.evaluate", judged)
     monkeypatch.setattr("assay_pipeline.running.of_target", lambda *_, **__: None)
     code, _, err = run("run", "tiny-glm.yaml", "--speed", "--no-preflight", "--suite", "quick")
     assert code in (0, 1), err

@@ -268,7 +268,7 @@ def test_speed_has_a_picture_for_each_set_of_rows_that_are_alike(tmp_path: Path)
     said = "w4a16 is fastest at 1 stream (80.0 tokens/s), fp8 is fastest at 32 (900.0); 8xH200, chat, speculation off"
     assert (2, f"Speed {said}") in page.headings
     drawn = [one for one in page.pictures if one.startswith("Tokens a second")]
-    assert len(drawn) == 3 and len(set(drawn)) == 2, "the first stands on the first screen as well"
+    assert len(drawn) == 6 and len(set(drawn)) == 2, "each for a screen and a phone; the first on the first screen as well"
     assert "fp8, 32 in flight: 900.0 tokens/s (3 repeats)" in page.titles
     assert not any("999" in one for one in page.titles), "an emulated format has no speed"
     table = next(table for table in page.tables if table.label.startswith("Speed, ") and "speculation off" in table.label)

@@ -10,12 +10,15 @@ from pathlib import Path
 import pytest
 from browser import Browser, find_chromium
 from journals import write_journal
+from sensitivity_record import record
 from swe_run import make_swe_run
 from synthetic_run import make_run
 
-from assay_reports.report import write_report
+from assay_reports.report import render_html, write_report
+from assay_reports.schema import Report
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_chromium() is None, reason="no Chromium on this machine")]
+SAMPLE = Path(__file__).parents[3] / "reports" / "samples" / "tiny-glm"
 LOADED = "items.index !== null && !document.getElementById('item-shown').hidden"
 
 
@@ -38,6 +41,16 @@ def opened(browser: Browser, page: Path) -> Browser:
     browser.look(width=1280, height=800)
     browser.console.clear()
     browser.requests.clear()
+    browser.open(page)
+    return browser
+
+
+@pytest.fixture
+def full_page(browser: Browser, tmp_path: Path) -> Browser:
+    """The sample's page with a map of sensitivity: every picture that there is."""
+    report = Report.load(SAMPLE / "report.json").model_copy(update={"sensitivity": record()})
+    page = tmp_path / "index.html"
+    page.write_text(render_html(report), encoding="utf-8")
     browser.open(page)
     return browser
 
@@ -145,21 +158,22 @@ def test_nothing_sticks_out_on_a_narrow_screen(opened: Browser, width: int) -> N
 
 
 @pytest.mark.parametrize("width", [320, 390])
-def test_the_changes_of_tasks_fit_a_phone(opened: Browser, width: int) -> None:
-    """Every mark and every word of the picture, and letters stay legible; a wide screen has the other drawing."""
-    opened.look(width=width, height=800)
-    opened.run("document.getElementById('scores').scrollIntoView()")
-    places = opened.run(
-        "[...document.querySelectorAll('#scores .chart > svg, #scores .chart > svg *')]"
+@pytest.mark.parametrize("section", ["scores", "divergence", "speed", "sensitivity", "tensors", "long-context"])
+def test_pictures_fit_a_phone(full_page: Browser, width: int, section: str) -> None:
+    """Every mark and every word of them, and letters stay legible; a wide screen has the other drawing."""
+    full_page.look(width=width, height=800)
+    full_page.run(f"document.getElementById('{section}').scrollIntoView()")
+    places = full_page.run(
+        f"[...document.querySelectorAll('#{section} .chart > svg, #{section} .chart > svg *')]"
         ".map(part => part.getBoundingClientRect()).filter(box => box.width || box.height).map(box => [box.left, box.right])"
     )
-    assert len(places) > 20 and min(left for left, _ in places) >= 0 and max(right for _, right in places) <= width
-    letters = opened.run("document.querySelector('#scores svg.narrow text').getBoundingClientRect().height")
+    assert len(places) > 8 and min(left for left, _ in places) >= 0 and max(right for _, right in places) <= width
+    letters = full_page.run(f"document.querySelector('#{section} svg.narrow text').getBoundingClientRect().height")
     assert letters >= 11
-    shown = "[...document.querySelectorAll('#scores .chart > svg')].map(one => getComputedStyle(one).display)"
-    assert opened.run(shown) == ["none", "block"]
-    opened.look(width=1280, height=800)
-    assert opened.run(shown) == ["block", "none"]
+    shown = f"[...document.querySelectorAll('#{section} .chart > svg')].slice(0, 2).map(one => getComputedStyle(one).display)"
+    assert full_page.run(shown) == ["none", "block"]
+    full_page.look(width=1280, height=800)
+    assert full_page.run(shown) == ["block", "none"]
 
 
 HOSTILE = "</script><img src=x onerror=\"document.title='pwned'\"><script>document.title='pwned'</script>"

@@ -48,17 +48,19 @@ RUNS = [
     ],
     ids=["one", "twelve alike", "twelve near", "long", "two long", "markup", "runs"],
 )
-def test_names_stay_inside_and_apart(points: list[Point]) -> None:
-    drawn = str(quality_and_size([REFERENCE, *points]))
+@pytest.mark.parametrize(("number", "width"), [(0, WIDTH), (1, 360)], ids=["screen", "phone"])
+def test_names_stay_inside_and_apart(points: list[Point], number: int, width: int) -> None:
+    drawn = str(quality_and_size([REFERENCE, *points])).split("</svg>")[number]
     found = re.findall(r'<text x="([-.0-9]+)" y="([-.0-9]+)" class="name" text-anchor="(start|end)">(.*?)</text>', drawn)
     names = [html.unescape(name) for *_, name in found]
-    assert len(set(names)) == len(points) + 1, "also what was cut can be told apart"
+    if width == WIDTH or points is not RUNS:  # on a phone colours tell the runs apart
+        assert len(set(names)) == len(points) + 1, "also what was cut can be told apart"
     boxes = []
     for (x, y, anchor, _), name in zip(found, names, strict=True):
         wide = LETTER * len(name)
         left = float(x) - (wide if anchor == "end" else 0.0)
         boxes.append((left, float(y) - ABOVE, left + wide, float(y) + BELOW))
-    assert all(left >= 0 and top >= 0 and right <= WIDTH and bottom <= HEIGHT for left, top, right, bottom in boxes)
+    assert all(left >= 0 and top >= 0 and right <= width and bottom <= HEIGHT for left, top, right, bottom in boxes)
     for one, other in itertools.combinations(boxes, 2):
         assert one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1]
 

@@ -6,46 +6,17 @@ import re
 from pathlib import Path
 
 import pytest
+from sensitivity_record import record
 from synthetic_run import make_run
 
-from assay.records.base import Interval
-from assay.records.diagnosis.sensitivity import RankCorrelation, Sensitivity, SensitivityPart, UniformDamage, WorstTensor
 from assay_reports.page.sensitivity import heading, maps, shade, shown
 from assay_reports.report import write_report
-
-DAMAGE = {(0, "attention"): 1e-5, (0, "dense_mlp"): 1e-4, (1, "attention"): 1e-3, (1, "routed_expert"): 0.1}
-
-
-def record(layers: int = 2, **changes: object) -> Sensitivity:
-    damage = DAMAGE if layers == 2 else {(layer, "attention"): 1e-5 * (layer + 1) for layer in range(layers)}
-    parts = []
-    for (layer, role), nats in damage.items():
-        same = {"layer": layer, "role": role, "num_weights": 4096}
-        parts.append(SensitivityPart(**same, scheme="bf16", bytes=8192, damage_nats=0.0))  # type: ignore[arg-type]
-        parts.append(
-            SensitivityPart(
-                **same, scheme="w4a16", bytes=2128, damage_nats=nats,  # type: ignore[arg-type]
-                interval=Interval(value=nats, low=nats / 2, high=nats * 2, n=24),
-                worst=(WorstTensor(name=f"model.layers.{layer}.{role}.weight", share=0.75),),
-            )
-        )  # fmt: skip
-    parts.append(SensitivityPart(layer=None, role="mtp", scheme="w4a16", num_weights=64, bytes=34, damage_nats=None))
-    fields = {
-        "model": "tiny", "family": "glm4_moe", "source": "s", "source_sha256": "a" * 64, "data_sha256": "b" * 64,
-        "method": "proxy:kl", "texts": "replies", "texts_sha256": "c" * 64, "num_texts": 24, "num_tokens": 5000, "seed": "0",
-        "layers": layers, "weights": 20_000, "other_bytes": 640, "parts": tuple(parts), "cpu_seconds": 1.5,
-        "uniform": (UniformDamage(scheme="w4a16", bytes=9152, damage_nats=0.08, sum_of_parts_nats=0.10111),),
-        "correlations": (
-            RankCorrelation(of="proxy:fisher", beside="proxy:kl", spearman=Interval(value=0.8, low=0.2, high=0.9, n=4)),
-        ),
-        "not_measured": {"long context": "no text is longer than 256 tokens"},
-    }  # fmt: skip
-    return Sensitivity.model_validate(fields | changes)
 
 
 def test_every_part_has_a_cell() -> None:
     [made] = maps(record())
-    drawn = str(made.picture)
+    drawn, phone, _ = str(made.picture).split("</svg>")
+    assert phone.count("<rect ") == drawn.count("<rect ")
     cells = re.findall(r'<rect [^>]*class="(\w+)"><title>([^<]*)</title>', drawn)
     assert cells == [
         ("heat0", "layer 0 attention in w4a16: 1e-05 nats"), ("lost1", "layer 0 dense_mlp in w4a16: 0.0001 nats"),
@@ -59,9 +30,9 @@ def test_every_part_has_a_cell() -> None:
 
 def test_many_layers_have_low_cells_without_numbers() -> None:
     [made] = maps(record(layers=78))
-    drawn = str(made.picture)
+    drawn, _, _ = str(made.picture).split("</svg>")
     assert drawn.count("<rect ") == 78 and 'class="cell' not in drawn
-    assert made.picture.startswith('<svg viewBox="0 0 154 732"')
+    assert made.picture.startswith('<svg viewBox="0 0 150 730"')
 
 
 def test_shades_and_headings() -> None:
@@ -83,7 +54,7 @@ def test_in_the_report_of_a_run(tmp_path: Path) -> None:
     section = page.split('<section id="sensitivity">')[1].split("</section>")[0]
     assert "Most costly by itself: routed expert of layer 1 in w4a16, 0.1 nats a token" in section
     assert '<a href="#sensitivity">Sensitivity</a>' in page
-    assert section.count("<svg ") == 1
+    assert section.count("<svg ") == 2, "for a screen and for a phone"
     assert "Rank correlation of proxy:fisher with proxy:kl: 0.80 [0.20, 0.90] over 4 parts" in section
     assert "Rank correlation with what is served: " in section and "long context: " in section
     assert "model.layers.1.routed_expert.weight (75.0 %)" in section

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
-import time
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -17,22 +14,11 @@ from assay.records.preflight.gpu_check import CHECK_NAME, FormatCheck, GpuCheck
 from assay_cli.options import JsonOption, RunOption, choice, recipes
 from assay_cli.terminal import emit, escape, print_rows, results, say, say_error
 from assay_evaluate.serving.gpus import GPUS
-from assay_pipeline.gpu_checkpoints import (
-    FORMATS,
-    foresee,
-    foreseeing,
-    make_all,
-    plan_all,
-    widen_tiny_glm,
-)
+from assay_pipeline.gpu_checkpoints import FORMATS, WIDE, check_on_gpu, kernels_foreseen
 from assay_pipeline.places import check_places, place_for
-
-if TYPE_CHECKING:
-    from assay.records.preflight.replay import Replay
 
 COLOURS = {"PASS": "green", "FAIL": "bold red", "NOT SERVED": "yellow", "NOT MEASURED": "yellow"}
 HEADERS = ("outcome", "precision", "kernels", "greedy", "log-probabilities (nats)", "drafts accepted", "tokens/s", "why")
-WIDE = "tiny-glm, widened to hidden 1024 and experts of 1024 (141 M parameters), MTP head in BF16"
 
 
 def gpu_check(
@@ -79,7 +65,7 @@ def gpu_check(
             say_error("no GPU here (nvidia-smi lists none), so nothing was checked; --self-test runs the program on a CPU")
         raise typer.Exit(0 if dry_run else 2)
     place = place_for("gpu-check", ".", run=run, out=out, say=say)
-    record = _checked(names, minutes, place.logs, self_test=self_test)
+    record = check_on_gpu(names, minutes, place.logs, self_test=self_test, say=say)
     record.save(place.records / CHECK_NAME)
     if as_json:
         emit(record)
@@ -89,74 +75,22 @@ def gpu_check(
     raise typer.Exit({"PASS": 0, "FAIL": 1}.get(record.outcome, 2))
 
 
-def _checked(names: Sequence[str], minutes: float, logs: Path, *, self_test: bool) -> GpuCheck:
-    """Make, serve, compare. The checkpoints (2 GB) lie in a temporary folder that goes again."""
-    from assay_evaluate.diagnosis.gpu_check.check import check_formats, formats_at_once
-    from assay_evaluate.diagnosis.gpu_check.questions import Length
-    from assay_evaluate.diagnosis.gpu_check.sides import self_test_sides, sides_on
-    from assay_evaluate.serving.hardware import describe_hardware, find_gpus
-
-    started, began = datetime.now().astimezone(), time.monotonic()
-    sides = self_test_sides() if self_test else sides_on(find_gpus()[0])
-    with tempfile.TemporaryDirectory(prefix="assay-gpu-check-") as temporary:
-        folder = Path(temporary)
-        source = widen_tiny_glm(folder / "source", for_kernels=not self_test)
-        plans = plan_all(source, names)
-        folders = make_all(source, plans, folder, say)
-        with foreseeing(plans, sides) as foreseen:
-            checks = check_formats(
-                folders,
-                sides,
-                logs,
-                foresee=foreseen,
-                deadline=began + 60 * minutes,
-                at_once=1 if self_test else formats_at_once(),
-                length=Length(24, 16, 4) if self_test else Length(),
-                on_progress=say,
-            )
-    return GpuCheck(
-        started=started.isoformat(timespec="seconds"), seconds=round(time.monotonic() - began, 1),
-        hardware=describe_hardware(), gpu=sides.gpu, self_test=self_test, model="tiny-glm" if self_test else WIDE,
-        formats=checks,
-    )  # fmt: skip
-
-
 # ------------------------------------------------------------------------------------------------ without a GPU
 def _say_what_would_be(names: Sequence[str], gpu: str, out: Console, *, as_json: bool) -> None:
     """Shapes, servers and kernels foreseen; what vLLM's loaders say is asked here, and needs no GPU."""
     from assay_evaluate.diagnosis.gpu_check.check import WAVE_S
-    from assay_evaluate.diagnosis.gpu_check.sides import facts_of_gpu, sides_on
-    from assay_evaluate.serving.hardware import Gpu
 
-    facts = facts_of_gpu(gpu)
-    sides = sides_on(Gpu(gpu if facts is None else facts.driver_name, 0 if facts is None else facts.memory_bytes, ""))
-    with tempfile.TemporaryDirectory(prefix="assay-gpu-check-") as temporary:
-        say(f"asking vLLM's loaders for {gpu} about {len(names)} precisions, without a GPU")
-        foreseen = foresee(plan_all(widen_tiny_glm(Path(temporary), for_kernels=True), names), sides)
+    say(f"asking vLLM's loaders for {gpu} about {len(names)} precisions, without a GPU")
+    kernels = kernels_foreseen(names, gpu)
     if as_json:
-        emit({"gpu": gpu, "model": WIDE, "kernels": _kernels_of(foreseen)})
+        emit({"gpu": gpu, "model": WIDE, "kernels": kernels})
         return
     out.print(f"on one {gpu} this would be served, each natively and emulated, with one draft token a step: {WIDE}")
-    print_rows(("precision", "kernels foreseen"), [(name, escape(text)) for name, text in _kernels_of(foreseen).items()], out)
+    print_rows(("precision", "kernels foreseen"), [(name, escape(text)) for name, text in kernels.items()], out)
     out.print(
         "compared: greedy replies, log-probabilities, accepted drafts, prompt_logprob_token_ids, speed. "
         f"Two servers a precision; up to four precisions at once take {WAVE_S:.0f} s (an estimate)."
     )
-
-
-def _kernels_of(foreseen: Mapping[str, Replay | str]) -> dict[str, str]:
-    from assay_evaluate.diagnosis.gpu_check.judgement import compare_kernels, foreseen_refusal
-
-    kernels_by_format = {}
-    for name, replay in foreseen.items():
-        kernels = compare_kernels(replay, ())
-        foreseen_kernels = [f"{each.what}: {each.kernel}" for each in kernels.foreseen or ()]
-        reason = foreseen_refusal(replay)
-        foreseen_kernels += (
-            [f"not served: {reason}"] if reason else [f"not known: {kernels.unknown}"] if kernels.unknown else []
-        )
-        kernels_by_format[name] = "; ".join(foreseen_kernels)
-    return kernels_by_format
 
 
 # ------------------------------------------------------------------------------------------------ the table
@@ -178,11 +112,7 @@ def _row(check: FormatCheck) -> tuple[str, ...]:
         _speed(check),
         "; ".join(check.reasons),
     )
-    return (_coloured(check.outcome), *map(escape, cells))
-
-
-def _coloured(outcome: str) -> str:
-    return f"[{COLOURS[outcome]}]{outcome}[/]"
+    return (f"[{COLOURS[check.outcome]}]{check.outcome}[/]", *map(escape, cells))
 
 
 def _kernels(check: FormatCheck) -> str:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import shlex
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import Annotated, get_args
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from assay.errors import AssayError
-from assay.foreign_text import check_label, safe_name
 from assay.records.diagnosis.lever import STRUCTURAL, LeverName, LeverReport
 from assay_cli.options import (
     CHECKPOINT_FORM,
@@ -34,15 +30,8 @@ from assay_cli.options import (
     refuse_unused,
 )
 from assay_cli.terminal import emit, escape, results, say
-from assay_pipeline.places import Place, belongs_to, check_places, place_for
+from assay_pipeline.diagnosing import find_levers
 from assay_pipeline.targets import url_in
-
-if TYPE_CHECKING:
-    from assay_evaluate.diagnosis.levers.search import LeverSettings
-    from assay_evaluate.diagnosis.levers.settings import Start
-    from assay_evaluate.serving.server import ServerSpec
-
-RECORD = "levers.json"
 
 
 def lever(
@@ -77,96 +66,26 @@ def lever(
     """
     from assay_evaluate.diagnosis.levers.search import LeverSettings
 
-    check_label(label)
-    check_places(run, out)
     settings = LeverSettings(
         num_requests=requests, concurrency=concurrency or 16, max_tokens=max_tokens, seed=seed,
         levers=None if levers is None else tuple(levers),
     )  # fmt: skip
-    if (url := url_in(target)) is not None:
+    if url_in(target) is not None:
         refuse_unused(ctx, URL_FORM, "profile", "runs")
-        result, place = _levers_of_url(url, settings, model, api_key_env, label, run, out)
     else:
         refuse_unused(ctx, CHECKPOINT_FORM, "model", "api_key_env")
         if run is not None or out is not None:
             refuse_unused(ctx, "with --run or --out", "runs")
-        result, place = _levers_of_checkpoint(target, settings, concurrency, profile, label, run, runs, out)
-    result.save(place.records / RECORD)
-    if as_json:
-        emit(result)
-    else:
-        print_levers(result, results())
-    say(f"record: {place.records / RECORD}")
-    raise typer.Exit(1 if result.baseline.failures else 0)
-
-
-def _levers_of_url(
-    url: str,
-    settings: LeverSettings,
-    model: str | None,
-    api_key_env: str | None,
-    label: str | None,
-    run: Path | None,
-    out: Path | None,
-) -> tuple[LeverReport, Place]:
-    from assay_evaluate.diagnosis.endpoint import find_endpoint
-    from assay_evaluate.diagnosis.levers.settings import LEVERS, ask_running
-    from assay_evaluate.serving.api_key import bearer
-
-    if restarts := [name for name in settings.levers or () if LEVERS[name].needs_restart]:
-        raise AssayError(
-            f"--levers {','.join(restarts)}: the server would have to be started with other settings; give its checkpoint "
-            "folder instead of the URL, and it is served here"
-        )
-    if run is not None and label is None:
-        raise AssayError(
-            "--run with a URL: say --label as well; what a server calls itself must not speak for a checkpoint of a run"
-        )
-    endpoint = find_endpoint(url, model, headers=bearer(api_key_env, "--api-key-env"))
-    name = label or safe_name(endpoint.model)
-    place = place_for("lever", f"levers/{name}", run=run, out=out, say=say)
-    return _search(ask_running(endpoint), None, settings, name, place.records), place
-
-
-def _levers_of_checkpoint(
-    target: str,
-    settings: LeverSettings,
-    concurrency: int | None,
-    profile: str | None,
-    label: str | None,
-    run: Path | None,
-    runs: Path,
-    out: Path | None,
-) -> tuple[LeverReport, Place]:
-    from assay_evaluate.diagnosis.levers.settings import serve_here
-    from assay_evaluate.serving.server import ServerSpec
-    from assay_pipeline.profiles import profile_for
-    from assay_pipeline.targets import local_checkpoint, resolve_target
-
-    resolved = resolve_target(target)
-    chosen = profile_for(resolved, profile)
-    checkpoint = local_checkpoint(resolved.location, say=say)
-    its_run, its_label = belongs_to(resolved, checkpoint, runs)
-    name = label or its_label
-    place = place_for("lever", f"levers/{name}", run=run or its_run, out=out, say=say)
-    spec = ServerSpec(
-        checkpoint=checkpoint, profile=chosen, serving=resolved.recipe.serving, speculate=True,
-        log_path=place.logs / f"vllm-lever-{name}.log",
+    report, record = find_levers(
+        target, settings, concurrency=concurrency, profile=profile, model=model, api_key_env=api_key_env, label=label, run=run,
+        runs=runs, out=out, say=say,
     )  # fmt: skip
-    settings = replace(settings, concurrency=concurrency or chosen.concurrency)
-    return _search(serve_here(spec, say), spec, settings, name, place.records), place
-
-
-def _search(start: Start, spec: ServerSpec | None, settings: LeverSettings, label: str, folder: Path) -> LeverReport:
-    """Search; of a failure the smallest set that fails is sought, and the reproduction written to `folder`."""
-    from assay_evaluate.diagnosis.levers.reproduction import reproduce
-    from assay_evaluate.diagnosis.levers.search import find_levers
-    from assay_evaluate.diagnosis.levers.settings import Setting, facts_of
-
-    facts = functools.partial(facts_of, can_restart=spec is not None)
-    base = Setting(settings.concurrency)
-    result, search = find_levers(start, settings, label=label, base=base, facts=facts, on_progress=say)
-    return reproduce(result, search, folder, spec, say) if result.baseline.failures else result
+    if as_json:
+        emit(report)
+    else:
+        print_levers(report, results())
+    say(f"record: {record}")
+    raise typer.Exit(1 if report.baseline.failures else 0)
 
 
 def print_levers(report: LeverReport, out: Console) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Annotated
 
@@ -11,22 +10,11 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from assay.errors import AssayError
-from assay.foreign_text import safe_name
 from assay.records.diagnosis.locate import LocateReport
-from assay.records.run import folder_name
-from assay_cli.options import (
-    CHECKPOINT_FORM,
-    URL_FORM,
-    ApiKeyOption,
-    JsonOption,
-    OutFolderOption,
-    ProfileOption,
-    refuse_unused,
-)
+from assay_cli.options import CHECKPOINT_FORM, URL_FORM, ApiKeyOption, JsonOption, OutFolderOption, ProfileOption, refuse_unused
 from assay_cli.terminal import emit, escape, results, say
-from assay_pipeline.places import place_for, run_holding
-from assay_pipeline.profiles import profile_for
-from assay_pipeline.targets import Target, local_checkpoint, resolve_target, url_in
+from assay_pipeline.diagnosing import locate as find_difference
+from assay_pipeline.targets import url_in
 
 SideArgument = typer.Argument(
     metavar="A",
@@ -35,7 +23,6 @@ SideArgument = typer.Argument(
 )
 
 
-RECORD = "location.json"
 HEADERS = ("rank", "adds", "apart by", "RMS A, B", "largest A, B")
 
 
@@ -63,8 +50,7 @@ def locate(
     as_json: JsonOption = False,
 ) -> None:
     """Find the first layer, expert and rank in which two servers, precisions or ranks differ. Exit 1 if any do."""
-    from assay_evaluate.diagnosis.locate.locate import Side, locate_ranks, locate_servers, write_remedy
-    from assay_evaluate.serving.api_key import bearer
+    from assay_evaluate.diagnosis.locate.locate import write_remedy
 
     if ranks == (b is not None):
         raise AssayError("say two things to compare (assay diagnose locate A B), or one and --ranks")
@@ -72,49 +58,20 @@ def locate(
         refuse_unused(ctx, URL_FORM, "profile", "tensor_parallel")
     if not any(url_in(text) for text in (a, b) if text is not None):
         refuse_unused(ctx, CHECKPOINT_FORM, "api_key_env")
-    headers = bearer(api_key_env, "--api-key-env")
     if b is None or url_in(b):
         refuse_unused(ctx, "unless B is a checkpoint folder, whose precision could be changed", "remedy")
-    targets = {name: _checkpoint_of(text) for name, text in (("a", a), ("b", b)) if text is not None and not url_in(text)}
-    profiles = {name: profile_for(target, profile) for name, (target, _) in targets.items()}
-    its_run = next((run for _, folder in reversed(targets.values()) if (run := run_holding(folder)) is not None), None)
-    compared = "-".join(_name_of(text) for text in (a, b) if text is not None)
-    new_place = functools.partial(place_for, "locate", f"locate/{compared}", run=its_run, out=out)
-    place = new_place() if targets else None  # before servers are started: their logs go there
-
-    def side(name: str, text: str) -> Side:
-        if name not in targets:
-            return Side(text, url=url_in(text), headers=headers)
-        assert place is not None
-        target, folder = targets[name]
-        return Side(
-            text, checkpoint=folder, profile=profiles[name], serving=target.recipe.serving,
-            tensor_parallel_size=tensor_parallel or (2 if ranks else 1), log_path=place.logs / f"vllm-locate-{name}.log",
-        )  # fmt: skip
-
-    if b is None:
-        report = locate_ranks(side("a", a), num_prompts, say)
-    else:
-        report = locate_servers(side("a", a), side("b", b), num_prompts, say)
-    place = place or new_place()
-    report.save(place.records / RECORD)
+    report, record = find_difference(
+        a, b, tensor_parallel_size=tensor_parallel, num_prompts=num_prompts, profile=profile, api_key_env=api_key_env, out=out,
+        say=say,
+    )  # fmt: skip
     if as_json:
         emit(report)
     else:
         show(report, results())
-    say(f"record: {place.records / RECORD}")
+    say(f"record: {record}")
     if remedy is not None and report.remedy is not None:
         say(f"recipe of the remedy: {write_remedy(report, remedy)}")
     raise typer.Exit(0 if report.first is None else 1)
-
-
-def _name_of(text: str) -> str:
-    return safe_name(text) if url_in(text) else folder_name(Path(text).expanduser())
-
-
-def _checkpoint_of(text: str) -> tuple[Target, Path]:
-    target = resolve_target(text)
-    return target, local_checkpoint(target.location, say=say)
 
 
 def show(report: LocateReport, out: Console) -> None:

@@ -13,16 +13,7 @@ from assay.recipes.calibrated.texts import MAX_LENGTH
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe, SchemeName
 from assay.records.diagnosis.sensitivity import SENSITIVITY_NAME
-from assay_cli.options import (
-    JsonOption,
-    OutFolderOption,
-    ProfileOption,
-    RunOption,
-    TargetArgument,
-    choice,
-    choices,
-    several,
-)
+from assay_cli.options import JsonOption, OutFolderOption, ProfileOption, RunOption, TargetArgument, choice, choices, several
 from assay_cli.shown.sensitivity import show
 from assay_cli.terminal import emit, results, say
 from assay_pipeline.interrupted import says_what_is_kept
@@ -140,8 +131,7 @@ def sensitivity(
         ),
     ] = None,
     memory: Annotated[
-        str | None,
-        typer.Option("--memory", metavar="SIZE", help="Memory of the process, such as 6GiB. Default: what is free."),
+        str | None, typer.Option("--memory", metavar="SIZE", help="Memory of the process, such as 6GiB. Default: what is free.")
     ] = None,
     hardware: Annotated[
         str | None,

@@ -31,8 +31,7 @@ def calibrate(
         int, typer.Option("--tokens", min=1, help="Tokens that go through the model; the most, with --tokens-per-expert.")
     ] = 65_536,
     tokens_per_expert: Annotated[
-        int | None,
-        typer.Option("--tokens-per-expert", min=1, help="End as soon as every routed expert saw so many tokens."),
+        int | None, typer.Option("--tokens-per-expert", min=1, help="End as soon as every routed expert saw so many tokens.")
     ] = None,
     length: Annotated[int, typer.Option("--length", min=8, max=MAX_LENGTH, help="Length of the sequences, in tokens.")] = 512,
     min_tokens: Annotated[

@@ -53,8 +53,7 @@ def plan(
     ] = None,
     users: Annotated[int, typer.Option("--users", min=1, max=MAX_USERS, help="With --profile: sequences in flight.")] = 32,
     context: Annotated[
-        str,
-        typer.Option("--context", metavar="TOKENS", help="With --profile: of each, prompt and reply; 32k is 32768."),
+        str, typer.Option("--context", metavar="TOKENS", help="With --profile: of each, prompt and reply; 32k is 32768.")
     ] = "32k",
     as_json: JsonOption = False,
 ) -> None:

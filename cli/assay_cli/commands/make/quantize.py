@@ -71,8 +71,7 @@ def quantize(
     ] = None,
     workers: WorkersOption = None,
     memory: Annotated[
-        str | None,
-        typer.Option("--memory", help="Most memory this process may use, e.g. 1.5GiB or 800MB. Default: 2GiB."),
+        str | None, typer.Option("--memory", help="Most memory this process may use, e.g. 1.5GiB or 800MB. Default: 2GiB.")
     ] = None,
     importance: ImportanceOption = None,
     text: TextOption = None,

@@ -23,10 +23,7 @@ def deployment(
     precisions: Annotated[
         list[str] | None,
         typer.Option(
-            "--precisions",
-            metavar="LABEL,...",
-            callback=several,
-            help="Candidates of the run. Default: all that have passed.",
+            "--precisions", metavar="LABEL,...", callback=several, help="Candidates of the run. Default: all that have passed."
         ),
     ] = None,
     runs: RunsOption = Path("runs"),

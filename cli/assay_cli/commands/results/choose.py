@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -10,26 +9,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from assay.errors import AssayError
-from assay.foreign_text import shown
 from assay.quantities import percent_short
 from assay.records.base import Interval
 from assay.records.choice.record import CHOICE_RECORD, Cell, Choice, Pick
-from assay.records.verdict import GateReport
 from assay_cli.options import JsonOption, RunsOption, choice, complete_run, completes, named_run, refuse_unused
 from assay_cli.terminal import emit, escape, print_rows, results, say
-from assay_pipeline.hardware.choice_inputs import (
-    beside_floor,
-    infeasible,
-    numbers_of,
-    objective_of,
-    on_known_gpus,
-    plans_of,
-    predictions,
-    profile_called,
-    speed_rows,
-)
-from assay_pipeline.hardware.plan import tokens_of
+from assay_pipeline.hardware.choice_inputs import make_choice
 
 
 def choose(
@@ -90,81 +75,22 @@ def choose(
 
     Exit 1: nothing can be recommended. The record is RUN/choice.json.
     """
-    from assay_evaluate.choice.choose import ChoiceRequest
-    from assay_evaluate.choice.choose import choose as make_choice
-    from assay_evaluate.choice.rows import is_on, on_hardware
-
-    run_dir = _run_dir(ctx, run, runs, quality, speed or [])
-    gates = None if quality == "assumed" or run_dir is None else _gates(run_dir)
-    streams = None if concurrency is None else numbers_of("--concurrency", ",".join(concurrency))
-    objective = None if slo is None else objective_of(slo)
-    length = tokens_of("--context", context)
-    rows, not_measured = speed_rows(run_dir, speed or [])
-    profile = profile_called(hardware)
-    plans = plans_of(run_dir, model, rows, say) if profile is not None or on_known_gpus(rows) else {}
-    here = [row for row in rows if is_on(row, hardware)]
-    known = {row.checkpoint for row in here if row.is_comparable}
-    unmeasured = {label: plan for label, plan in plans.items() if label not in known}
-    points = streams or tuple(sorted({row.concurrency for row in here})) or (1, 8, 32)
-    guesses = predictions(unmeasured, profile, points, length, 0 if known else _drafted(model, gates))
-    wishes = ChoiceRequest(
-        concurrency=streams or (points if not known else None),
-        objective=objective,
-        usd_per_gpu_hour=price,
-        prompts=prompts,
-        infeasible=infeasible(unmeasured, profile, min(points), length),
-        not_measured=not_measured,
-        beside=functools.partial(beside_floor, plans),
-    )
-    name = model or (None if gates is None else gates.model)
-    taken = on_hardware([*rows, *guesses], hardware)
-    if hardware is None and (elsewhere := sorted({row.hardware for row in rows} - {row.hardware for row in taken})):
-        say(f"note: speeds on {', '.join(map(shown, elsewhere))} are left out; --hardware chooses by them")
-    choice_record = make_choice(taken, gates, wishes, model=name)
-    if run_dir is not None:
-        choice_record.save(run_dir / CHOICE_RECORD)
-    if as_json:
-        emit(choice_record)
+    run_dir = None
+    if run is not None:
+        run_dir = named_run(ctx, run, runs)
     else:
-        print_choice(choice_record, results())
+        refuse_unused(ctx, "without RUN", "runs")
+    made = make_choice(
+        run_dir, hardware=hardware, slo=slo, concurrency=None if concurrency is None else ",".join(concurrency), price=price,
+        speed=speed or (), prompts=prompts, is_quality_assumed=quality == "assumed", model=model, context=context, say=say,
+    )  # fmt: skip
+    if as_json:
+        emit(made)
+    else:
+        print_choice(made, results())
     if run_dir is not None:
         say(f"record: {run_dir / CHOICE_RECORD}")
-    raise typer.Exit(0 if any(pick.setup is not None for pick in choice_record.picks) else 1)
-
-
-def _run_dir(ctx: typer.Context, run: str | None, runs: Path, quality: str, speed: list[Path]) -> Path | None:
-    if run is not None:
-        return named_run(ctx, run, runs)
-    refuse_unused(ctx, "without RUN", "runs")
-    if not speed or quality != "assumed":
-        raise AssayError(
-            "say RUN, whose speeds and verdicts are joined; or --speed FILE --quality assumed, where speeds are known alone"
-        )
-    return None
-
-
-def _gates(run_dir: Path) -> GateReport:
-    if (gates := GateReport.load_if_there(run_dir / "gates.json")) is None:
-        raise AssayError(
-            f"{run_dir}: nothing was judged yet; run `assay gate {shown(str(run_dir))}` first, or say --quality assumed"
-        )
-    measured = {path.stem for path in (run_dir / "measurements").glob("*.json")}
-    gone = [label for label in (gates.reference, *gates.overall) if label not in measured]
-    if gone:
-        raise AssayError(
-            f"{run_dir}: its verdicts are about {', '.join(map(shown, gone))} as well, whose measurement is gone; run "
-            f"`assay gate {shown(str(run_dir))}` again, or say --quality assumed"
-        )
-    return gates
-
-
-def _drafted(model: str | None, gates: GateReport | None) -> int:
-    """Tokens that the model's recipe drafts; 0: it has none, or does not."""
-    from assay.recipes.load import load_recipe, recipe_names
-    from assay.recipes.model import ModelRecipe
-
-    name = model or (gates.model if gates is not None else None)
-    return (load_recipe(ModelRecipe, name).serving.num_speculative_tokens or 0) if name in recipe_names("models") else 0
+    raise typer.Exit(0 if any(pick.setup is not None for pick in made.picks) else 1)
 
 
 # ------------------------------------------------------------------------------------------------ printed

@@ -11,7 +11,6 @@ from rich.console import Console
 from assay import quantities
 from assay.errors import AssayError
 from assay.foreign_text import shown
-from assay.records.base import Interval
 from assay.records.divergence import TextMean
 from assay_cli.options import JsonOption, RunsOption, complete_run, refuse_runs
 from assay_cli.shown.verdicts import COLOURS
@@ -20,13 +19,7 @@ from assay_pipeline.run_folders import find_run
 
 if TYPE_CHECKING:
     from assay.records.verdict import Status
-    from assay_evaluate.verdicts.run_comparison import (
-        CheckpointComparison,
-        MeasuredRun,
-        RunComparison,
-        RunSide,
-        TaskComparison,
-    )
+    from assay_evaluate.verdicts.run_comparison import CheckpointComparison, MeasuredRun, RunComparison, RunSide, TaskComparison
 
 
 def compare(
@@ -154,6 +147,8 @@ def _how(comparison: RunComparison) -> list[str]:
 
 
 def _rows(checkpoint: CheckpointComparison) -> list[tuple[str, ...]]:
+    from assay_reports.text import nats_interval, percent, percent_interval
+
     same = checkpoint.checkpoint_sha256[0] == checkpoint.checkpoint_sha256[1]
     sizes = ["not known" if num_bytes is None else quantities.size(num_bytes) for num_bytes in checkpoint.checkpoint_bytes]
     others = (
@@ -164,13 +159,20 @@ def _rows(checkpoint: CheckpointComparison) -> list[tuple[str, ...]]:
         rows.append(
             ("", "verdict", *(_verdict(*given) for given in zip(checkpoint.verdicts, checkpoint.is_reference, strict=True)), "")
         )
-    rows += [("", escape(task.task), *map(_score, task.scores), _lost(task)) for task in checkpoint.tasks]
+    rows += [
+        ("", escape(task.task), *(escape(percent_interval(score)) for score in task.scores), _lost(task))
+        for task in checkpoint.tasks
+    ]
+
+    def nats(means: tuple[TextMean | None, ...]) -> list[str]:
+        return [escape(nats_interval(mean)) for mean in means]
+
     if any(checkpoint.kl_unbiased_mean):
-        rows.append(("", "KL, unbiased, nats", *map(_nats, checkpoint.kl_unbiased_mean), checkpoint.kl_not_compared or ""))
+        rows.append(("", "KL, unbiased, nats", *nats(checkpoint.kl_unbiased_mean), checkpoint.kl_not_compared or ""))
     if any(checkpoint.kl_mean):
-        rows.append(("", "KL, lower bound, nats", *map(_nats, checkpoint.kl_mean), checkpoint.kl_not_compared or ""))
+        rows.append(("", "KL, lower bound, nats", *nats(checkpoint.kl_mean), checkpoint.kl_not_compared or ""))
     if any(rate is not None for rate in checkpoint.acceptance):
-        rows.append(("", "drafts accepted", *map(_percent, checkpoint.acceptance), ""))
+        rows.append(("", "drafts accepted", *map(percent, checkpoint.acceptance), ""))
     return rows
 
 
@@ -180,12 +182,6 @@ def _verdict(status: Status | None, is_reference: bool) -> str:
     return f"[{COLOURS[status]}]{status}[/]"
 
 
-def _score(score: Interval | None) -> str:
-    from assay_reports.text import percent_interval
-
-    return escape(percent_interval(score))
-
-
 def _lost(task: TaskComparison) -> str:
     """`loses 1.5 points (95 % interval: 0.9 gained to 4.2 lost), 200 pairs`."""
     if task.lost is None:
@@ -193,15 +189,3 @@ def _lost(task: TaskComparison) -> str:
     lost = task.lost
     name, ends = quantities.interval_name(lost.level, lost.coverage), quantities.lost_or_gained(lost.low, lost.high)
     return f"{quantities.change(lost.value)} ({name}: {ends}), {task.num_pairs} pairs"
-
-
-def _nats(mean: TextMean | None) -> str:
-    from assay_reports.text import nats_interval
-
-    return escape(nats_interval(mean))
-
-
-def _percent(rate: float | None) -> str:
-    from assay_reports.text import percent
-
-    return percent(rate)
