@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from blank_records import blank_fingerprint
 from fake_server import FakeServer, Scripted
 
 from assay.errors import MeasureError
-from assay.records.serving import Fingerprint
 from assay_evaluate.asking.dialect import CHAT, Dialect, count_tokens, learn_dialect, sampling
 from assay_evaluate.client.client import Client, NotMeasured
 from assay_evaluate.client.journal import Identity, Journal, Reply, Request
@@ -244,10 +244,7 @@ def test_a_gateway_that_answers_paths_that_it_does_not_know(chat: bool, answer: 
         def _answer(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any] | bytes] | None:
             return super()._answer(path, body) if path.startswith("/v1/") else (200, answer)
 
-    fingerprint = Fingerprint(
-        server="external", versions={}, hardware={}, profile="p", flags={}, environment={}, speculation=None,
-        checkpoint_flags={}, emulated=None, kernels=(),
-    )  # fmt: skip
+    fingerprint = blank_fingerprint(server="external")
     with (
         Gateway(chat_template=chat) as server,
         Journal(tmp_path / "j.db") as journal,

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from blank_records import item_result
 from synthetic_run import make_measurement, task_of
 
 from assay.recipes.gate import GateRecipe
@@ -26,12 +27,9 @@ SUITE = load_recipe(SuiteRecipe, "quick")
 
 def answers(n: int, wrong: range) -> list[ItemResult]:
     return [
-        ItemResult(
-            item=f"codes-zh/{i}", language="zh", correct=i not in wrong, truncated=False, wrong_script=False,
-            finish_reason="stop", prompt_tokens=600, output_tokens=30, answer=str(i),
-        )
+        item_result(f"codes-zh/{i}", i not in wrong, language="zh", prompt_tokens=600, output_tokens=30, answer=str(i))
         for i in range(n)
-    ]  # fmt: skip
+    ]
 
 
 def measured(label: str, wrong: range, n: int = 100) -> Measurement:

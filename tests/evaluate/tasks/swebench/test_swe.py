@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from blank_records import item_result
 from scipy import stats
 from statsmodels.stats.contingency_tables import mcnemar
 
@@ -15,7 +16,7 @@ from assay.errors import MeasureError, RecipeError
 from assay.recipes.load import load_recipe, parse_recipe
 from assay.recipes.suite import SuiteRecipe, SweTask
 from assay.recipes.suite_files import with_swe_options
-from assay.records.measurement import ItemResult, TaskResult
+from assay.records.measurement import TaskResult
 from assay_evaluate.preflight.known_tasks import REPOSITORIES
 from assay_evaluate.statistics.clustered import clustered_mean
 from assay_evaluate.statistics.decisions import widen_by_clusters
@@ -325,12 +326,9 @@ def test_the_cluster_interval_agrees_with_a_regression_on_a_constant_with_cluste
 
 def as_task(results: dict[tuple[str, int], bool | None]) -> TaskResult:
     items = tuple(
-        ItemResult(
-            item=item, sample=sample, language="en", correct=correct, truncated=False, wrong_script=False, finish_reason=None,
-            prompt_tokens=None, output_tokens=None, answer=None, cluster=item[0],
-        )
+        item_result(item, correct, sample=sample, finish_reason=None, cluster=item[0])
         for (item, sample), correct in results.items()
-    )  # fmt: skip
+    )
     return TaskResult(
         task="swe", kind="swe", num_items=len(items), num_failed=0, num_truncated=0, accuracy=None, mean_output_tokens=None,
         max_tokens=1, items=items,
