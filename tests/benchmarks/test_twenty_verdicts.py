@@ -38,10 +38,7 @@ def measured(label: str, right: list[bool]) -> Measurement:
 def drawn(n: int, lost: float, gained: float, seed: int = 0) -> tuple[Measurement, Measurement]:
     """Both right in the rest."""
     at = np.random.default_rng(seed).random(n)
-    return (
-        measured("fp8", (at >= gained).tolist()),
-        measured("w4a16", ((at < gained) | (at >= gained + lost)).tolist()),
-    )
+    return (measured("fp8", (at >= gained).tolist()), measured("w4a16", ((at < gained) | (at >= gained + lost)).tolist()))
 
 
 def test_slices_share_no_item_and_are_judged_by_their_counts() -> None:

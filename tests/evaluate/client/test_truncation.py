@@ -18,13 +18,7 @@ from assay.recipes.model import Serving
 from assay.recipes.suite import ArithmeticTask, SuiteRecipe
 from assay.records.measurement import ItemResult, Measurement
 from assay_evaluate.client.journal import Reply
-from assay_evaluate.client.truncation import (
-    count_thinking_cut,
-    count_truncations,
-    ends_in_loop,
-    is_looping,
-    truncation_of,
-)
+from assay_evaluate.client.truncation import count_thinking_cut, count_truncations, ends_in_loop, is_looping, truncation_of
 from assay_evaluate.statistics.paired import paired_difference
 from assay_evaluate.tasks.generated import arithmetic_items
 from assay_evaluate.verdicts.gates import judge

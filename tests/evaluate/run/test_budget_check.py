@@ -98,9 +98,8 @@ def test_twenty_items_of_every_task_and_what_they_say(tmp_path: Path, start: Any
         f"0 of 20 cut off (interval of at least 95 %: 0.0 to 16.8 %), longest reply {longest} of 64 tokens: suffices"
     )  # fmt: skip
     assert ruler.detail == (
-        "20 of 20 cut off (interval of at least 95 %: 83.2 to 100.0 %), longest reply 20 of 20 tokens: too "
-        "small, at most 5 % may be; "
-        "raise max_tokens"
+        "20 of 20 cut off (interval of at least 95 %: 83.2 to 100.0 %), longest reply 20 of 20 tokens: too small, at most 5 % "
+        "may be; raise max_tokens"
     )
     assert not checked.suffices
     assert checked.suite_sha256 == SUITE.sha256
@@ -150,9 +149,8 @@ def test_replies_that_end_by_themselves_are_no_fault_of_the_budget() -> None:
 
     judged = judge_budget(task_result("ruler", "ruler", [item(number) for number in range(26)], 512), 0.05)
     assert judged.detail == (
-        "0 of 26 cut off (interval of at least 95 %: 0.0 to 13.2 %), longest reply 190 of 512 tokens, 7 "
-        "ended without an answer, which no "
-        "budget changes: suffices"
+        "0 of 26 cut off (interval of at least 95 %: 0.0 to 13.2 %), longest reply 190 of 512 tokens, 7 ended without an "
+        "answer, which no budget changes: suffices"
     )
     assert (judged.suffices, judged.num_truncated, judged.truncated_share) == (True, 7, clopper_pearson(0, 26))
 

@@ -115,9 +115,8 @@ def test_a_mean_over_texts_is_held_against_the_limit_of_every_format() -> None:
         ),
         (
             0.02, 16, None, "UNDERPOWERED",
-            "KL, unbiased: 0.02 nats (95 % interval: 0.018 to 0.022); allowed at most 0.02 nats for 16-bit weights, "
-            "which lies inside "
-            "the interval.",
+            "KL, unbiased: 0.02 nats (95 % interval: 0.018 to 0.022); allowed at most 0.02 nats for 16-bit weights, which lies "
+            "inside the interval.",
         ),
         (
             0.05, None, None, "PASS",

@@ -183,10 +183,7 @@ def test_suite_full_decides_on_a_copy_that_differs_as_much_as_two_runs_do() -> N
         """The candidate loses so many times each margin."""
         asked = [(task, n, D, margins * margins_of[task]) for task, (n, D) in FULL.items()]
         moved = [(task, n, round(n * (D + loss) / 2), round(n * max(D - loss, 0) / 2)) for task, n, D, loss in asked]
-        wrong = {
-            "fp8": [range(n - c, n) for _, n, _, c in moved],
-            "w4a16": [range(b) for _, _, b, _ in moved],
-        }
+        wrong = {"fp8": [range(n - c, n) for _, n, _, c in moved], "w4a16": [range(b) for _, _, b, _ in moved]}
         return [
             make_measurement(label, SUITE).model_copy(
                 update={

@@ -35,10 +35,7 @@ def test_ranks_in_order_and_the_key_sent() -> None:
      json.dumps({"results": [{"rank": 0, "points": [point(sketch="AAA")]}]})],
 )  # fmt: skip
 def test_workers_that_answer_something_else(body: str) -> None:
-    with (
-        answering(body) as server,
-        pytest.raises(MeasureError, match="the answer of weigh_parameters is not"),
-    ):
+    with answering(body) as server, pytest.raises(MeasureError, match="the answer of weigh_parameters is not"):
         read_weights(WatchedServer(server.base_url, "model"))
 
 

@@ -23,13 +23,7 @@ from assay_evaluate.statistics.decisions import widen_by_clusters
 from assay_evaluate.statistics.item_pairs import pair_items
 from assay_evaluate.statistics.paired import paired_difference
 from assay_evaluate.statistics.power import items_for_margin, minimum_detectable_effect
-from assay_evaluate.statistics.swe_difference import (
-    InstancePair,
-    difference,
-    pair_instances,
-    resolution_sentence,
-    sentence,
-)
+from assay_evaluate.statistics.swe_difference import InstancePair, difference, pair_instances, resolution_sentence, sentence
 from assay_evaluate.tasks.swebench.dataset import check_rows, load_instances
 from assay_evaluate.tasks.swebench.grading import Grade, read_report
 from assay_evaluate.tasks.swebench.settings import settings_for
@@ -219,11 +213,9 @@ def test_one_run_of_500_resolves_about_3_6_points() -> None:
     assert resolution_sentence(result) == resolves
     by_instance = f"{-100 * result.by_instance.low:.1f} gained to {100 * result.by_instance.high:.1f} lost"
     assert sentence(pairs, 0.95) == (
-        f"By instance {by_instance}; 12 repositories count as 3.9 of equal size: damage that one repository in five "
-        f"has is in none "
-        "of them with a chance of 42 %, so nothing is claimed of other repositories (17 would allow it; `estimand: "
-        "these_clusters` "
-        f"claims it of these). {resolves}"
+        f"By instance {by_instance}; 12 repositories count as 3.9 of equal size: damage that one repository in five has is in "
+        "none of them with a chance of 42 %, so nothing is claimed of other repositories (17 would allow it; `estimand: "
+        f"these_clusters` claims it of these). {resolves}"
     )
     assert difference(pairs, of_these_repositories=True).drop == result.by_instance
     assert sentence(pairs, 0.95, of_these_repositories=True) == (
@@ -427,10 +419,7 @@ def test_filter_then_slice_over_sorted_ids(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"image": None},
-            r"in the old schema \(as in the princeton-nlp data sets\): it lacks image; take .* SWE-bench/",
-        ),
+        ({"image": None}, r"in the old schema \(as in the princeton-nlp data sets\): it lacks image; take .* SWE-bench/"),
         ({"eval_script": None, "log_parser": None}, r"it lacks eval_script, log_parser"),
         ({"patch": None}, r"tiny__roman-2 lacks patch; a row needs instance_id, "),
         ({"instance_id": "../up"}, r"'\.\./up' cannot be an instance id"),
