@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from blank_records import item_result
 from synthetic_run import make_measurement, task_of
 
 from assay.recipes.gate import GateRecipe
 from assay.recipes.load import load_recipe
 from assay.recipes.suite import SuiteRecipe
-from assay.records.measurement import ItemResult, Measurement
+from assay.records.measurement import Measurement
 from assay_evaluate.statistics.paired import paired_difference
 from assay_evaluate.statistics.power import noninferiority_power
 
@@ -27,12 +28,9 @@ SUITE = load_recipe(SuiteRecipe, str(HERE / "twenty_suite.yaml"))
 
 def measured(label: str, right: list[bool]) -> Measurement:
     items = [
-        ItemResult(
-            item=f"needle/zh/{i}", language="zh", correct=one, truncated=False, wrong_script=False, finish_reason="stop",
-            prompt_tokens=768, output_tokens=20, answer="1",
-        )
+        item_result(f"needle/zh/{i}", one, language="zh", prompt_tokens=768, output_tokens=20, answer="1")
         for i, one in enumerate(right)
-    ]  # fmt: skip
+    ]
     task = task_of("codes-zh", "needle", items, max_tokens=256)
     return make_measurement(label, load_recipe(SuiteRecipe, "quick")).model_copy(update={"tasks": (task,)})
 
@@ -40,10 +38,7 @@ def measured(label: str, right: list[bool]) -> Measurement:
 def drawn(n: int, lost: float, gained: float, seed: int = 0) -> tuple[Measurement, Measurement]:
     """Both right in the rest."""
     at = np.random.default_rng(seed).random(n)
-    return (
-        measured("fp8", (at >= gained).tolist()),
-        measured("w4a16", ((at < gained) | (at >= gained + lost)).tolist()),
-    )
+    return (measured("fp8", (at >= gained).tolist()), measured("w4a16", ((at < gained) | (at >= gained + lost)).tolist()))
 
 
 def test_slices_share_no_item_and_are_judged_by_their_counts() -> None:

@@ -60,7 +60,6 @@ def test_a_shipped_recipe_starts_at_the_repository(run: Run, tmp_path: Path, mon
     monkeypatch.setattr("assay.recipes.load.recipes_dir", lambda: tmp_path / "_recipes")
     (tmp_path / "_recipes").symlink_to(recipes_dir())
     assert one_error(run("plan", "tiny-glm", "-p", "w4a16")) == (
-        "tiny-glm: source.path examples/tiny_glm/checkpoint: no such folder "
-        f"{tmp_path}/examples/tiny_glm/checkpoint; checkpoints of shipped recipes lie in a clone and not in the wheel; work in "
-        "a clone, or give a checkpoint folder"
+        f"tiny-glm: source.path examples/tiny_glm/checkpoint: no such folder {tmp_path}/examples/tiny_glm/checkpoint; "
+        "checkpoints of shipped recipes lie in a clone and not in the wheel; work in a clone, or give a checkpoint folder"
     )

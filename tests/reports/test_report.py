@@ -791,11 +791,9 @@ def test_long_context_is_drawn_by_length_and_depth_with_its_numbers(tmp_path: Pa
     drawn, on_a_phone = (said for said in page.pictures if said.startswith("Points lost"))
     assert drawn == on_a_phone
     assert drawn == (
-        "Points lost, w4a16, needle by depth: "
-        "depth 0, 16,384 tokens: shows no change (10.0 gained to 10.0 lost), 20 items; "
-        "depth 0.5, 16,384 tokens: shows no change (10.0 gained to 10.0 lost), 20 items; "
-        "depth 0, 32,768 tokens: shows no change (10.0 gained to 10.0 lost), 20 items; "
-        "depth 0.5, 32,768 tokens: loses 25.0 points (15.0 to 35.0 lost), 20 items"
+        "Points lost, w4a16, needle by depth: depth 0, 16,384 tokens: shows no change (10.0 gained to 10.0 lost), 20 items; "
+        "depth 0.5, 16,384 tokens: shows no change (10.0 gained to 10.0 lost), 20 items; depth 0, 32,768 tokens: shows no "
+        "change (10.0 gained to 10.0 lost), 20 items; depth 0.5, 32,768 tokens: loses 25.0 points (15.0 to 35.0 lost), 20 items"
     )
     shades = re.findall(r'<text [^>]*class="cell (\w+)"[^>]*>([^<]+)</text>', text)
     assert shades == ([("heat0", "0.0")] * 3 + [("lost4", "25.0")]) * 2

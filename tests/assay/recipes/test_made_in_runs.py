@@ -36,9 +36,8 @@ def test_a_budget_stands_in_the_name() -> None:
     ("more", "said"),
     [
         ("precisions: [auto-4.5]\n",
-         "precisions: precision auto-4.5: not a valid size; write 405GB or 377GiB for the whole checkpoint, or "
-         "4.5bpw: auto-405GB, "
-         "auto-4.5bpw"),
+         "precisions: precision auto-4.5: not a valid size; write 405GB or 377GiB for the whole checkpoint, or 4.5bpw: "
+         "auto-405GB, auto-4.5bpw"),
         ("precisions: [auto-64bpw]\n",
          "precisions: precision auto-64bpw: bits per weight lie between 4 and 16; write 4.5bpw, or a size such as 405GB: "
          "auto-405GB, auto-4.5bpw"),

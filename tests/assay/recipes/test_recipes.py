@@ -131,8 +131,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize(
-    ("model", "precision"),
-    [(model, name) for model in MODELS for name in load_recipe(ModelRecipe, model).precisions],
+    ("model", "precision"), [(model, name) for model in MODELS for name in load_recipe(ModelRecipe, model).precisions]
 )
 def test_every_precision_of_every_model_plans(folders: dict[str, Path], model: str, precision: str) -> None:
     _plan(folders[model], model, precision)
@@ -178,10 +177,9 @@ def _add_misspelt(data: Any, path: list[str | int], wrong: str) -> Any:
     ("kind", "name", "path", "wrong", "message"),
     [
         ("models", "glm-5", ["source"], "sourse",
-         "unknown key 'sourse'; did you mean 'source'? Allowed: automatic, base_model, calibration, "
-         "deployment_profiles, description, "
-         "family, gates, include_source, licence, name, precisions, precisions_on, profiles, published, reference, sampling, "
-         "schema, serving, source, speed, suite"),
+         "unknown key 'sourse'; did you mean 'source'? Allowed: automatic, base_model, calibration, deployment_profiles, "
+         "description, family, gates, include_source, licence, name, precisions, precisions_on, profiles, published, "
+         "reference, sampling, schema, serving, source, speed, suite"),
         ("models", "glm-5", ["source", "hub"], "hubb",
          "unknown key 'source.hubb'; did you mean 'hub'? Allowed: hub, path, revision"),
         ("models", "glm-5", ["reference", "release", "hub"], "hbu",
@@ -270,10 +268,9 @@ EVERYTHING_WRONG = {
         "schema: 2\nname: other\nsourse: {path: here}\nfamily: glm4\nreference: {precision: fp8, release: {path: a, hub: b}}\n"
         "precisions: w4a16\nserving: {num_speculative_tokens: none}\n",
         [
-            "unknown key 'sourse'; did you mean 'source'? Allowed: automatic, base_model, calibration, "
-            "deployment_profiles, description, "
-            "family, gates, include_source, licence, name, precisions, precisions_on, profiles, published, reference, "
-            "sampling, schema, serving, source, speed, suite",
+            "unknown key 'sourse'; did you mean 'source'? Allowed: automatic, base_model, calibration, deployment_profiles, "
+            "description, family, gates, include_source, licence, name, precisions, precisions_on, profiles, published, "
+            "reference, sampling, schema, serving, source, speed, suite",
             "schema: Input should be 1 (got '2')",
             f"family: Input should be {', '.join(map(repr, recipe_names('families')))} (got 'glm4')",
             "reference.release: say either `path` (a folder) or `hub` (an id such as zai-org/GLM-5), not both or neither",
@@ -324,8 +321,7 @@ EVERYTHING_WRONG = {
         "- {kind: nedle, name: n, num_itmes: 5, lengths_tokens: [9], max_tokens: 0}\n",
         [
             "unknown key 'tasks.1.tools.temprature'; did you mean 'temperature'? Allowed: budget, chance, kind, languages, "
-            "max_tokens, "
-            "name, num_items, num_samples, num_tools, prompt_tokens, sampling, share_without_tool, temperature, "
+            "max_tokens, name, num_items, num_samples, num_tools, prompt_tokens, sampling, share_without_tool, temperature, "
             "thinking_tokens, title, top_k, top_p",
             "tasks.0.arithmetic: num_samples above 1 needs a temperature above 0: greedy replies to one question are all alike",
             "tasks.0.arithmetic: thinking_tokens 9 leaves no room for an answer; it is part of max_tokens (8)",
@@ -376,8 +372,7 @@ def test_a_recipe_that_is_not_there_names_the_nearest() -> None:
 
 @pytest.mark.parametrize("kind", KINDS.values())
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [("", "a recipe is a mapping of keys to values, this file holds a NoneType"), ("a: [", "not YAML: ")],
+    ("text", "message"), [("", "a recipe is a mapping of keys to values, this file holds a NoneType"), ("a: [", "not YAML: ")]
 )
 def test_a_file_that_is_no_recipe(tmp_path: Path, kind: type[Recipe], text: str, message: str) -> None:
     (tmp_path / "x.yaml").write_text(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from blank_records import blank_fingerprint
 from synthetic_run import make_measurements
 
 from assay.errors import MeasureError, RecipeError
@@ -15,7 +16,6 @@ from assay.recipes.suite_files import named_files, with_files_hashed
 from assay.records.base import sha256_of
 from assay.records.comparable import check_comparable
 from assay.records.measurement import AskedWith
-from assay.records.serving import Fingerprint
 from assay_evaluate.asking.dialect import Dialect
 from assay_evaluate.run.suite import describe_asking, template_sha256
 
@@ -80,10 +80,7 @@ def test_template_of_a_checkpoint_or_of_a_flag(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{{ new }}")
     assert template_sha256(tmp_path) == sha256_of("{{ new }}")
     (tmp_path / "mine.jinja").write_text("{{ mine }}")
-    fingerprint = Fingerprint(
-        server="e", versions={}, hardware={}, profile="p", flags={"chat-template": str(tmp_path / "mine.jinja")},
-        environment={}, speculation=None, checkpoint_flags={}, emulated=None, kernels=(),
-    )  # fmt: skip
+    fingerprint = blank_fingerprint(server="e", flags={"chat-template": str(tmp_path / "mine.jinja")})
     dialect = Dialect(True, True, {"enable_thinking": True})
     assert describe_asking(tmp_path, Serving(reasoning_parser="glm45"), fingerprint, dialect, False) == AskedWith(
         is_chat=True, chat_template_sha256=sha256_of("{{ mine }}"), chat_template_kwargs={"enable_thinking": True},

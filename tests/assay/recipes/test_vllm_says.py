@@ -36,11 +36,7 @@ VLLM_SAYS = Path(__file__).resolve().parents[2] / "support" / "serving" / "vllm_
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Of vLLM's own functions, asked in one process."""
     folder = tmp_path_factory.mktemp("vllm")
-    questions = {
-        "tokens": DRAFT_TOKENS,
-        "drafts": [str(path) for path in draft_folders(folder)],
-        "packed": list(ARCHITECTURES),
-    }
+    questions = {"tokens": DRAFT_TOKENS, "drafts": [str(path) for path in draft_folders(folder)], "packed": list(ARCHITECTURES)}
     (folder / "questions.json").write_text(json.dumps(questions))
     interpreter = find_interpreter(None)
     assert interpreter is not None, "no .venv-serve here: run `make setup`"

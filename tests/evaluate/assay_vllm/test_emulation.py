@@ -301,10 +301,7 @@ def worst_errors(likely: list[dict[str, float]], reference_TV: torch.Tensor) -> 
 
 
 def reference_logprobs(
-    source: Path,
-    dense: dict[str, torch.Tensor],
-    schemes: dict[str, QuantizationScheme],
-    input_scales: dict[str, torch.Tensor],
+    source: Path, dense: dict[str, torch.Tensor], schemes: dict[str, QuantizationScheme], input_scales: dict[str, torch.Tensor]
 ) -> list[torch.Tensor]:
     """Per prompt, log-probabilities [tokens, vocabulary] of transformers' GLM-4-MoE in float32 with fake-quantized inputs."""
     from transformers import Glm4MoeConfig, Glm4MoeForCausalLM

@@ -3,34 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_server import FakeServer, Scripted
+from blank_records import item_result
+from fake_server import Scripted
+from scripted_world import World, make_folders, pair_of
 
 from assay.quantities import percent_short
 from assay.recipes.gate import GateRecipe
-from assay.recipes.load import load_recipe
 from assay.recipes.model import Serving
-from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import ArithmeticTask, SuiteRecipe
 from assay.records.measurement import ItemResult, Measurement
-from assay.records.serving import Fingerprint
 from assay_evaluate.client.journal import Reply
-from assay_evaluate.client.truncation import (
-    count_thinking_cut,
-    count_truncations,
-    ends_in_loop,
-    is_looping,
-    truncation_of,
-)
-from assay_evaluate.run.candidate import Candidate
-from assay_evaluate.run.evaluate import evaluate
-from assay_evaluate.serving.server import ServerSpec
+from assay_evaluate.client.truncation import count_thinking_cut, count_truncations, ends_in_loop, is_looping, truncation_of
 from assay_evaluate.statistics.paired import paired_difference
 from assay_evaluate.tasks.generated import arithmetic_items
 from assay_evaluate.verdicts.gates import judge
@@ -75,10 +63,8 @@ def test_reasons(changes: dict[str, Any], parser: bool, reason: str | None) -> N
 
 def test_counts() -> None:
     def item(reason: Any, thinking_tokens: int | None = None) -> ItemResult:
-        return ItemResult(
-            item="x", language="en", correct=True, truncated=reason is not None, truncated_by=reason, wrong_script=False,
-            finish_reason="stop", prompt_tokens=1, output_tokens=9, answer=None, thinking_tokens=thinking_tokens,
-        )  # fmt: skip
+        told = {"prompt_tokens": 1, "output_tokens": 9, "thinking_tokens": thinking_tokens}
+        return item_result("x", truncated=reason is not None, truncated_by=reason, **told)
 
     items = [item("empty", 3), item(None, 8), item("budget", 9), item("empty"), item(None)]
     assert count_truncations(items) == {"budget": 1, "empty": 2}
@@ -129,35 +115,12 @@ def thinking(body: dict[str, Any]) -> Scripted:
 
 def run(
     tmp_path: Path, suite: SuiteRecipe, replies: dict[str, Callable[[dict[str, Any]], Scripted]], parser: str | None = None
-) -> tuple[list[Measurement], list[FakeServer]]:
+) -> tuple[list[Measurement], World]:
     """Reference, its repeat and a candidate; `replies`: by folder name, `obedient` where none is given."""
-    servers = []
-
-    @contextmanager
-    def start(spec: ServerSpec, on_progress: Callable[[str], None]) -> Iterator[FakeServer]:
-        with FakeServer(replies.get(spec.checkpoint.name, obedient)) as server:
-            server.fingerprint = Fingerprint(
-                server="scripted", versions={}, hardware={"cpu": "x"}, profile="p", flags={}, environment={},
-                speculation=None, checkpoint_flags={}, emulated=None, kernels=(),
-            )  # fmt: skip
-            servers.append(server)
-            yield server
-
-    for name in ("reference", "candidate"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(json.dumps({"vocab_size": 128}))
-        (tmp_path / name / "model.safetensors").write_bytes(name.encode())
-    measurements = evaluate(
-        "tiny",
-        [Candidate("fp8", tmp_path / "reference", True), Candidate("w4a16", tmp_path / "candidate")],
-        suite=suite,
-        profile=load_recipe(ProfileRecipe, "cpu-emulated"),
-        serving=Serving(reasoning_parser=parser),
-        run_dir=tmp_path / "run",
-        start_server=start,
-        foresee=lambda spec: None,
-    )
-    return measurements, servers
+    world, folders = World(), make_folders(tmp_path)
+    world.reply = dict.fromkeys(folders, obedient) | replies
+    serving = Serving(reasoning_parser=parser)
+    return world.measure(tmp_path / "run", pair_of(folders), suite, serving=serving, foresee=lambda spec: None), world
 
 
 def test_a_budget_of_eight_tokens_is_not_measured_and_not_zero(tmp_path: Path) -> None:
@@ -306,8 +269,14 @@ def test_which_replies_loop(changes: dict[str, Any], cut_by: Any, budget: int | 
 @pytest.mark.parametrize("parser", [None, "deepseek_r1"])
 def test_thinking_and_answer_have_budgets_of_their_own_where_the_server_can(tmp_path: Path, parser: str | None) -> None:
     """vLLM's `thinking_token_budget`; it refuses the parameter without a reasoning parser."""
-    measurements, servers = run(tmp_path, suite_of(64, thinking_tokens=40, top_p=0.95, top_k=20, temperature=0.6), {}, parser)
-    bodies = [body for server in servers for path, body in server.requests if path == "/v1/chat/completions"]
+    measurements, world = run(tmp_path, suite_of(64, thinking_tokens=40, top_p=0.95, top_k=20, temperature=0.6), {}, parser)
+    bodies = [
+        body
+        for servers in world.servers.values()
+        for server in servers
+        for path, body in server.requests
+        if path == "/v1/chat/completions"
+    ]
     sampling = {(body["temperature"], body["top_p"], body["top_k"], body["min_p"], body["max_tokens"]) for body in bodies}
     assert sampling == {(0.6, 0.95, 20, 0.0, 64)}
     assert {body.get("thinking_token_budget") for body in bodies} == {None if parser is None else 40}

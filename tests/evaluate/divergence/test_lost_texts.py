@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from blank_records import blank_fingerprint
 from fake_server import VOCABULARY, FakeServer, Scripted, plain_logits
 
 from assay.recipes.load import load_recipe
@@ -16,7 +17,6 @@ from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
 from assay.records.measurement import Measurement
-from assay.records.serving import Fingerprint
 from assay_evaluate.client import client as client_module
 from assay_evaluate.client.journal import Journal
 from assay_evaluate.run.candidate import Candidate
@@ -34,10 +34,7 @@ SUITE = SuiteRecipe.model_validate(
         "divergence": {"num_documents": NUM_TEXTS, "languages": ["en"], "max_tokens": 60, "top_k": 5},
     }
 )  # fmt: skip
-FINGERPRINT = Fingerprint(
-    server="scripted", versions={}, hardware={"cpu": "x"}, profile="p", flags={}, environment={}, speculation=None,
-    checkpoint_flags={}, emulated=None, kernels=(),
-)  # fmt: skip
+FINGERPRINT = blank_fingerprint(server="scripted", hardware={"cpu": "x"})
 
 
 @pytest.fixture(autouse=True)

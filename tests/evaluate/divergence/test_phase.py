@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from blank_records import blank_fingerprint
 from distributions import log_softmax
 from fake_server import VOCABULARY, FakeServer, Scripted, plain_logits
 from raw_server import RawServer
@@ -99,10 +100,7 @@ class Servers:
             yield server
 
     def fingerprint(self, spec: ServerSpec) -> Fingerprint:
-        return Fingerprint(
-            server="scripted", versions={}, hardware={"cpu": "x"}, profile="p", environment={}, speculation=None,
-            flags={"dtype": "float32", "enable-scale-out": True}, checkpoint_flags={}, emulated=None, kernels=(),
-        )  # fmt: skip
+        return blank_fingerprint(server="scripted", hardware={"cpu": "x"}, flags={"dtype": "float32", "enable-scale-out": True})
 
     def asked(self, name: str, path: str) -> list[dict[str, Any]]:
         return [body for who, server in self.seen if who == name for observed, body in server.requests if observed == path]

@@ -145,9 +145,8 @@ def test_gate_over_structural_tokens() -> None:
     assert isinstance(observed, Interval)
     assert (verdict.gate, verdict.status) == ("divergence kl_mean, structural tokens", "FAIL")
     assert verdict.detail == (
-        f"KL, lower bound, on structural tokens: {observed.value:.4g} nats (interval of at least 95 %: {observed.low:.4g} "
-        f"to {observed.high:.4g}); "
-        "allowed at most 0.1 nats."
+        f"KL, lower bound, on structural tokens: {observed.value:.4g} nats (interval of at least 95 %: {observed.low:.4g} to "
+        f"{observed.high:.4g}); allowed at most 0.1 nats."
     )
     near = measured(record([text(i, 0.95) for i in range(24)]))
     verdict = judge_divergence(kl, near)

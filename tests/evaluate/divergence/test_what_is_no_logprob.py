@@ -79,10 +79,7 @@ def test_logits_are_named_with_the_remedy() -> None:
             np.exp,
             "log-probabilities lie between 0 and 1: the server gives probabilities; have it give their natural logarithms",
         ),
-        (
-            lambda value: value / np.log(10),
-            "positions the listed probabilities sum beyond 1, up to ",
-        ),
+        (lambda value: value / np.log(10), "positions the listed probabilities sum beyond 1, up to "),
         (
             lambda value: value / np.log(2),
             "log-probabilities are 1.44 times the reference's throughout: its server gives logarithms to base 2; have it give "

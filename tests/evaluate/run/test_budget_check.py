@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from blank_records import blank_fingerprint, item_result
 from fake_server import FakeServer, Scripted
 from typer.testing import CliRunner
 
@@ -64,13 +65,8 @@ def start() -> Callable[..., Any]:
 
     @contextmanager
     def start(spec: ServerSpec, on_progress: Callable[[str], None]) -> Iterator[FakeServer]:
-        from assay.records.serving import Fingerprint
-
         with FakeServer(reply) as server:
-            server.fingerprint = Fingerprint(
-                server="scripted", versions={}, hardware={"cpu": "x"}, profile="p", flags={}, environment={},
-                speculation=None, checkpoint_flags={}, emulated=None, kernels=(),
-            )  # fmt: skip
+            server.fingerprint = blank_fingerprint(server="scripted", hardware={"cpu": "x"})
             servers.append(server)
             yield server
 
@@ -102,9 +98,8 @@ def test_twenty_items_of_every_task_and_what_they_say(tmp_path: Path, start: Any
         f"0 of 20 cut off (interval of at least 95 %: 0.0 to 16.8 %), longest reply {longest} of 64 tokens: suffices"
     )  # fmt: skip
     assert ruler.detail == (
-        "20 of 20 cut off (interval of at least 95 %: 83.2 to 100.0 %), longest reply 20 of 20 tokens: too "
-        "small, at most 5 % may be; "
-        "raise max_tokens"
+        "20 of 20 cut off (interval of at least 95 %: 83.2 to 100.0 %), longest reply 20 of 20 tokens: too small, at most 5 % "
+        "may be; raise max_tokens"
     )
     assert not checked.suffices
     assert checked.suite_sha256 == SUITE.sha256
@@ -135,10 +130,7 @@ def test_one_task(tokens: list[int], context: int | None, end: str) -> None:
 
     def item(number: int, count: int) -> ItemResult:
         by: Any = "context" if context is not None and count == 90 else "budget" if count >= 100 else None
-        return ItemResult(
-            item=str(number), language="en", correct=True, truncated=by is not None, truncated_by=by, wrong_script=False,
-            finish_reason="stop", prompt_tokens=10, output_tokens=count, answer=None,
-        )  # fmt: skip
+        return item_result(str(number), truncated=by is not None, truncated_by=by, prompt_tokens=10, output_tokens=count)
 
     result = task_result("x", "needle", [item(*one) for one in enumerate(tokens)], 100)
     judged = judge_budget(result, 0.05)
@@ -151,16 +143,14 @@ def test_replies_that_end_by_themselves_are_no_fault_of_the_budget() -> None:
 
     def item(number: int) -> ItemResult:
         by: Any = "empty" if number < 7 else None
-        return ItemResult(
-            item=str(number), language="en", correct=False, truncated=by is not None, truncated_by=by, wrong_script=False,
-            finish_reason="stop", prompt_tokens=10, output_tokens=190, answer=None,
-        )  # fmt: skip
+        return item_result(
+            str(number), correct=False, truncated=by is not None, truncated_by=by, prompt_tokens=10, output_tokens=190
+        )
 
     judged = judge_budget(task_result("ruler", "ruler", [item(number) for number in range(26)], 512), 0.05)
     assert judged.detail == (
-        "0 of 26 cut off (interval of at least 95 %: 0.0 to 13.2 %), longest reply 190 of 512 tokens, 7 "
-        "ended without an answer, which no "
-        "budget changes: suffices"
+        "0 of 26 cut off (interval of at least 95 %: 0.0 to 13.2 %), longest reply 190 of 512 tokens, 7 ended without an "
+        "answer, which no budget changes: suffices"
     )
     assert (judged.suffices, judged.num_truncated, judged.truncated_share) == (True, 7, clopper_pearson(0, 26))
 
@@ -207,10 +197,9 @@ def test_a_suite_of_trajectories_has_nothing_to_check_and_starts_no_server(tmp_p
 
 @pytest.mark.parametrize(("max_truncated", "code"), [(0.0, 1), (1.0, 0)])
 def test_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_truncated: float, code: int) -> None:
-    cut = ItemResult(
-        item="1", language="en", correct=False, truncated=True, truncated_by="budget", wrong_script=False,
-        finish_reason="length", prompt_tokens=10, output_tokens=8, answer=None,
-    )  # fmt: skip
+    cut = item_result(
+        "1", correct=False, truncated=True, truncated_by="budget", finish_reason="length", prompt_tokens=10, output_tokens=8
+    )
     checked = BudgetCheck(
         model="tiny", label="fp8", checkpoint_sha256="c", suite="quick", suite_sha256="s",
         tasks=(judge_budget(task_result("x", "needle", [cut], 8), max_truncated),),

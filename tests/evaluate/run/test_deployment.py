@@ -14,7 +14,7 @@ import pytest
 from fake_server import Scripted
 from given_servers import sampled_text
 from probe_reports import ALARM, CLEAN, probed, result
-from scripted_world import OF_CANDIDATE, World, make_folders
+from scripted_world import OF_CANDIDATE, PROFILE, World, make_folders, pair_of
 from small_suite import SERVING, solve
 from small_suite import SUITE as SMALL
 
@@ -28,14 +28,11 @@ from assay.records.measurement import Measurement
 from assay.records.probe import ProbeReport
 from assay_evaluate.divergence.documents import own_suite
 from assay_evaluate.run import deployment
-from assay_evaluate.run.candidate import Candidate
-from assay_evaluate.run.evaluate import evaluate
 from assay_evaluate.verdicts.gates import judge
 
 pytestmark = pytest.mark.slow
 
 
-PROFILE = load_recipe(ProfileRecipe, "cpu-emulated").model_copy(update={"concurrency": 3})
 assert SMALL.divergence is not None
 SUITE = SMALL.model_copy(update={"divergence": SMALL.divergence.model_copy(update={"num_documents": 10})})
 """Twenty texts, in two languages: fewer are not judged."""
@@ -111,17 +108,8 @@ class Case:
 
 
 def measure(world: World, folders: dict[str, Path], suite: SuiteRecipe, *, own_texts: bool) -> list[Measurement]:
-    return evaluate(
-        "tiny",
-        [Candidate("fp8", folders["reference"], is_reference=True), Candidate("w4a16", folders["candidate"])],
-        suite=suite,
-        profile=PROFILE,
-        serving=SERVING,
-        run_dir=folders["reference"].parent / "run",
-        own_texts=own_texts,
-        start_server=world.start,
-        foresee=world.foresee,
-    )
+    run_dir = folders["reference"].parent / "run"
+    return world.measure(run_dir, pair_of(folders), suite, serving=SERVING, own_texts=own_texts)
 
 
 @pytest.fixture(scope="module")

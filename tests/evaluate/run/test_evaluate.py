@@ -13,13 +13,11 @@ import numpy as np
 import pytest
 from fake_server import Scripted, plain_logits
 from given_servers import scaled_logits
-from scripted_world import World, make_folders
+from scripted_world import PROFILE, World, make_folders, pair_of
 from small_suite import ANSWERS, SERVING, SUITE, solve
 
 from assay.errors import CheckpointError, MeasureError
 from assay.file_data import data_of_files
-from assay.recipes.load import load_recipe
-from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
 from assay.records.base import sha256_of_file
 from assay.records.manifest import Manifest, ShardRecord
@@ -29,8 +27,6 @@ from assay_evaluate.client.journal import Journal
 from assay_evaluate.run.candidate import Candidate
 from assay_evaluate.run.evaluate import evaluate
 from assay_evaluate.run.identity import checkpoint_sha256
-
-PROFILE = load_recipe(ProfileRecipe, "cpu-emulated").model_copy(update={"concurrency": 3})
 
 
 @pytest.fixture
@@ -46,18 +42,9 @@ def folders(tmp_path: Path) -> dict[str, Path]:
 def run(
     world: World, folders: dict[str, Path], suite: SuiteRecipe = SUITE, lines: list[str] | None = None
 ) -> list[Measurement]:
-    candidates = [Candidate("fp8", folders["reference"], is_reference=True), Candidate("w4a16", folders["candidate"])]
-    return evaluate(
-        "tiny",
-        candidates[::-1],  # whatever the order, the reference comes first
-        suite=suite,
-        profile=PROFILE,
-        serving=SERVING,
-        run_dir=folders["reference"].parent / "run",
-        on_progress=(lines if lines is not None else []).append,
-        start_server=world.start,
-        foresee=world.foresee,
-    )
+    candidates = pair_of(folders)[::-1]  # whatever the order, the reference comes first
+    run_dir, on_progress = folders["reference"].parent / "run", (lines if lines is not None else []).append
+    return world.measure(run_dir, candidates, suite, serving=SERVING, on_progress=on_progress)
 
 
 def shifted_logits(last: int) -> list[float]:

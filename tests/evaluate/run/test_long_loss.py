@@ -8,18 +8,12 @@ from typing import Any
 
 import pytest
 from fake_server import Scripted
-from scripted_world import World, make_folders
+from scripted_world import World, make_folders, pair_of
 
 from assay.recipes.gate import GateRecipe
-from assay.recipes.load import load_recipe
-from assay.recipes.model import Serving
-from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
-from assay_evaluate.run.candidate import Candidate
-from assay_evaluate.run.evaluate import evaluate
 from assay_evaluate.verdicts.gates import judge
 
-PROFILE = load_recipe(ProfileRecipe, "cpu-emulated").model_copy(update={"concurrency": 3})
 SUITE = SuiteRecipe.model_validate(
     {
         "schema": 1, "name": "long", "seed": "eval-long", "acceptance": False,
@@ -48,12 +42,7 @@ def find_in_short_texts(body: dict[str, Any]) -> Scripted:
 def test_a_loss_at_long_range_only(tmp_path: Path) -> None:
     world, folders = World(), make_folders(tmp_path)
     world.reply = {"reference": find, "candidate": find_in_short_texts}
-    measurements = evaluate(
-        "tiny",
-        [Candidate("fp8", folders["reference"], is_reference=True), Candidate("w4a16", folders["candidate"])],
-        suite=SUITE, profile=PROFILE, serving=Serving(), run_dir=tmp_path / "run", on_progress=lambda line: None,
-        start_server=world.start, foresee=world.foresee,
-    )  # fmt: skip
+    measurements = world.measure(tmp_path / "run", pair_of(folders), SUITE, on_progress=lambda line: None)
     places = {(item.subtask, item.length_tokens, item.depth) for item in measurements[0].tasks[0].items}
     assert {place for place in places if place[0] == "needle_grid"} == {
         ("needle_grid", length, depth) for length in (1024, 2048, 3072) for depth in (0, 0.25, 0.5, 0.75, 1)

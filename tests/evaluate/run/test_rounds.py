@@ -11,13 +11,10 @@ from typing import Any
 
 import pytest
 from fake_server import Scripted
-from scripted_world import World, make_folders
+from scripted_world import PROFILE, World, make_folders
 
 from assay.errors import MeasureError
 from assay.recipes.gate import GateRecipe
-from assay.recipes.load import load_recipe
-from assay.recipes.model import Serving
-from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
 from assay.recipes.suite_files import as_model_asks
 from assay.records.measurement import Measurement
@@ -25,14 +22,12 @@ from assay.records.serving import Fingerprint
 from assay.records.verdict import GateReport
 from assay_evaluate.run import reply_evidence
 from assay_evaluate.run.candidate import Candidate
-from assay_evaluate.run.evaluate import evaluate
 from assay_evaluate.serving.server import ServerSpec
 from assay_evaluate.statistics.item_pairs import find_task, pair_items
 from assay_evaluate.tasks.generated import arithmetic_items
 from assay_evaluate.verdicts.gates import judge
 from assay_reports.numbers import task_numbers
 
-PROFILE = load_recipe(ProfileRecipe, "cpu-emulated").model_copy(update={"concurrency": 3})
 SUITE = SuiteRecipe.model_validate(
     {
         "schema": 1,
@@ -95,11 +90,8 @@ class Run:
     def __call__(self, suite: SuiteRecipe = SUITE, gates: GateRecipe | None = GATES) -> dict[str, Measurement]:
         self.lines.clear()
         compared = [Candidate(name, self.folders[name]) for name in self.candidates]
-        found = evaluate(
-            "tiny", [Candidate("fp8", self.folders["reference"], is_reference=True), *compared], suite=suite, profile=PROFILE,
-            serving=Serving(), run_dir=self.run_dir, gates=gates, on_progress=self.lines.append,
-            start_server=self.world.start, foresee=self.world.foresee,
-        )  # fmt: skip
+        candidates = [Candidate("fp8", self.folders["reference"], is_reference=True), *compared]
+        found = self.world.measure(self.run_dir, candidates, suite, gates=gates, on_progress=self.lines.append)
         return {one.label: one for one in found}
 
     def num_starts(self, name: str) -> int:

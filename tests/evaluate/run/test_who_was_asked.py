@@ -247,10 +247,7 @@ def test_a_copy_of_the_reference_that_is_started_is_asked(tmp_path: Path) -> Non
     shutil.copytree(folder, tmp_path / "copy")
     world.reply = {"reference": solve, "copy": without_answer}
     candidates = [Candidate("fp8", folder, is_reference=True), Candidate("copy", tmp_path / "copy")]
-    reference, _, candidate = evaluate(
-        "tiny", candidates, suite=SUITE, profile=PROFILE, serving=SERVING, run_dir=tmp_path / "run", start_server=world.start,
-        foresee=world.foresee,
-    )  # fmt: skip
+    reference, _, candidate = world.measure(tmp_path / "run", candidates, SUITE, profile=PROFILE, serving=SERVING)
     assert reference.checkpoint_sha256 == candidate.checkpoint_sha256
     assert [one.tasks[0].accuracy and one.tasks[0].accuracy.value for one in (reference, candidate)] == [1.0, 0.0]
 

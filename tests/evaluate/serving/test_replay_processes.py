@@ -11,8 +11,7 @@ from assay_evaluate.serving import replay
 
 
 @pytest.mark.parametrize(
-    ("tensors", "processes"),
-    [([60_000, 180_000, 180_000], 3), ([300, 200, 400], 1), ([120_000] * 6, 4), ([500_000], 1)],
+    ("tensors", "processes"), [([60_000, 180_000, 180_000], 3), ([300, 200, 400], 1), ([120_000] * 6, 4), ([500_000], 1)]
 )
 def test_large_checkpoints_are_divided_among_processes(tensors: list[int], processes: int) -> None:
     profile = load_recipe(ProfileRecipe, "8xh200")

@@ -64,8 +64,5 @@ def test_a_server_that_is_killed_takes_its_engine_along(tiny_glm: Path, profile:
 def test_a_refused_start_has_its_status_and_cause(tiny_glm: Path, profile: ProfileRecipe, tmp_path: Path) -> None:
     wrong = profile.model_copy(update={"vllm": {**profile.vllm, "nope": 1}})
     spec = ServerSpec(tiny_glm, wrong, Serving(), speculate=False, log_path=tmp_path / "vllm.log")
-    with (
-        pytest.raises(ServeError, match=r"exit status 2\): api_server.py: error: unrecognized arguments: --nope"),
-        serve(spec),
-    ):
+    with pytest.raises(ServeError, match=r"exit status 2\): api_server.py: error: unrecognized arguments: --nope"), serve(spec):
         pass

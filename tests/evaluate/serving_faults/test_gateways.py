@@ -58,12 +58,10 @@ def test_healthy_servers_raise_nothing(run: Run, how: str) -> None:
 
 CASES = {
     "healthy fallback": [
-        "sums: all 48 replies of w4a16 say that they are of the-reference, asked was model: another model answers for"
-        " it.",
+        "sums: all 48 replies of w4a16 say that they are of the-reference, asked was model: another model answers for it.",
     ],
     "healthy split": [
-        "sums: 9 of 48 replies of w4a16 say that they are of the-reference, asked was model: another model answers "
-        "for it.",
+        "sums: 9 of 48 replies of w4a16 say that they are of the-reference, asked was model: another model answers for it.",
     ],
     "healthy configuration": [
         "sums: all 48 replies of w4a16 are of server configuration fp_b, its signature of fp_a: another server "
@@ -122,8 +120,7 @@ CASES = {
         "sums: 12 of 48 replies of w4a16 are cut off at 40 tokens, 400 were allowed: something lowers max_tokens.",
     ],
     "healthy stopped": [
-        "sums: 3 of 48 replies of w4a16 were ended by a stop string that was not sent ('Question:'): something adds "
-        "one.",
+        "sums: 3 of 48 replies of w4a16 were ended by a stop string that was not sent ('Question:'): something adds one.",
     ],
     "healthy miscounted": [
         "sums: the usage of all 48 replies of w4a16 contradicts itself (prompt_tokens 199 and completion_tokens 478 "
@@ -137,22 +134,19 @@ CASES = {
         "come back in an hou…'), right for hardly any: a page of a gateway, not a reply.",
     ],
     "healthy lost": [
-        "sums: the text of 4 of 46 replies of w4a16 is the beginning of fp8's to the same question and no more, "
-        "though as many tokens were billed: something loses text; the usage of 2 of 48 replies of w4a16 contradicts "
-        "itself (completion_tokens 228 for a text of 114 bytes: as many as prompt and reply), so it cannot be seen "
-        "which replies were cut off.",
+        "sums: the text of 4 of 46 replies of w4a16 is the beginning of fp8's to the same question and no more, though as many "
+        "tokens were billed: something loses text; the usage of 2 of 48 replies of w4a16 contradicts itself (completion_tokens "
+        "228 for a text of 114 bytes: as many as prompt and reply), so it cannot be seen which replies were cut off.",
     ],
     "healthy emptied": [
-        "sums: the text of 3 of 47 replies of w4a16 is the beginning of fp8's to the same question and no more, "
-        "though as many tokens were billed: something loses text; the usage of 1 of 48 replies of w4a16 contradicts "
-        "itself (completion_tokens 228 for a text of 57 bytes: as many as prompt and reply), so it cannot be seen "
-        "which replies were cut off.",
+        "sums: the text of 3 of 47 replies of w4a16 is the beginning of fp8's to the same question and no more, though as many "
+        "tokens were billed: something loses text; the usage of 1 of 48 replies of w4a16 contradicts itself (completion_tokens "
+        "228 for a text of 57 bytes: as many as prompt and reply), so it cannot be seen which replies were cut off.",
     ],
     "lost healthy": [
-        "sums: the text of 4 of 48 replies of fp8 is the beginning of w4a16's to the same question and no more, "
-        "though as many tokens were billed: something loses text; the usage of 2 of 48 replies of fp8 contradicts "
-        "itself (completion_tokens 228 for a text of 114 bytes: as many as prompt and reply), so it cannot be seen "
-        "which replies were cut off.",
+        "sums: the text of 4 of 48 replies of fp8 is the beginning of w4a16's to the same question and no more, though as many "
+        "tokens were billed: something loses text; the usage of 2 of 48 replies of fp8 contradicts itself (completion_tokens "
+        "228 for a text of 114 bytes: as many as prompt and reply), so it cannot be seen which replies were cut off.",
     ],
 }  # fmt: skip
 

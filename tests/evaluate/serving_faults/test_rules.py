@@ -318,8 +318,7 @@ def test_longer_thinking() -> None:
 
 
 @pytest.mark.parametrize(
-    ("swallowed", "stuck", "is_fault"),
-    [(4, 0, False), (6, 0, False), (7, 0, True), (0, 60, False), (20, 20, True)],
+    ("swallowed", "stuck", "is_fault"), [(4, 0, False), (6, 0, False), (7, 0, True), (0, 60, False), (20, 20, True)]
 )
 def test_answers_in_thinking(swallowed: int, stuck: int, is_fault: bool) -> None:
     """stuck: end inside their thinking without an answer there; that may be the weights'."""

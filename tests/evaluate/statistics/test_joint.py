@@ -8,13 +8,14 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from blank_records import item_result
 from scipy import stats
 from statsmodels.stats.power import NormalIndPower
 from synthetic_run import make_measurement
 
 from assay.recipes.gate import GateRecipe, Stopping
 from assay.recipes.suite import SuiteRecipe
-from assay.records.measurement import ItemResult, Measurement, Round, TaskResult
+from assay.records.measurement import Measurement, Round, TaskResult
 from assay_evaluate.asking.session import task_result
 from assay_evaluate.preflight.power_designs import Assumptions, gated_tasks, rules_of
 from assay_evaluate.statistics.clustered import clustered_difference
@@ -237,13 +238,10 @@ def replies(rng: np.random.Generator, n: int, rate: float, loss: float) -> tuple
 
 def result(name: str, right: np.ndarray, num_samples: int) -> TaskResult:
     items = [
-        ItemResult(
-            item=str(at), language="en", correct=bool(entry), truncated=False, wrong_script=False, finish_reason="stop",
-            prompt_tokens=None, output_tokens=None, answer=None, sample=sample,
-        )
+        item_result(str(at), bool(entry), sample=sample)
         for at, row in enumerate(right)
         for sample, entry in enumerate(row[:num_samples])
-    ]  # fmt: skip
+    ]
     made = task_result(name, "arithmetic", items, 9)
     return made.model_copy(update={"rounds": (Round(started="", num_samples=num_samples, limit=None, why=""),)})
 

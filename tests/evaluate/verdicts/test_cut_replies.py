@@ -140,8 +140,7 @@ def test_a_pass_holds_with_every_cut_reply_counted_against_the_candidate() -> No
     [verdict] = report.verdicts
     assert (verdict.status, verdict.worst_case) == ("UNDERPOWERED", paired_difference(6, 0, 200))
     assert verdict.detail == (
-        "Shows no change on arithmetic (interval of at least 95 %: 1.9 gained to 1.9 lost); 5 "
-        "allowed. With every cut reply "
+        "Shows no change on arithmetic (interval of at least 95 %: 1.9 gained to 1.9 lost); 5 allowed. With every cut reply "
         "counted against it, up to 6.4 points may be lost; raise max_tokens."
     )
     assert report.reasons["w4a16"] == (
@@ -164,9 +163,8 @@ def test_what_none_does_is_said_of_all_tasks() -> None:
     verdict = two_tasks(0, SCORE, TRUNCATION).verdicts[1]
     assert (verdict.status, verdict.detail) == (
         "PASS",
-        "Is cut off or loops in none of its 120 replies to all tasks, fp8 in none (interval of at least 95 "
-        "%: 3.1 points fewer to 3.1 "
-        "more); 2 % more allowed.",
+        "Is cut off or loops in none of its 120 replies to all tasks, fp8 in none (interval of at least 95 %: 3.1 points fewer "
+        "to 3.1 more); 2 % more allowed.",
     )
 
 

@@ -57,9 +57,8 @@ def test_divergence_truth_table(divergence: Divergence | None, floor: Divergence
 
 def test_sentences_have_the_numbers_and_where_the_limit_is_from() -> None:
     assert kl_check(divergence=apart(0.004, 0.003, 0.005), noise_floor=NOISE).detail == (
-        "KL, unbiased: 0.004 nats (95 % interval: 0.003 to 0.005); allowed at most 0.01 nats. The limit is a tenth "
-        "of the gate's 0.1; "
-        "its own repeat on cpu-emulated: 0.0005."
+        "KL, unbiased: 0.004 nats (95 % interval: 0.003 to 0.005); allowed at most 0.01 nats. The limit is a tenth of the "
+        "gate's 0.1; its own repeat on cpu-emulated: 0.0005."
     )
     assert kl_check(divergence=apart(0.02, 0.015, 0.03), noise_floor=apart(0.03, 0.02, 0.04)).detail == (
         "KL, unbiased: 0.02 nats (95 % interval: 0.015 to 0.03); allowed at most 0.04 nats. The limit is its own noise, within "

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from blank_records import blank_fingerprint
 from pydantic import ValidationError
 
 from assay.recipes.gate import DivergenceGate, GateRecipe
 from assay.recipes.load import load_recipe
 from assay.records.base import Interval
 from assay.records.measurement import Divergence, Measurement
-from assay.records.serving import Fingerprint
 from assay_evaluate.verdicts.divergence import Limit, judge_divergence, limit_for
 
 KL = DivergenceGate(kind="divergence", metric="kl_mean", max=0.10, expect={8: 0.02, 4: 0.08}, times_noise_floor=2)
@@ -29,10 +29,7 @@ def divergence(kl: float, agreement: float = 0.99) -> Divergence:
 
 
 def measured(kl: float, weight_bits: int | None, *, agreement: float = 0.99, is_noise_floor: bool = False) -> Measurement:
-    fingerprint = Fingerprint(
-        server="s", versions={}, hardware={}, profile="p", flags={}, environment={}, speculation=None, checkpoint_flags={},
-        emulated=None, kernels=(), system_fingerprint=None,
-    )  # fmt: skip
+    fingerprint = blank_fingerprint(system_fingerprint=None)
     return Measurement(
         model="m", label="candidate", is_reference=False, is_noise_floor=is_noise_floor, checkpoint="c", checkpoint_sha256="c",
         checkpoint_bytes=1, weight_bits=weight_bits, suite="s", suite_sha256="s", suite_recipe={}, fingerprint=fingerprint,
@@ -118,9 +115,8 @@ def test_a_mean_over_texts_is_held_against_the_limit_of_every_format() -> None:
         ),
         (
             0.02, 16, None, "UNDERPOWERED",
-            "KL, unbiased: 0.02 nats (95 % interval: 0.018 to 0.022); allowed at most 0.02 nats for 16-bit weights, "
-            "which lies inside "
-            "the interval.",
+            "KL, unbiased: 0.02 nats (95 % interval: 0.018 to 0.022); allowed at most 0.02 nats for 16-bit weights, which lies "
+            "inside the interval.",
         ),
         (
             0.05, None, None, "PASS",

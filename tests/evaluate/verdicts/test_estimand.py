@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from blank_records import item_result
 from synthetic_run import make_measurement, task_of
 
 from assay.recipes.gate import GateRecipe
 from assay.recipes.load import load_recipe
 from assay.recipes.suite import SuiteRecipe
-from assay.records.measurement import ItemResult, Measurement, Round
+from assay.records.measurement import Measurement, Round
 from assay.records.verdict import GateReport, Verdict
 from assay_evaluate.statistics.fixed_items import fixed_items
 from assay_evaluate.statistics.graded import graded_difference
@@ -37,12 +38,10 @@ def gates(estimand: str | None, max_drop: float = 0.04) -> GateRecipe:
 def side(label: str, right: np.ndarray, *, task: dict[str, Any] | None = None, limit: int | None = None) -> Measurement:
     """right: [items, replies]. task: as the suite has it, with a range; None: asked once, as often as it says."""
     items = [
-        ItemResult(
-            item=f"p/{i}", language="en", correct=bool(right[i, sample]), truncated=False, wrong_script=False,
-            finish_reason="stop", prompt_tokens=None, output_tokens=None, answer=None, sample=sample, cluster=f"c{i // 2}",
-        )
-        for i in range(len(right)) for sample in range(right.shape[1])
-    ]  # fmt: skip
+        item_result(f"p/{i}", bool(right[i, sample]), sample=sample, cluster=f"c{i // 2}")
+        for i in range(len(right))
+        for sample in range(right.shape[1])
+    ]
     made, update = task_of("t", "lm_eval", items), {}
     if task is not None:
         made = made.model_copy(update={"rounds": (Round(started="", num_samples=right.shape[1], limit=limit, why=""),)})

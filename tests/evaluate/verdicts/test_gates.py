@@ -133,10 +133,9 @@ def test_whole_verdict_of_a_score() -> None:
         observed=paired_difference(4, 0, 198),
         limit=0.05,
         detail=(
-            "Loses 2.0 points on arithmetic (interval of at least 95 %: 0.1 to 5.1 lost); 5 allowed. There is a "
-            "real loss, but the data cannot tell whether it exceeds 5 points; about 337 items give a PASS 4 times in "
-            "5 if 2 points are the truth, "
-            "which may be 0.1 to 5.1 lost."
+            "Loses 2.0 points on arithmetic (interval of at least 95 %: 0.1 to 5.1 lost); 5 allowed. There is a real loss, but "
+            "the data cannot tell whether it exceeds 5 points; about 337 items give a PASS 4 times in 5 if 2 points are the "
+            "truth, which may be 0.1 to 5.1 lost."
         ),
         clause="loses 2.0 points on arithmetic; 5 allowed",
         minimum_detectable_effect=minimum_detectable_effect(4, 0, 198),
@@ -492,10 +491,9 @@ def test_drafts_of_a_few_long_replies_claim_nothing_of_other_prompts() -> None:
     assert (verdict.status, verdict.detail) == (
         "UNDERPOWERED",
         "50 % of drafted tokens accepted in fp8, 50 % in w4a16: shows no change (95 % interval: 0.0 gained to 100.0 lost, over "
-        "100 prompts that both answered); 10 allowed: anything from no loss to more than 10 points is compatible with "
-        "the data; a few prompts have "
-        "most of the drafted tokens, so that 100 count as 14.9 of equal length: a drop in one prompt of five is in none of "
-        "them with a chance of 3.6 %.",
+        "100 prompts that both answered); 10 allowed: anything from no loss to more than 10 points is compatible with the "
+        "data; a few prompts have most of the drafted tokens, so that 100 count as 14.9 of equal length: a drop in one prompt "
+        "of five is in none of them with a chance of 3.6 %.",
     )
 
 
@@ -557,9 +555,8 @@ NEEDLE = {"kind": "score", "task": "needle", "max_drop": 0.05}
         ((0, 0), (SCORE, NEEDLE), f"{WITHIN_BOTH}; 2 gates passed"),
         ((40, 40), (SCORE, NEEDLE), "loses 20.0 points on arithmetic; 5 allowed; also failed: needle; 2 gates failed"),
         ((0, 7), (SCORE, NEEDLE),
-         "loses 3.5 points on needle; 5 allowed: there is a real loss, but the data cannot tell whether it exceeds 5 "
-         "points; 1 gate passed, "
-         "1 underpowered"),
+         "loses 3.5 points on needle; 5 allowed: there is a real loss, but the data cannot tell whether it exceeds 5 points; 1 "
+         "gate passed, 1 underpowered"),
         ((0, 40), (SCORE, NEEDLE, {**SCORE, "task": "aime"}),
          "loses 20.0 points on needle; 5 allowed; 1 gate passed, 1 failed, 1 not measured: aime"),
         ((0, 7), ({**SCORE, "task": "aime"}, {**SCORE, "task": "math"}, NEEDLE),
@@ -645,9 +642,8 @@ def test_a_reference_with_nothing_to_lose_shows_nothing(num_right: int, status: 
     assert (verdict.status, verdict.has_say) == (status, True)
     if status == "NOT MEASURED":
         assert verdict.detail == (
-            f"fp8 itself is right in {num_right} of 200 replies to arithmetic ({num_right // 2} %): it has less than 5 "
-            "points to lose, so this task cannot show such a loss; ask something easier, or give it the context or budget it "
-            "needs."
+            f"fp8 itself is right in {num_right} of 200 replies to arithmetic ({num_right // 2} %): it has less than 5 points "
+            "to lose, so this task cannot show such a loss; ask something easier, or give it the context or budget it needs."
         )
 
 
@@ -704,9 +700,8 @@ def test_a_reference_that_may_be_guessing_shows_nothing(num_right: int, n: int, 
     [verdict] = judged(choices("fp8", reference, chance), choices("w4a16", candidate, chance), gates).verdicts
     assert (verdict.status, verdict.has_say) == (status, True)
     details = {
-        200: "fp8 itself is right in 60 of 200 replies to arithmetic (30 %, 95 % interval: 24.1 % to 36.7 %), 25 "
-        "% by guessing: "
-        "it may only be guessing, so this task cannot show a loss; ask something easier, or more items.",
+        200: "fp8 itself is right in 60 of 200 replies to arithmetic (30 %, 95 % interval: 24.1 % to 36.7 %), 25 % by "
+        "guessing: it may only be guessing, so this task cannot show a loss; ask something easier, or more items.",
         2000: "fp8 itself is right in 600 of 2000 replies to arithmetic (30 %, 25 % by guessing): it has less than 10 points "
         "to lose, so this task cannot show such a loss; ask something easier, or give it the context or budget it needs.",
     }
@@ -781,11 +776,9 @@ def test_a_dozen_clusters_never_pass_a_claim_about_others() -> None:
     [verdict] = judged(measured("fp8", whole), measured("w4a16", whole), gates).verdicts
     assert (verdict.status, verdict.p_pass) == ("UNDERPOWERED", pytest.approx(0.8**12))
     assert verdict.detail.endswith(
-        "120 items share 12 questions or texts; 12 questions or texts count as 12.0 of equal size: damage that one "
-        "question or text "
-        "in five has is in none of them with a chance of 7 %, so nothing is claimed of other questions or texts (17 "
-        "would allow "
-        "it; `estimand: these_clusters` claims it of these)."
+        "120 items share 12 questions or texts; 12 questions or texts count as 12.0 of equal size: damage that one question or "
+        "text in five has is in none of them with a chance of 7 %, so nothing is claimed of other questions or texts (17 would "
+        "allow it; `estimand: these_clusters` claims it of these)."
     )
     [of_these] = judged(
         measured("fp8", whole), measured("w4a16", whole), gates.model_copy(update={"estimand": "these_clusters"})

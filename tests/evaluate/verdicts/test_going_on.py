@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from blank_records import item_result
 from synthetic_run import make_measurement, task_of
 
 from assay.recipes.gate import GateRecipe, ScoreGate
@@ -93,13 +94,7 @@ SUITE = load_recipe(SuiteRecipe, "quick").model_copy(update={"name": "asked in r
 
 
 def replies(num_items: int, lost: range, num_samples: int) -> list[ItemResult]:
-    return [
-        ItemResult(
-            item=f"i{i}", language="en", correct=i not in lost, truncated=False, wrong_script=False, finish_reason="stop",
-            prompt_tokens=None, output_tokens=None, answer=None, sample=sample,
-        )
-        for i in range(num_items) for sample in range(num_samples)
-    ]  # fmt: skip
+    return [item_result(f"i{i}", i not in lost, sample=sample) for i in range(num_items) for sample in range(num_samples)]
 
 
 def asked(label: str, num_samples: int, *lost: range) -> Measurement:

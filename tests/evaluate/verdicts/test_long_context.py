@@ -97,9 +97,8 @@ def test_a_loss_at_long_range_only_fails_with_the_length_where_it_begins() -> No
         ({"at_64k": 20}, {"at_least": 32768}, "PASS", 32768,
          "Within 5 points of fp8 up to 32K tokens; with 97.5 % confidence at each length no more than 3.6 points are lost."),
         ({"at_32k": 4}, {}, "UNDERPOWERED", 16384,
-         "Within 5 points of fp8 up to 16K tokens; at 32K it loses 3.8 points (interval of at least 95 %: 0.2 "
-         "to 9.5 lost), so that "
-         "a loss of 5 points is not excluded."),
+         "Within 5 points of fp8 up to 16K tokens; at 32K it loses 3.8 points (interval of at least 95 %: 0.2 to 9.5 lost), so "
+         "that a loss of 5 points is not excluded."),
         ({"at_16k": 20, "at_32k": 4}, {}, "FAIL", None,
          "Not shown to be within 5 points of fp8 at any length; at 16K it loses 19.2 points (95 % interval: 12.2 to "
          "27.8 lost)."),

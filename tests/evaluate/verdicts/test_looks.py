@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from blank_records import item_result
 from scipy import stats
 
 from assay.recipes.gate import GateRecipe, ScoreGate
@@ -24,10 +25,7 @@ LOOKS = (Look(2, 1), Look(2, 2), Look(3, 3), Look(5, 5))
 
 
 def item(number: int | str, sample: int, correct: bool | None) -> ItemResult:
-    return ItemResult(
-        item=str(number), language="en", correct=correct, truncated=False, wrong_script=False, finish_reason="stop",
-        prompt_tokens=1, output_tokens=10 + sample, answer=str(correct), sample=sample,
-    )  # fmt: skip
+    return item_result(str(number), correct, prompt_tokens=1, output_tokens=10 + sample, answer=str(correct), sample=sample)
 
 
 def result(replies: dict[str, Sequence[bool | None]], limit: int | None = None) -> TaskResult:

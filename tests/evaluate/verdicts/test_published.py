@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from blank_records import item_result
 from synthetic_run import make_measurement, task_of
 
 from assay.recipes.gate import GateRecipe
 from assay.recipes.load import load_recipe, recipe_names
 from assay.recipes.model import ModelRecipe, PublishedScore
 from assay.recipes.suite import SuiteRecipe
-from assay.records.measurement import ItemResult, Measurement
+from assay.records.measurement import Measurement
 from assay.records.verdict import GateReport
 from assay_evaluate.statistics.proportions import independent_difference
 from assay_evaluate.verdicts.gates import judge
@@ -32,13 +33,7 @@ GATES = GateRecipe.model_validate(
 
 
 def measured(label: str, num_right: int) -> Measurement:
-    items = [
-        ItemResult(
-            item=str(i), language="en", correct=i < num_right, truncated=False, wrong_script=False, finish_reason="stop",
-            prompt_tokens=200, output_tokens=900, answer="A",
-        )
-        for i in range(198)
-    ]  # fmt: skip
+    items = [item_result(str(i), i < num_right, prompt_tokens=200, output_tokens=900, answer="A") for i in range(198)]
     task = task_of("gpqa", "lm_eval", items, max_tokens=4096).model_copy(update={"title": "GPQA Diamond"})
     recipe = {"suite_recipe": SUITE.model_dump(mode="json", by_alias=True), "suite_sha256": SUITE.sha256}
     return make_measurement(label, SUITE).model_copy(update={"tasks": (task,), **recipe})

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from blank_records import item_result
 from synthetic_run import make_measurement, task_of
 
 from assay.recipes.gate import GateRecipe
@@ -26,12 +27,9 @@ SUITE = load_recipe(SuiteRecipe, "quick")
 
 def answers(n: int, wrong: range) -> list[ItemResult]:
     return [
-        ItemResult(
-            item=f"codes-zh/{i}", language="zh", correct=i not in wrong, truncated=False, wrong_script=False,
-            finish_reason="stop", prompt_tokens=600, output_tokens=30, answer=str(i),
-        )
+        item_result(f"codes-zh/{i}", i not in wrong, language="zh", prompt_tokens=600, output_tokens=30, answer=str(i))
         for i in range(n)
-    ]  # fmt: skip
+    ]
 
 
 def measured(label: str, wrong: range, n: int = 100) -> Measurement:
@@ -59,26 +57,21 @@ def judged(reference: range, candidate: range, *others: dict[str, Any], n: int =
          "reference may not have been served well."),
         (range(1), range(1, 11), {},
          "loses 9.0 points on Chinese code lookup; 10 allowed: there is a real loss, but the data cannot tell whether it "
-         "exceeds 10 points; "
-         "1 gate underpowered",
-         "Loses 9.0 points on Chinese code lookup (interval of at least 95 %: 2.8 to 16.6 lost); 10 allowed. "
-         "There is a real loss, but the data cannot tell whether "
-         "it exceeds 10 points; about 8,331 items give a PASS 4 times in 5 if 9 points are the "
-         "truth, which may be 2.8 to 16.6 lost."),
+         "exceeds 10 points; 1 gate underpowered",
+         "Loses 9.0 points on Chinese code lookup (interval of at least 95 %: 2.8 to 16.6 lost); 10 allowed. There is a real "
+         "loss, but the data cannot tell whether it exceeds 10 points; about 8,331 items give a PASS 4 times in 5 if 9 points "
+         "are the truth, which may be 2.8 to 16.6 lost."),
         (range(0), range(12), {},
          "loses 12.0 points on Chinese code lookup; 10 allowed: there is a real loss, but the data cannot tell whether it "
-         "exceeds 10 points; "
-         "1 gate underpowered",
+         "exceeds 10 points; 1 gate underpowered",
          "Loses 12.0 points on Chinese code lookup (interval of at least 95 %: 6.4 to 19.8 lost); 10 allowed. "
          "There is a real loss, but the data cannot tell whether "
          "it exceeds 10 points; more items would not pass it if the loss seen is the true one."),
         (range(13), range(13, 26), {},
-         "shows no change on Chinese code lookup; 10 allowed: anything from no loss to more than 10 points is "
-         "compatible with the data; "
-         "1 gate underpowered",
-         "Shows no change on Chinese code lookup (95 % interval: 10.3 gained to 10.3 lost); 10 allowed. Anything from "
-         "no loss to more than 10 points is compatible with the data; about 209 items give a PASS 4 times in 5 if "
-         "nothing is lost."),
+         "shows no change on Chinese code lookup; 10 allowed: anything from no loss to more than 10 points is compatible with "
+         "the data; 1 gate underpowered",
+         "Shows no change on Chinese code lookup (95 % interval: 10.3 gained to 10.3 lost); 10 allowed. Anything from no loss "
+         "to more than 10 points is compatible with the data; about 209 items give a PASS 4 times in 5 if nothing is lost."),
         (range(25), range(0), {"claim": "equivalent"},
          "gains 25.0 points on Chinese code lookup; 10 allowed either way; 1 gate failed",
          "Gains 25.0 points on Chinese code lookup (95 % interval: 16.9 to 34.3 gained); 10 allowed either way."),
@@ -124,9 +117,7 @@ def test_gates_that_were_not_measured_are_counted_beside_those_that_passed() -> 
     assert report.overall == {"w4a16": "PASS"}
     assert report.reasons["w4a16"] == (
         "a loss of the margin is excluded on the task that counts (at 97.5 %); closest is Chinese code lookup, at most 3.7 "
-        "lost (interval of "
-        "at least 95 %); 10 allowed; "
-        "1 gate passed, 1 not measured: ruler"
+        "lost (interval of at least 95 %); 10 allowed; 1 gate passed, 1 not measured: ruler"
     )
 
 
@@ -189,10 +180,9 @@ def test_cut_replies_of_tasks_that_are_left_out_are_named() -> None:
     report = judge(sides, GateRecipe.model_validate({"schema": 1, "name": "test", "gates": gates}), model="tiny-glm")
     assert (report.verdicts[2].status, report.verdicts[2].detail) == (
         "PASS",
-        "Is cut off in none of its 100 replies to Chinese code lookup, fp8 in none (interval of at least 95 "
-        "%: 3.7 points fewer to "
-        "3.7 more); 2 % more allowed. Not counted, for the reference cannot do the task: "
-        "12 of 52 on RULER (fp8), 12 of 52 on RULER (w4a16).",
+        "Is cut off in none of its 100 replies to Chinese code lookup, fp8 in none (interval of at least 95 %: 3.7 points "
+        "fewer to 3.7 more); 2 % more allowed. Not counted, for the reference cannot do the task: 12 of 52 on RULER (fp8), 12 "
+        "of 52 on RULER (w4a16).",
     )
 
 

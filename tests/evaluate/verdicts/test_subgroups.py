@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from blank_records import item_result
 from scipy import stats
 from synthetic_run import make_measurement, task_of
 
@@ -37,10 +38,7 @@ def item(
     name: str, *, correct: bool, language: str = "en", subtask: str | None = None, length: int | None = None,
     cluster: str | None = None,
 ) -> ItemResult:  # fmt: skip
-    return ItemResult(
-        item=name, language=language, correct=correct, truncated=False, wrong_script=False, finish_reason="stop",
-        prompt_tokens=None, output_tokens=None, answer=None, subtask=subtask, length_tokens=length, cluster=cluster,
-    )  # fmt: skip
+    return item_result(name, correct, language=language, subtask=subtask, length_tokens=length, cluster=cluster)
 
 
 def in_languages(lost: dict[str, int], number: int = PER_LANGUAGE) -> list[ItemResult]:

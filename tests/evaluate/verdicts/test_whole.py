@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from blank_records import item_result
 from pydantic import ValidationError
 from synthetic_run import make_measurement, task_of
 
@@ -29,13 +30,7 @@ def gates(whole: dict[str, float] | None = WHOLE, *more: dict[str, Any], **chang
 
 
 def items(n: int, wrong: range) -> list[ItemResult]:
-    return [
-        ItemResult(
-            item=f"i{i}", language="en", correct=i not in wrong, truncated=False, wrong_script=False, finish_reason="stop",
-            prompt_tokens=None, output_tokens=None, answer=None,
-        )
-        for i in range(n)
-    ]  # fmt: skip
+    return [item_result(f"i{i}", i not in wrong) for i in range(n)]
 
 
 def side(label: str, *wrong: range, n: int = 200) -> Measurement:
@@ -188,10 +183,7 @@ def test_suite_full_decides_on_a_copy_that_differs_as_much_as_two_runs_do() -> N
         """The candidate loses so many times each margin."""
         asked = [(task, n, D, margins * margins_of[task]) for task, (n, D) in FULL.items()]
         moved = [(task, n, round(n * (D + loss) / 2), round(n * max(D - loss, 0) / 2)) for task, n, D, loss in asked]
-        wrong = {
-            "fp8": [range(n - c, n) for _, n, _, c in moved],
-            "w4a16": [range(b) for _, _, b, _ in moved],
-        }
+        wrong = {"fp8": [range(n - c, n) for _, n, _, c in moved], "w4a16": [range(b) for _, _, b, _ in moved]}
         return [
             make_measurement(label, SUITE).model_copy(
                 update={

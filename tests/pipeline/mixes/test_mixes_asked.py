@@ -59,10 +59,7 @@ def test_what_has_no_int4_is_alike_whether_it_is_calibrated(narrow: Path, layout
 
 @pytest.mark.parametrize(
     ("more", "attention", "method"),
-    [
-        ("calibration: {method: gptq, tokens: 4096}", "w4a16", "gptq"),
-        ("kv_cache: fp8", "w4a16", "none"),
-    ],
+    [("calibration: {method: gptq, tokens: 4096}", "w4a16", "gptq"), ("kv_cache: fp8", "w4a16", "none")],
 )
 def test_a_run_measures_its_mix_as_it_measured_the_parts(
     narrow: Path, layout: Layout, more: str, attention: str, method: str

@@ -88,19 +88,7 @@ def test_json_is_the_record(run: Run, tiny_glm: Path, record: Path) -> None:
 
 def test_hardware_takes_what_it_computes_and_can_share(run: Run, tiny_glm: Path, record: Path) -> None:
     """Four H200: experts of 128 have 32 columns on each, NVFP4 is computed as W4A16."""
-    asked = (
-        "recipe",
-        tiny_glm,
-        "--profile",
-        "4xh200",
-        "--users",
-        2,
-        "--context",
-        "4k",
-        "--no-replay",
-        "--sensitivity",
-        record,
-    )
+    asked = ("recipe", tiny_glm, "--profile", "4xh200", "--users", 2, "--context", "4k", "--no-replay", "--sensitivity", record)
     code, printed, said = run(*asked, "--budget", "4.6bpw", "--json")
     assert code == 0, said
     mix = Mix.model_validate_json(printed)

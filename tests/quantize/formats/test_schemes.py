@@ -137,12 +137,7 @@ def test_shared_global_scale_is_that_of_the_largest_member() -> None:
         ("w4a16", (4, 64, 128), False, "only matrices are quantized, this one has 3 dimensions"),
         ("w4a16", (0, 128), False, "it is empty"),
         ("w4a16_channel", (64, 100), False, "100 columns are not a multiple of 8, the codes in an int32"),
-        (
-            "w4a16_asym",
-            (60, 128),
-            True,
-            "60 rows are not a multiple of 8, the zero points in an int32, and vLLM loads another",
-        ),
+        ("w4a16_asym", (60, 128), True, "60 rows are not a multiple of 8, the zero points in an int32, and vLLM loads another"),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(scheme: str, shape: tuple[int, ...], merged: bool, message: str) -> None:

@@ -282,10 +282,7 @@ def test_what_a_run_measured_decides(checkpoint: Checkpoint) -> None:
         assert again.mix.checks == tuple(measured.values())
     assert made.mix.reason.startswith("It is expected to lose 0.") and "w4a16-g32 is proposed: measured in runs/tiny" in (
         proposed(
-            checkpoint,
-            weak,
-            5.5,
-            measured={k: v.model_copy(update={"measured_nats": 0.03}) for k, v in measured.items()},
+            checkpoint, weak, 5.5, measured={k: v.model_copy(update={"measured_nats": 0.03}) for k, v in measured.items()}
         ).mix.reason
     )
 

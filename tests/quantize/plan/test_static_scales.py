@@ -273,10 +273,7 @@ def test_latent_attention_has_no_scales_of_a_cache(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"activations": "calibrated"},
-            "needs a scheme that stores scales of activations: fp8_static, nvfp4",
-        ),
+        ({"activations": "calibrated"}, "needs a scheme that stores scales of activations: fp8_static, nvfp4"),
         ({"headroom": 2.0}, "headroom is of scales that are calibrated, and nothing is"),
         ({"scheme": "fp8_static"}, "role routed_expert cannot have scheme fp8_static"),
     ],

@@ -46,8 +46,7 @@ def test_weights_count_as_dequantized(qwen: StoredModel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("memory", "outcome", "more"),
-    [(11, "UNKNOWN", "; it fits if the rest takes no more than 1.6"), (9, "FAIL", "")],
+    ("memory", "outcome", "more"), [(11, "UNKNOWN", "; it fits if the rest takes no more than 1.6"), (9, "FAIL", "")]
 )
 def test_too_little(qwen: StoredModel, memory: int, outcome: str, more: str) -> None:
     check = check_of(qwen, memory)

@@ -80,28 +80,27 @@ def test_what_is_there_is_not_counted(writes: Writes, tmp_path: Path, monkeypatc
     ]  # fmt: skip
 
 
-def test_too_little_room(writes: Writes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with_free(monkeypatch, 5 * GB)
+@pytest.mark.parametrize(
+    ("free_gb", "remedy"),
+    [
+        (5, "free 9.63 GB, or put the runs on another disk (--runs DIR; make: RUNS=DIR), or put the hub's cache on another "
+            "disk (HF_HUB_CACHE=DIR)"),
+        (13, "--stream-from hub (make: STREAM=hub) keeps no source on the disk and fits, with 11.9 GB, or free 1.63 GB, or put "
+             "the runs on another disk (--runs DIR; make: RUNS=DIR), or put the hub's cache on another disk "
+             "(HF_HUB_CACHE=DIR)"),
+    ],
+)  # fmt: skip
+def test_too_little_room(
+    writes: Writes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_gb: int, remedy: str
+) -> None:  # fmt: skip
+    """Streaming helps where a checkpoint fits without its source."""
+    with_free(monkeypatch, free_gb * GB)
     assert lines(writes, tmp_path) == [
         (
             "TMP/hub and TMP/runs/m", "FAIL",
             "14.4 GB still to be written (source org/model 7.82 GB, w4a16 5.55 GB, journal, logs and report (allowed) 1 GB), "
-            "5 GB free",
-            "free 9.63 GB, or put the runs on another disk (--runs DIR; make: RUNS=DIR), or put the hub's cache on another "
-            "disk (HF_HUB_CACHE=DIR)",
-        ),
-    ]  # fmt: skip
-
-
-def test_streaming_saves_the_day(writes: Writes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with_free(monkeypatch, 13 * GB)
-    assert lines(writes, tmp_path) == [
-        (
-            "TMP/hub and TMP/runs/m", "FAIL",
-            "14.4 GB still to be written (source org/model 7.82 GB, w4a16 5.55 GB, journal, logs and report (allowed) 1 GB), "
-            "13 GB free",
-            "--stream-from hub (make: STREAM=hub) keeps no source on the disk and fits, with 11.9 GB, or free 1.63 GB, or put "
-            "the runs on another disk (--runs DIR; make: RUNS=DIR), or put the hub's cache on another disk (HF_HUB_CACHE=DIR)",
+            f"{free_gb} GB free",
+            remedy,
         ),
     ]  # fmt: skip
 

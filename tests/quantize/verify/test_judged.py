@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_checkpoints import make_tiny_glm4_moe
 
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
@@ -36,13 +35,6 @@ EXPERT = "model.layers.1.mlp.experts.1"
 GATE, UP = f"{EXPERT}.gate_proj.weight", f"{EXPERT}.up_proj.weight"
 ROWS = 32
 """Of a slab, where slabs are made small."""
-
-
-@pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """By dtype."""
-    folder, size = tmp_path_factory.mktemp("judged"), {"num_layers": 2, "num_experts": 2, "hidden": 128}
-    return {d: make_tiny_glm4_moe(folder / d, dense_intermediate=128, dtype=d, **size) for d in ("bf16", "fp32")}
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_checkpoints import make_tiny_glm4_moe
 
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
@@ -34,13 +33,6 @@ from assay_quantize.verify.verify import verify
 
 Patch = pytest.MonkeyPatch
 EXPERT = "model.layers.1.mlp.experts.1"
-
-
-@pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """By dtype."""
-    folder, size = tmp_path_factory.mktemp("mutants"), {"num_layers": 2, "num_experts": 2, "hidden": 128}
-    return {d: make_tiny_glm4_moe(folder / d, dense_intermediate=128, dtype=d, **size) for d in ("bf16", "fp32")}
 
 
 def broken_kernel(patch: Patch, change: Callable[[QuantizedRows], QuantizedRows]) -> None:

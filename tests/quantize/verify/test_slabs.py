@@ -259,12 +259,7 @@ def test_an_expert_of_a_fused_source(fp8: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16, torch.float16, torch.float32])
 def test_bad_scales_are_those_pytorch_finds(dtype: torch.dtype) -> None:
     """Every bit pattern of 8 and 16 bits; of 32 bits random ones and the edges."""
-    name = {
-        torch.float8_e4m3fn: "F8_E4M3",
-        torch.bfloat16: "BF16",
-        torch.float16: "F16",
-        torch.float32: "F32",
-    }[dtype]
+    name = {torch.float8_e4m3fn: "F8_E4M3", torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}[dtype]
     if dtype == torch.float32:
         edges = np.array([0, 1 << 31, 0x7F80_0000, 0xFF80_0000, 0x7F80_0001, 0x7F7F_FFFF, 1], np.uint32)
         bits = np.concatenate([edges, np.random.default_rng(0).integers(0, 1 << 32, 1 << 16, np.uint32)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,33 @@ def session_with(server: FakeServer, path: Path, sample: int = 0) -> Iterator[Se
         yield Session(client, Dialect(True, True, {}), "eval-test", sample, has_reasoning_parser=False)
 
 
+def reply_to(prompt: str) -> str:
+    return REPLIES[prompt.removeprefix("Q: ").split("\n")[0]]
+
+
 def reply_from_file(body: dict[str, Any]) -> Scripted:
-    question = body["messages"][-1]["content"].removeprefix("Q: ").split("\n")[0]
-    return Scripted(REPLIES[question])
+    return Scripted(reply_to(body["messages"][-1]["content"]))
+
+
+def lm_eval_alone(folder: Path, name: str, say: Callable[[str], str]) -> dict[str, dict[int, bool]]:
+    """lm-eval's verdicts on the saved replies, with none of our code: filter -> document -> right."""
+    from lm_eval.api.model import LM
+    from lm_eval.evaluator import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    class Saved(LM):
+        def generate_until(self, requests: list[Any]) -> list[str]:
+            return [say(request.args[0]) for request in requests]
+
+        def loglikelihood(self, requests: list[Any]) -> list[Any]:
+            raise NotImplementedError
+
+        loglikelihood_rolling = loglikelihood
+
+    manager = TaskManager(include_path=str(folder), include_defaults=False)
+    results = simple_evaluate(Saved(), tasks=[name], task_manager=manager, bootstrap_iters=0)
+    assert results is not None
+    verdicts: dict[str, dict[int, bool]] = {}
+    for row in results["samples"][name]:
+        verdicts.setdefault(row["filter"], {})[row["doc_id"]] = bool(row["exact_match"])
+    return verdicts

@@ -13,8 +13,17 @@ from fake_server import FakeServer, Scripted
 from given_servers import scaled_logits
 from small_suite import solve
 
+from assay.recipes.load import load_recipe
+from assay.recipes.model import Serving
+from assay.recipes.profile import ProfileRecipe
+from assay.recipes.suite import SuiteRecipe
+from assay.records.measurement import Measurement
 from assay.records.serving import Fingerprint
+from assay_evaluate.run.candidate import Candidate
+from assay_evaluate.run.evaluate import evaluate
 from assay_evaluate.serving.server import ServerSpec
+
+PROFILE = load_recipe(ProfileRecipe, "cpu-emulated").model_copy(update={"concurrency": 3})
 
 OF_CANDIDATE = 1.1
 """Scale of the candidate's logits beside the reference's."""
@@ -53,6 +62,11 @@ class World:
             self.servers.setdefault(name, []).append(server)
             yield server
 
+    def measure(self, run_dir: Path, candidates: list[Candidate], suite: SuiteRecipe, **more: Any) -> list[Measurement]:
+        """`evaluate` with the servers of this world, under `PROFILE` unless `more` says otherwise."""
+        options = {"profile": PROFILE, "serving": Serving(), "start_server": self.start, "foresee": self.foresee, **more}
+        return evaluate("tiny", candidates, suite=suite, run_dir=run_dir, **options)
+
     def num_asked(self, name: str) -> int:
         return sum(len(server.requests) for server in self.servers.get(name, []))
 
@@ -66,3 +80,8 @@ def make_folders(place: Path) -> dict[str, Path]:
         (made[name] / "config.json").write_text(json.dumps({"vocab_size": 128}))
         (made[name] / "model.safetensors").write_bytes(f"weights of {name}".encode())
     return made
+
+
+def pair_of(folders: dict[str, Path]) -> list[Candidate]:
+    """The reference fp8 and the candidate w4a16."""
+    return [Candidate("fp8", folders["reference"], is_reference=True), Candidate("w4a16", folders["candidate"])]

@@ -141,11 +141,7 @@ def left_out() -> Iterator[tuple[str, str, str]]:
             if profile not in named:
                 cells = [stored.cell(profile, "", one) for one in ("reference", *stored.recipe.precisions)]
                 why = [one.problem for one in cells if one.problem is not None]
-                yield (
-                    name,
-                    profile,
-                    "; ".join(why) or NOT_NEEDED,
-                )
+                yield (name, profile, "; ".join(why) or NOT_NEEDED)
 
 
 def gib(num_bytes: int) -> str:

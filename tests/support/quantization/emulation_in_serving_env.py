@@ -33,10 +33,7 @@ def main(inputs_path: str, cases_path: str, outputs_path: str) -> None:
         x, global_scale = inputs["x"], inputs.get(f"{preset}.input_global_scale")
         scale, zero_point = compute_dynamic_scales_and_zp(x[None], args, torch.nn.Module(), global_scale)
         theirs = reference_fake_quantize(x[None], scale, zero_point, args, global_scale=global_scale)[0]
-        outputs |= {
-            f"ours {preset}": fake_quantize(x, args, global_scale=global_scale),
-            f"compressed-tensors {preset}": theirs,
-        }
+        outputs |= {f"ours {preset}": fake_quantize(x, args, global_scale=global_scale), f"compressed-tensors {preset}": theirs}
     outputs |= vllm_references(inputs["x"], inputs["NVFP4.input_global_scale"])
     save_file({name: tensor.contiguous() for name, tensor in outputs.items()}, outputs_path)
 

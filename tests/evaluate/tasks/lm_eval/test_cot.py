@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from blank_records import blank_fingerprint
 from fake_server import FakeServer, Scripted
-from lm_eval_questions import ANSWERS, REPLIES, WHO, reply_from_file, session_with
+from lm_eval_questions import ANSWERS, WHO, lm_eval_alone, reply_from_file, reply_to, session_with
 
 from assay.recipes.gate import Stopping
 from assay.recipes.load import load_recipe
@@ -29,37 +30,13 @@ from assay_evaluate.tasks.looks import Look, in_drawn_order, items_at, planned_l
 ARITHMETIC = ArithmeticTask(kind="arithmetic", name="arithmetic", num_items=3, num_steps=(3, 4), max_tokens=64)
 
 
-def lm_eval_alone(folder: Path) -> dict[str, dict[int, bool]]:
-    """lm-eval's own verdict on the saved replies, without any of our code: filter -> document -> right."""
-    from lm_eval.api.model import LM
-    from lm_eval.evaluator import simple_evaluate
-    from lm_eval.tasks import TaskManager
-
-    class Saved(LM):
-        def generate_until(self, requests: list[Any]) -> list[str]:
-            return [REPLIES[r.args[0].removeprefix("Q: ").split("\n")[0]] for r in requests]
-
-        def loglikelihood(self, requests: list[Any]) -> list[Any]:
-            raise NotImplementedError
-
-        loglikelihood_rolling = loglikelihood
-
-    manager = TaskManager(include_path=str(folder), include_defaults=False)
-    results = simple_evaluate(Saved(), tasks=["local_gsm8k"], task_manager=manager, bootstrap_iters=0)
-    assert results is not None
-    verdicts: dict[str, dict[int, bool]] = {}
-    for row in results["samples"]["local_gsm8k"]:
-        verdicts.setdefault(row["filter"], {})[row["doc_id"]] = bool(row["exact_match"])
-    return verdicts
-
-
 @pytest.mark.slow
 def test_named_task_scores_item_by_item_as_lm_eval_does(tmp_path: Path, task_folder: Path) -> None:
     task = LmEvalTask(kind="lm_eval", name="maths", tasks=("local_gsm8k",), max_tokens=64, include_path=str(task_folder))
     with FakeServer(reply_from_file) as server, session_with(server, tmp_path) as session:
         result = run_lm_eval(session, task)
         again = run_lm_eval(session, task)
-    alone = lm_eval_alone(task_folder)
+    alone = lm_eval_alone(task_folder, "local_gsm8k", reply_to)
     assert {int(i.item.split("/")[1]): i.correct for i in result.items} == alone["flexible-extract"]
     assert alone["flexible-extract"] == {0: True, 1: True, 2: False, 3: True, 4: True, 5: False}
     assert alone["flexible-extract"] != alone["strict-match"]
@@ -315,18 +292,7 @@ def test_seeds_are_sent_only_where_vllm_survives_and_honours_them(tmp_path: Path
     """vLLM 0.32 on a CPU dies of a seeded request that is read in several steps; with MTP it ignores the seed."""
 
     def fingerprint(hardware: dict[str, str], speculation: dict[str, Any] | None) -> Fingerprint:
-        return Fingerprint(
-            server="vllm 0.32.0",
-            versions={},
-            hardware=hardware,
-            profile="p",
-            flags={},
-            environment={},
-            speculation=speculation,
-            checkpoint_flags={},
-            emulated=None,
-            kernels=(),
-        )
+        return blank_fingerprint(server="vllm 0.32.0", hardware=hardware, speculation=speculation)
 
     cpu, gpu, drafts = {"cpu": "x"}, {"gpus": "8x H200 (141 GB)"}, {"method": "mtp", "num_speculative_tokens": 1}
     observed = [takes_seeds(fingerprint(*one)) for one in ((gpu, None), (gpu, drafts), (cpu, None), (cpu, drafts))]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_server import FakeServer, Scripted
-from lm_eval_questions import ANSWERS, REPLIES, session_with
+from lm_eval_questions import ANSWERS, REPLIES, lm_eval_alone, session_with
 
 from assay.recipes.load import load_recipe, recipe_names
 from assay.recipes.suite import LmEvalTask, SuiteRecipe
@@ -177,30 +176,6 @@ def gsm8k_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def question_in(prompt: str) -> str:
     """The last question of a prompt in either wording."""
     return prompt.rsplit("Question: " if "Question: " in prompt else "Q: ", 1)[1].split("\n")[0]
-
-
-def lm_eval_alone(folder: Path, name: str, say: Callable[[str], str]) -> dict[str, dict[int, bool]]:
-    """lm-eval's verdicts on the saved replies, with none of our code: filter -> document -> right."""
-    from lm_eval.api.model import LM
-    from lm_eval.evaluator import simple_evaluate
-    from lm_eval.tasks import TaskManager
-
-    class Saved(LM):
-        def generate_until(self, requests: list[Any]) -> list[str]:
-            return [say(request.args[0]) for request in requests]
-
-        def loglikelihood(self, requests: list[Any]) -> list[Any]:
-            raise NotImplementedError
-
-        loglikelihood_rolling = loglikelihood
-
-    manager = TaskManager(include_path=str(folder), include_defaults=False)
-    results = simple_evaluate(Saved(), tasks=[name], task_manager=manager, bootstrap_iters=0)
-    assert results is not None
-    verdicts: dict[str, dict[int, bool]] = {}
-    for row in results["samples"][name]:
-        verdicts.setdefault(row["filter"], {})[row["doc_id"]] = bool(row["exact_match"])
-    return verdicts
 
 
 @pytest.mark.parametrize("name", ["local_gsm8k_cot_zeroshot", "local_gsm8k"])

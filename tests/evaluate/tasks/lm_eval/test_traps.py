@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fake_server import FakeServer, Scripted
-from lm_eval_questions import REPLIES, reply_from_file, session_with
+from lm_eval_questions import REPLIES, reply_from_file, reply_to, session_with
 
 from assay.recipes.suite import LmEvalTask
 from assay_evaluate.asking.dialect import Dialect
@@ -120,7 +120,7 @@ def test_stop_strings_are_never_sent_and_cut_only_finished_replies(
 
     def reply(body: dict[str, Any]) -> Scripted:
         prompt = body["messages"][-1]["content"] if "messages" in body else body["prompt"]
-        return Scripted(REPLIES[prompt.removeprefix("Q: ").split("\n")[0]] + "\nQ: What is 98 + 1?\nA: 99")
+        return Scripted(reply_to(prompt) + "\nQ: What is 98 + 1?\nA: 99")
 
     with FakeServer(reply) as server, session_with(server, tmp_path) as session:
         session = Session(session.client, Dialect(is_chat, True, {}), "eval-test", 0, has_reasoning_parser=False)

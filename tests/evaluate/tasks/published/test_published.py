@@ -16,12 +16,9 @@ from check_lines import check_lines
 from fake_server import FakeServer, Scripted
 from huggingface_hub import constants
 from published_texts import FILES, TextServer, pin, pin_small_texts
-from scripted_world import World, make_folders
+from scripted_world import World, make_folders, pair_of
 
 from assay.errors import MeasureError
-from assay.recipes.load import load_recipe
-from assay.recipes.model import Serving
-from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import RulerTask, SuiteRecipe
 from assay.records.comparable import questions_differ
 from assay.records.measurement import TaskResult
@@ -30,8 +27,6 @@ from assay_evaluate.asking.session import Session
 from assay_evaluate.client.client import Client
 from assay_evaluate.client.journal import Identity, Journal
 from assay_evaluate.preflight.data_sets import check_data_sets
-from assay_evaluate.run.candidate import Candidate
-from assay_evaluate.run.evaluate import evaluate
 from assay_evaluate.tasks.published import store
 from assay_evaluate.tasks.published.choice import needed_sources, published_sources
 from assay_evaluate.tasks.published.pins import PINS
@@ -237,11 +232,7 @@ def test_without_published_texts_no_run_begins(texts: TextServer, data: Path, tm
     )
     world, folders = World(), make_folders(tmp_path)
     with pytest.raises(MeasureError) as caught:
-        evaluate(
-            "tiny", [Candidate("fp8", folders["reference"], is_reference=True)], suite=suite,
-            profile=load_recipe(ProfileRecipe, "cpu-emulated"), serving=Serving(), run_dir=tmp_path / "run",
-            start_server=world.start, foresee=world.foresee,
-        )  # fmt: skip
+        world.measure(tmp_path / "run", pair_of(folders)[:1], suite)
     assert str(caught.value) == (
         f"task ruler: sources: published: SQuAD 2.0: dev-v2.0.json is not in {data}/squad, and {texts.url}/dev-v2.0.json: HTTP "
         f"404; put dev-v2.0.json from {texts.url}/dev-v2.0.json into {data}/squad (another data folder: ASSAY_DATA), or say "
@@ -306,11 +297,7 @@ def test_runs_with_other_texts_are_not_paired(texts: TextServer, tmp_path: Path)
     world, folders = World(), make_folders(tmp_path)
 
     def measure(name: str) -> Any:
-        return evaluate(
-            "tiny", [Candidate("fp8", folders["reference"], is_reference=True)], suite=suite,
-            profile=load_recipe(ProfileRecipe, "cpu-emulated"), serving=Serving(), run_dir=tmp_path / name,
-            start_server=world.start, foresee=world.foresee,
-        )[0]  # fmt: skip
+        return world.measure(tmp_path / name, pair_of(folders)[:1], suite)[0]
 
     texts.gone = {"hotpot_dev_distractor_v1.json"}
     generated = measure("one")

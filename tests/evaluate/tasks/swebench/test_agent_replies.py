@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import swe_suite
-from build_suite import build_dataset
 from raw_server import Part, RawServer
 from scripted_model import Script, ScriptedModel, Step, load_scripts
 from server_behaviours import BEHAVIOURS, http
@@ -60,14 +58,6 @@ class AgentServer(RawServer):
             return instead
         status, data = self.script.reply(reported)
         return (http(json.dumps(data), f"{status} ?"),)
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny-swe")
-    result = build_dataset(folder)
-    swe_suite.EXAMPLE_REPOSITORIES = folder / "repositories"
-    return result
 
 
 def ask(dataset: Path, server: Any, folder: Path, **more: Any) -> Finished:

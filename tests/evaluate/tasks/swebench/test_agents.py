@@ -16,8 +16,6 @@ from typing import Any
 
 import psutil
 import pytest
-import swe_suite
-from build_suite import build_dataset
 from scripted_model import CAREFUL, HASTY, Behaviour, ScriptedModel, load_scripts
 from swe_suite import CANDIDATE, FAST, REFERENCE, local_task, rows_of, write_log
 
@@ -40,14 +38,6 @@ ENDS = {
     "tiny__ranges-9": "Submitted", "tiny__roman-2": "RepeatedFormatError", "tiny__csvline-4": "ContextWindowExceededError",
     "tiny__lru-6": "LimitsExceeded", "tiny__slug-8": "Submitted",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny-swe")
-    result = build_dataset(folder)
-    swe_suite.EXAMPLE_REPOSITORIES = folder / "repositories"
-    return result
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from blank_records import item_result
 from scipy import stats
 from statsmodels.stats.contingency_tables import mcnemar
 
@@ -15,20 +16,14 @@ from assay.errors import MeasureError, RecipeError
 from assay.recipes.load import load_recipe, parse_recipe
 from assay.recipes.suite import SuiteRecipe, SweTask
 from assay.recipes.suite_files import with_swe_options
-from assay.records.measurement import ItemResult, TaskResult
+from assay.records.measurement import TaskResult
 from assay_evaluate.preflight.known_tasks import REPOSITORIES
 from assay_evaluate.statistics.clustered import clustered_mean
 from assay_evaluate.statistics.decisions import widen_by_clusters
 from assay_evaluate.statistics.item_pairs import pair_items
 from assay_evaluate.statistics.paired import paired_difference
 from assay_evaluate.statistics.power import items_for_margin, minimum_detectable_effect
-from assay_evaluate.statistics.swe_difference import (
-    InstancePair,
-    difference,
-    pair_instances,
-    resolution_sentence,
-    sentence,
-)
+from assay_evaluate.statistics.swe_difference import InstancePair, difference, pair_instances, resolution_sentence, sentence
 from assay_evaluate.tasks.swebench.dataset import check_rows, load_instances
 from assay_evaluate.tasks.swebench.grading import Grade, read_report
 from assay_evaluate.tasks.swebench.settings import settings_for
@@ -218,11 +213,9 @@ def test_one_run_of_500_resolves_about_3_6_points() -> None:
     assert resolution_sentence(result) == resolves
     by_instance = f"{-100 * result.by_instance.low:.1f} gained to {100 * result.by_instance.high:.1f} lost"
     assert sentence(pairs, 0.95) == (
-        f"By instance {by_instance}; 12 repositories count as 3.9 of equal size: damage that one repository in five "
-        f"has is in none "
-        "of them with a chance of 42 %, so nothing is claimed of other repositories (17 would allow it; `estimand: "
-        "these_clusters` "
-        f"claims it of these). {resolves}"
+        f"By instance {by_instance}; 12 repositories count as 3.9 of equal size: damage that one repository in five has is in "
+        "none of them with a chance of 42 %, so nothing is claimed of other repositories (17 would allow it; `estimand: "
+        f"these_clusters` claims it of these). {resolves}"
     )
     assert difference(pairs, of_these_repositories=True).drop == result.by_instance
     assert sentence(pairs, 0.95, of_these_repositories=True) == (
@@ -325,12 +318,9 @@ def test_the_cluster_interval_agrees_with_a_regression_on_a_constant_with_cluste
 
 def as_task(results: dict[tuple[str, int], bool | None]) -> TaskResult:
     items = tuple(
-        ItemResult(
-            item=item, sample=sample, language="en", correct=correct, truncated=False, wrong_script=False, finish_reason=None,
-            prompt_tokens=None, output_tokens=None, answer=None, cluster=item[0],
-        )
+        item_result(item, correct, sample=sample, finish_reason=None, cluster=item[0])
         for (item, sample), correct in results.items()
-    )  # fmt: skip
+    )
     return TaskResult(
         task="swe", kind="swe", num_items=len(items), num_failed=0, num_truncated=0, accuracy=None, mean_output_tokens=None,
         max_tokens=1, items=items,
@@ -429,10 +419,7 @@ def test_filter_then_slice_over_sorted_ids(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"image": None},
-            r"in the old schema \(as in the princeton-nlp data sets\): it lacks image; take .* SWE-bench/",
-        ),
+        ({"image": None}, r"in the old schema \(as in the princeton-nlp data sets\): it lacks image; take .* SWE-bench/"),
         ({"eval_script": None, "log_parser": None}, r"it lacks eval_script, log_parser"),
         ({"patch": None}, r"tiny__roman-2 lacks patch; a row needs instance_id, "),
         ({"instance_id": "../up"}, r"'\.\./up' cannot be an instance id"),

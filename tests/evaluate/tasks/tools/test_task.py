@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from blank_records import blank_fingerprint
 from fake_server import Scripted
 from given_servers import scaled_logits
 from pages import Page
@@ -125,10 +126,7 @@ class World:
             (path / name / "model.safetensors").write_bytes(f"weights of {name}".encode())
 
     def foresee(self, spec: ServerSpec) -> Fingerprint:
-        return Fingerprint(
-            server="scripted", versions={}, hardware={"cpu": "x"}, profile=spec.profile.name, environment={},
-            flags=self.flags, speculation=None, checkpoint_flags={}, emulated=None, kernels=(),
-        )  # fmt: skip
+        return blank_fingerprint(server="scripted", hardware={"cpu": "x"}, profile=spec.profile.name, flags=self.flags)
 
     @contextmanager
     def start(self, spec: ServerSpec, on_progress: Callable[[str], None]) -> Iterator[ToolServer]:
