@@ -101,13 +101,9 @@ def plan_budget(
             budget = replace(budget, slab_bytes=max(least_slab_bytes, budget.slab_bytes // 2))
         else:
             least = base_bytes + held_bytes + slab_budget_bytes(1, budget.slab_bytes, kernels)
+            given = size(memory_bytes) if memory_bytes % (1 << 20) else f"{memory_bytes >> 20}MiB"
             raise QuantizeError(
-                f"--memory {_as_given(memory_bytes)}: too little for one worker with the smallest slabs; "
+                f"--memory {given}: too little for one worker with the smallest slabs; "
                 f"at least {(least + (1 << 20) - 1) >> 20}MiB are needed here"
             )
     return budget
-
-
-def _as_given(num_bytes: int) -> str:
-    """2147483648 -> 2048MiB, 1000000 -> 1 MB."""
-    return size(num_bytes) if num_bytes % (1 << 20) else f"{num_bytes >> 20}MiB"
