@@ -15,7 +15,7 @@ from typing import Any
 from assay.errors import CheckpointError
 from assay.file_data import data_of_files, hashes_of_files
 from assay.records.base import sha256_of
-from assay.safe_files import open_inside, read_fully, read_json_object
+from assay.safe_files import read_json_object
 from assay.safetensors_index import INDEX_NAME, SINGLE_NAME, weight_map
 from assay_quantize.checkpoint.copied_files import copied_files
 from assay_quantize.checkpoint.file_names import CONFIG
@@ -48,24 +48,6 @@ class Checkpoint:
     def sha256(self) -> str:
         """Identity of the headers: names, dtypes, shapes and shards of all tensors; not of the data."""
         return sha256_of([[t.name, t.dtype, list(t.shape), t.shard] for _, t in sorted(self.tensors.items())])
-
-    def read(self, name: str) -> bytearray:
-        """The bytes of one tensor, all of them in memory: for tests and small tools. The engine reads slabs (`SourceReader`).
-
-        Raises CheckpointError: the weights are on the hub, the file cannot be read or is shorter than its header says.
-        """
-        if self.folder is None:
-            raise CheckpointError(f"{self.location}: its weights are on the hub; download it first and give the folder")
-        header = self.tensors[name]
-        data, path = bytearray(header.num_bytes), self.folder / header.shard
-        try:
-            with open_inside(self.folder, header.shard) as file:
-                done = read_fully(file.fileno(), memoryview(data), header.begin)
-        except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
-        if done != len(data):
-            raise CheckpointError(f"{path}: truncated: ends inside {name}; download it again")
-        return data
 
 
 # ------------------------------------------------------------------------------------------------ opening a folder
