@@ -292,10 +292,6 @@ def _shown(value: Any) -> str:
     return ascii(value)[:60]
 
 
-if TYPE_CHECKING:
-    from assay_quantize.checkpoint.headers import TensorHeader
-
-
 def name_packed(
     config: Mapping[str, Any], tensors: Mapping[str, TensorHeader]
 ) -> tuple[dict[str, TensorHeader], tuple[str, ...]]:
