@@ -37,10 +37,8 @@ def with_defaults(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str
     if isinstance(more, dict):
         stays = {dtype: [role for role in roles if role not in named] for dtype, roles in base["keep"].items()}
         kept = {dtype: roles for dtype, roles in stays.items() if roles or dtype in more}
-        named_too = {
-            dtype: [*kept.get(dtype, []), *roles] if isinstance(roles, list) else roles for dtype, roles in more.items()
-        }
-        merged["keep"] = kept | named_too
+        lists = {dtype: [*kept.get(dtype, []), *roles] for dtype, roles in more.items() if isinstance(roles, list)}
+        merged["keep"] = kept | more | lists
     return merged
 
 
