@@ -128,8 +128,7 @@ def _sections_at(kind: type[BaseModel], steps: Sequence[int | str]) -> list[type
             if (field := _field(section, step)) is not None
             for model in _sections_in(field.annotation)
         ]
-        kinds = {model: model.model_fields["kind"].annotation for model in current if "kind" in model.model_fields}
-        tagged = [model for model, kind_type in kinds.items() if get_args(kind_type)[0] == step]
+        tagged = [model for model in current if (tag := _field(model, "kind")) and get_args(tag.annotation)[0] == step]
         current = following or tagged or current
     return current
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from assay.errors import CheckpointError
 from assay.file_data import data_of_files, hashes_of_files
+from assay.quantities import and_more
 from assay.records.base import sha256_of
 from assay.safe_files import read_json_object
 from assay.safetensors_index import INDEX_NAME, SINGLE_NAME, weight_map
@@ -70,7 +71,7 @@ def open_checkpoint(folder: Path, *, allow_quantized: bool = False) -> Checkpoin
         what = "; download the weights into this folder"
         if old := sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(pattern)):
             what = (
-                f", only {old[0]}{f' and {len(old) - 1} more' if len(old) > 1 else ''}; convert it first (transformers: "
+                f", only {and_more(old)}; convert it first (transformers: "
                 "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)), or download the safetensors release"
             )
         raise CheckpointError(f"{folder}: no *.safetensors{what}")
@@ -114,10 +115,8 @@ def assemble(
     if index is not None:
         shard_of = weight_map(f"{location}: {INDEX_NAME}", index)
         if missing := sorted(set(shard_of.values()) - set(present)):
-            raise CheckpointError(
-                f"{location}: {INDEX_NAME} names {missing[0]}"
-                f"{f' and {len(missing) - 1} more shards' if len(missing) > 1 else ''}, not there; complete the download"
-            )
+            names = and_more(missing, " shards")
+            raise CheckpointError(f"{location}: {INDEX_NAME} names {names}, not there; complete the download")
     elif present != [SINGLE_NAME]:
         raise CheckpointError(
             f"{location}: {len(present)} safetensors file(s) but no {INDEX_NAME}; only a single {SINGLE_NAME} needs no index; "
