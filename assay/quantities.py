@@ -7,6 +7,7 @@ so that a sentence and the table beside it read alike.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from assay.errors import AssayError
@@ -78,6 +79,12 @@ def lost_or_gained(low: float, high: float) -> str:
 def capital(text: str) -> str:
     """A clause as the beginning of a sentence."""
     return text[:1].upper() + text[1:]
+
+
+def and_more(items: Sequence[object], noun: str = "") -> str:
+    """`a`, or `a and 3 more`: the first of several, and how many there are besides."""
+    more = f" and {len(items) - 1:,} more{noun}"
+    return f"{items[0]}{more if len(items) > 1 else ''}"
 
 
 def signed(number: float) -> str:

@@ -37,7 +37,8 @@ def with_defaults(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str
     if isinstance(more, dict):
         stays = {dtype: [role for role in roles if role not in named] for dtype, roles in base["keep"].items()}
         kept = {dtype: roles for dtype, roles in stays.items() if roles or dtype in more}
-        merged["keep"] = {**kept, **{dtype: _joined(kept.get(dtype, []), roles) for dtype, roles in more.items()}}
+        lists = {dtype: [*kept.get(dtype, []), *roles] for dtype, roles in more.items() if isinstance(roles, list)}
+        merged["keep"] = kept | more | lists
     return merged
 
 
@@ -52,7 +53,3 @@ def _roles(value: Any) -> set[str]:
     """All strings in a list, or in the lists of a mapping."""
     lists = value.values() if isinstance(value, dict) else (value,)
     return {role for roles in lists if isinstance(roles, list) for role in roles if isinstance(role, str)}
-
-
-def _joined(roles: list[str], more: Any) -> Any:
-    return [*roles, *more] if isinstance(more, list) else more

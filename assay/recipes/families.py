@@ -171,8 +171,12 @@ def family_of(config: Mapping[str, Any]) -> str:
     if architecture is None and model_type is None:
         raise PlanError("config.json: names neither `architectures` nor `model_type`; take the one of the model's release")
     what = architecture or f"model_type {model_type!r}"
-    family = _family_called(architecture, str(model_type))
-    if family is not None and num_experts(family, config) > 0:
+    families = (
+        names.name
+        for names in _families_with(architecture or str(model_type))
+        if (model_type in names.model_types if architecture is None else architecture in names.architectures)
+    )
+    if (family := next(families, None)) is not None and num_experts(family, config) > 0:
         return family
     if text_of(config) is not config:
         raise PlanError(
@@ -188,12 +192,6 @@ def family_of(config: Mapping[str, Any]) -> str:
         f"config.json: architecture {what} is not known; `assay family` drafts a family of what vLLM serves "
         f"(docs/families.md); supported: {_supported()}"
     )
-
-
-def _family_called(architecture: str | None, model_type: str) -> str | None:
-    if architecture is None:
-        return next((names.name for names in _families_with(model_type) if model_type in names.model_types), None)
-    return next((names.name for names in _families_with(architecture) if architecture in names.architectures), None)
 
 
 def _supported() -> str:
@@ -385,8 +383,7 @@ def ignore_patterns(
                 kept.setdefault(parent, []).append(leaf)
     for parent, leaves in kept.items():
         leaves = asked_of_vllm(parent, leaves)
-        where = re.escape(parent).replace(r"\{expert\}", r"\d+")
-        patterns.append(rf"re:.*\.{where}\.{_one_of(leaves)}$")
+        patterns.append(rf"re:.*\.{numberless(parent)}\.{alternatives(leaves)}$")
     patterns += [rf"re:(.*\.)?{re.escape(module.rpartition('.')[2])}\..*$" for module in names.kept]
     if mtp != "drop":
         patterns += _mtp_patterns(names, mtp == "quantize", sorted(mtp_layers))
@@ -407,8 +404,14 @@ def _unquantizable(forms: Mapping[str, Form]) -> list[str]:
     return [name.removesuffix(".weight") for name, form in forms.items() if form.kind in ("plain", "bare")]
 
 
-def _one_of(names: Sequence[str]) -> str:
+def alternatives(names: Sequence[str]) -> str:
+    """A regular expression for one of `names`, which are expressions themselves."""
     return names[0] if len(names) == 1 else f"({'|'.join(names)})"
+
+
+def numberless(module: str) -> str:
+    """A module's name as a regular expression, for any number of its expert or layer."""
+    return re.escape(module).replace(r"\{expert\}", r"\d+").replace(r"\{layer\}", r"\d+")
 
 
 def _mtp_patterns(names: FamilyNames, quantized: bool, layers: list[int]) -> list[str]:
@@ -416,11 +419,11 @@ def _mtp_patterns(names: FamilyNames, quantized: bool, layers: list[int]) -> lis
     inside = sorted(_unquantizable(names.mtp_layer))
     inside += [runtime_module for module in inside if (runtime_module := names.runtime_name(module)) != module]
     if names.mtp_layers is None:
-        which = _one_of([re.escape(module) for module in inside]) if quantized else ".*"
+        which = alternatives([re.escape(module) for module in inside]) if quantized else ".*"
         return [rf"re:.*layers\.{layer}\.{which}$" for layer in layers if inside or not quantized]
     if quantized:
         modules = _unquantizable(names.mtp) + [f"{names.mtp_layers}.{{layer}}.{module}" for module in inside]
-        expressions = [re.escape(module).replace(r"\{layer\}", r"\d+") for module in modules]
+        expressions = list(map(numberless, modules))
         if names.mtp_runtime_layers is not None:
             of_layers = [re.escape(f"{names.mtp_runtime_layers}.{layer}.{module}") for layer in layers for module in inside]
             expressions += of_layers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Annotated, Literal
 
@@ -242,7 +242,8 @@ def gates_on(recipe: GateRecipe, suite: SuiteRecipe) -> GateRecipe:
     """
     asked = [task.name for task in suite.tasks]
     named = [gate.task for gate in recipe.gates if isinstance(gate, ScoreGate)]
-    problems = [_no_such_task(task, asked) for task in named if task not in asked]
+    known = ", ".join(asked)
+    problems = [f"there is no task {task!r}; {did_you_mean(task, asked)}tasks: {known}" for task in named if task not in asked]
     lacking = [(gate, lack) for gate in recipe.gates if (lack := _not_measured(gate, suite)) is not None]
     if recipe.default_max_drop is None:
         problems += [f"a gate on {lack}; remove it from the gates, or ask for it in the suite" for _, lack in lacking]
@@ -255,10 +256,6 @@ def gates_on(recipe: GateRecipe, suite: SuiteRecipe) -> GateRecipe:
         return recipe
     added = [ScoreGate(kind="score", task=task, max_drop=recipe.default_max_drop) for task in asked if task not in named]
     return recipe.model_copy(update={"gates": (*added, *own)})
-
-
-def _no_such_task(task: str, asked: Sequence[str]) -> str:
-    return f"there is no task {task!r}; {did_you_mean(task, asked)}tasks: {', '.join(asked)}"
 
 
 def _not_measured(gate: Gate, suite: SuiteRecipe) -> str | None:

@@ -122,8 +122,11 @@ def mtp_problems(family: str, config: Mapping[str, Any], names: Collection[str])
     a word and drafts noise; a missing head or embedding it shares from the model.
     """
     root, first = _place(family, config)
-    rests = _by_layer(names)
-    stored = [layer for at, layer in rests if at == root and layer >= first]
+    rests: dict[tuple[str, int], set[str]] = defaultdict(set)  # (root, layer) -> names behind the layer's number
+    for at in map(split_layer, names):
+        if at is not None:
+            rests[at.root, at.layer].add(at.rest)
+    stored = [layer for layer_root, layer in rests if layer_root == root and layer >= first]
     beside = sorted(name for name in names if names_of(family).is_beside_mtp_layers(name))
     declared = declared_layers(config)
     # not declared, vLLM builds one layer for what lies beside the layers
@@ -196,12 +199,3 @@ def _place(family: str, config: Mapping[str, Any]) -> tuple[str, int]:
     """(what stands in front of the number of an MTP layer, the first such number)."""
     names = names_of(family)
     return (names.layers, num_hidden_layers(config)) if names.mtp_layers is None else (names.mtp_layers, 0)
-
-
-def _by_layer(names: Iterable[str]) -> dict[tuple[str, int], set[str]]:
-    """(root, layer) -> what its names are behind the layer's number."""
-    rests: dict[tuple[str, int], set[str]] = defaultdict(set)
-    for at in map(split_layer, names):
-        if at is not None:
-            rests[at.root, at.layer].add(at.rest)
-    return rests

@@ -85,7 +85,7 @@ def _texts(kind: type[Recipe], fault: Fault) -> list[str]:
         return [f"{where}: {line}" if where else line for line in str(fault["msg"]).removeprefix("Value error, ").split("\n")]
     got = "" if isinstance(fault["input"], dict) else f" (got {str(fault['input'])[:80]!r})"
     if fault["type"] == "union_tag_invalid":
-        tag, tags = str(fault["ctx"]["tag"]), _tags(fault)
+        tag, tags = str(fault["ctx"]["tag"]), _allowed_values(fault)
         near = _nearest(tag, tags)
         hint = f"; did you mean {near!r}?" if near else ""
         return [f"{where}.kind: must be one of {', '.join(tags)} (got {tag[:80]!r}){hint}"]
@@ -103,12 +103,9 @@ def _nearest_value(fault: Fault) -> str | None:
 
 
 def _allowed_values(fault: Fault) -> list[str]:
-    return re.findall(r"'([^']*)'", str(fault["ctx"]["expected"])) if fault["type"] == "literal_error" else []
-
-
-def _tags(fault: Fault) -> list[str]:
-    """Kinds of section that may stand here."""
-    return re.findall(r"'([^']*)'", str(fault["ctx"]["expected_tags"]))
+    """Values, or kinds of section, that may stand here."""
+    key = {"literal_error": "expected", "union_tag_invalid": "expected_tags"}.get(fault["type"])
+    return [] if key is None else re.findall(r"'([^']*)'", str(fault["ctx"][key]))
 
 
 def _nearest(wrong: Any, allowed: Sequence[str], least_likeness: float = 0.6) -> str | None:
@@ -131,14 +128,9 @@ def _sections_at(kind: type[BaseModel], steps: Sequence[int | str]) -> list[type
             if (field := _field(section, step)) is not None
             for model in _sections_in(field.annotation)
         ]
-        tagged = [model for model in current if _kind_tag(model) == step]
+        tagged = [model for model in current if (tag := _field(model, "kind")) and get_args(tag.annotation)[0] == step]
         current = following or tagged or current
     return current
-
-
-def _kind_tag(section: type[BaseModel]) -> str | None:
-    kind = section.model_fields.get("kind")
-    return None if kind is None else str(get_args(kind.annotation)[0])
 
 
 def _field(section: type[BaseModel], key: str) -> Any:
@@ -183,7 +175,7 @@ def _mended(kind: type[Recipe], data: Mapping[str, Any], faults: Sequence[Fault]
         parent = _walk(mended, before)
         if fault["type"] == "union_tag_invalid":
             section = _walk(mended, [*before, last])
-            section["kind"] = _nearest(section["kind"], _tags(fault), 0.0)
+            section["kind"] = _nearest(section["kind"], _allowed_values(fault), 0.0)
         elif fault["type"] == "missing":
             if isinstance(parent, dict) and (choice := _first_choice(kind, before, str(last))) is not None:
                 parent.setdefault(last, choice)

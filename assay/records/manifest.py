@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +14,13 @@ from assay.records.calibration import CalibratedLayers
 ERROR_DIGITS = 6
 """Significant digits of a weight's relative error, in records of the engine and of `verify` alike: in the order in which sums
 are made, the last bits differ."""
+
+
+def relative_error(squared_error: float, squared_norm: float) -> float:
+    """||dequantized - w|| / ||w|| (Frobenius), of ERROR_DIGITS digits; 0 when both are zero, infinity when only w is."""
+    if squared_norm == 0:
+        return 0.0 if squared_error == 0 else math.inf
+    return float(f"{math.sqrt(squared_error / squared_norm):.{ERROR_DIGITS}g}")
 
 
 class ShardRecord(Part):

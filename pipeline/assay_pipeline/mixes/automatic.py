@@ -137,10 +137,10 @@ def check_texts_of_mix(target: Target, planned: Sequence[Plan | Automatic], run_
     folder = run_dir / FOLDER
     if all((folder / f"{plan_or_mix.name}.yaml").is_file() for plan_or_mix in mixes) or _record(target, folder).is_file():
         return
-    from assay_pipeline.sensitivity.by_layer import free_bytes
     from assay_quantize.sensitivity.layered import whole_bytes  # imports transformers: not for what has no mix
+    from assay_quantize.storage.resident import available_bytes
 
-    needed, free = whole_bytes(plans[0]), free_bytes()
+    needed, free = whole_bytes(plans[0]), available_bytes()
     if needed > free:
         raise AssayError(
             f"auto-BUDGET: the model takes {size(needed)} in FP32 and {size(free)} of memory are free, so it cannot write the "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -40,18 +39,11 @@ def is_by_layer(asked: Asked, layout: Layout) -> bool:
 
 def _memory(asked: Asked) -> tuple[int, str]:
     """What is left for the model, and of what."""
-    from assay_quantize.storage.resident import resident_bytes
+    from assay_quantize.storage.resident import available_bytes, resident_bytes
 
     if asked.memory_bytes is not None:
         return max(0, asked.memory_bytes - resident_bytes()), f"--memory {size(asked.memory_bytes)}"
-    return free_bytes(), "this machine"
-
-
-def free_bytes() -> int:
-    """Of memory, what files are cached in included."""
-    from assay_quantize.storage.resident import cached_bytes
-
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + cached_bytes()
+    return available_bytes(), "this machine"
 
 
 def run_by_layer(

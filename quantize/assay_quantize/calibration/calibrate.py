@@ -26,6 +26,7 @@ from torch import Tensor
 from assay.atomic_files import replacing
 from assay.callbacks import Say
 from assay.errors import QuantizeError
+from assay.quantities import and_more
 from assay.recipes.families import classify, family_of
 from assay.records.base import sha256_of_file
 from assay.records.calibration import Calibration
@@ -38,7 +39,7 @@ from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from assay_quantize.checkpoint.identity import weights_sha256
 from assay_quantize.checkpoint.importance import WEIGHTS
 from assay_quantize.kernels.devices import device_here
-from assay_quantize.storage.resident import cached_bytes
+from assay_quantize.storage.resident import available_bytes
 
 BATCH_TOKENS = 4096
 """Tokens that go through the model at once."""
@@ -80,8 +81,7 @@ def calibrate(
     names = names_of(model)
     if missing := sorted(weights.difference(*names.values())):
         raise QuantizeError(
-            f"{folder}: transformers builds no parameter for {missing[0]}"
-            f"{f' and {len(missing) - 1} more' if missing[1:] else ''}; "
+            f"{folder}: transformers builds no parameter for {and_more(missing)}; "
             "this model cannot be calibrated here: quantize without --importance"
         )
     watch = InputWatch({address: kept for address, group in names.items() if (kept := tuple(n for n in group if n in weights))})
@@ -313,7 +313,7 @@ def _check_memory(checkpoint: Checkpoint, device: str, weight_bytes: int) -> Non
         free, where, remedy = torch.cuda.mem_get_info()[0], " of the GPU's memory", "say --device cpu"
     else:
         where, remedy = "", "use a larger machine"
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + cached_bytes()
+        free = available_bytes()
     if needed > free:
         raise QuantizeError(
             f"{checkpoint.location}: calibrating takes the whole model, {needed / 1e9:.1f} GB as it runs here, and "

@@ -30,7 +30,6 @@ from torch import Tensor
 
 from assay.callbacks import Say
 from assay.errors import QuantizeError
-from assay.file_data import data_of_files, hashes_of_files, other_data
 from assay.recipes.calibrated.methods import AutoRoundCalibration, Calibrated
 from assay.recipes.families import num_hidden_layers
 from assay.recipes.precision import PrecisionRecipe
@@ -44,6 +43,7 @@ from assay_quantize.calibration.text import Text
 from assay_quantize.calibration.withheld import Withheld
 from assay_quantize.calibration.work_folder import Finished, WorkFolder, opened
 from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from assay_quantize.checkpoint.identity import check_source
 from assay_quantize.checkpoint.source_reader import SourceReader
 from assay_quantize.kernels.devices import device_here
 from assay_quantize.plan.calibrated import calibrated_mtp_layer, calibrated_tensors, check_scaled
@@ -95,7 +95,7 @@ def calibrate_layers(
     layers |= calibrated_tensors(plan)  # and the one of the MTP block behind them
     request_sha256 = asked_sha256(plan, text)
     checkpoint = open_checkpoint(source)
-    _check_source(plan, source)
+    check_source(plan, source)
     packages = ["llmcompressor", "compressed-tensors", "torch", "transformers"]
     packages += ["auto-round"] if isinstance(options, AutoRoundCalibration) else []
     versions = {package: version(package) for package in packages}
@@ -375,16 +375,6 @@ def _sequences(
     finally:
         del model
         _give_back()
-
-
-def _check_source(plan: Plan, source: Path) -> None:
-    """Refuse a folder whose data is not what the plan was made of; of a source on the hub, the download checks the hashes."""
-    if plan.source_revision is not None:
-        return
-    stamped = {name for name, data in plan.source_files.items() if data.startswith("stamp:")}
-    now = data_of_files(source, stamped) | hashes_of_files(source, plan.source_files.keys() - stamped)
-    if (how := other_data(plan.source_files, now)) is not None:
-        raise QuantizeError(f"{source}: its data is not what the plan was made of: {how}; make the plan anew")
 
 
 def _give_back() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -16,7 +15,7 @@ from assay.recipes.families import count_of, size_of, split_layer, text_of
 from assay.records.plan import Plan, TensorPlan
 from assay_quantize.checkpoint.calibrated_layers import parts_of
 from assay_quantize.plan.calibrated import calibrated_mtp_layer, method_of
-from assay_quantize.storage.resident import cached_bytes, resident_bytes
+from assay_quantize.storage.resident import available_bytes, resident_bytes
 
 BATCH_TOKENS = 2048
 """Tokens that go through a layer at once. Part of the method: with another number the last bits of sums differ."""
@@ -155,7 +154,7 @@ def check_memory(
     if memory_bytes is not None:
         free, where = memory_bytes - resident_bytes(), f"--memory {size(memory_bytes)}"
     else:
-        free, where = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + cached_bytes(), "this machine"
+        free, where = available_bytes(), "this machine"
     if needed > free:
         raise QuantizeError(
             f"{source}: calibrating its largest layer takes {size(needed)}, of {where} {size(max(0, free))} are left; at least "

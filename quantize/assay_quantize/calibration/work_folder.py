@@ -38,7 +38,7 @@ from assay.records.base import Part, sha256_of_file
 from assay.records.plan import TensorPlan
 from assay_quantize.calibration.progress import Drawn
 from assay_quantize.checkpoint.calibrated_layers import CalibratedFiles, layer_digest, layer_file, parts_of
-from assay_quantize.checkpoint.shard_files import fsync_folder
+from assay_quantize.checkpoint.shard_files import fsync_folder, partial_path
 
 JOURNAL = "calibration.jsonl"
 _STATE = re.compile(r"state-(\d+)-(\d+)\.npy")
@@ -79,7 +79,8 @@ class WorkFolder:
         if finished and len(finished) < len(layers):
             last = next(reversed(finished))
             states = {self.state_path(last + 1, part).name: sha256 for part, sha256 in enumerate(finished[last].states)}
-            if any(_hash_of(self.path / name) != sha256 for name, sha256 in states.items()):
+            paths = {self.path / name: sha256 for name, sha256 in states.items()}
+            if not all(path.is_file() and sha256_of_file(path) == sha256 for path, sha256 in paths.items()):
                 finished, states = {}, {}  # the next layer's inputs are gone: from the beginning
         for path in self.path.glob("state-*.npy"):
             if path.name not in states:
@@ -164,7 +165,7 @@ class StateWriter:
         for part, tensor in enumerate(state, len(state) if is_tuned else 0):
             value = tensor.detach().to("cpu").contiguous().numpy()
             if part == len(self._files):
-                file = _partial(self._folder.state_path(self._layer, part)).open("wb")
+                file = partial_path(self._folder.state_path(self._layer, part)).open("wb")
                 npy.write_array_header_1_0(
                     file,
                     {"descr": npy.dtype_to_descr(value.dtype), "fortran_order": False,
@@ -179,7 +180,7 @@ class StateWriter:
             file.flush()
             os.fsync(file.fileno())
             path = self._folder.state_path(self._layer, part)
-            os.replace(_partial(path), path)
+            os.replace(partial_path(path), path)
         fsync_folder(self._folder.path)
 
     def close(self) -> None:
@@ -247,12 +248,3 @@ def _finished(line: str) -> Finished | None:
         return Finished.model_validate_json(line)
     except ValidationError:
         return None
-
-
-def _hash_of(path: Path) -> str | None:
-    """None: there is no such file."""
-    return sha256_of_file(path) if path.is_file() else None
-
-
-def _partial(path: Path) -> Path:
-    return path.with_name(f".{path.name}.partial")

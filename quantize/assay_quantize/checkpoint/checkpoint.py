@@ -14,8 +14,9 @@ from typing import Any
 
 from assay.errors import CheckpointError
 from assay.file_data import data_of_files, hashes_of_files
+from assay.quantities import and_more
 from assay.records.base import sha256_of
-from assay.safe_files import open_inside, read_fully, read_json_object
+from assay.safe_files import read_json_object
 from assay.safetensors_index import INDEX_NAME, SINGLE_NAME, weight_map
 from assay_quantize.checkpoint.copied_files import copied_files
 from assay_quantize.checkpoint.file_names import CONFIG
@@ -49,24 +50,6 @@ class Checkpoint:
         """Identity of the headers: names, dtypes, shapes and shards of all tensors; not of the data."""
         return sha256_of([[t.name, t.dtype, list(t.shape), t.shard] for _, t in sorted(self.tensors.items())])
 
-    def read(self, name: str) -> bytearray:
-        """The bytes of one tensor, all of them in memory: for tests and small tools. The engine reads slabs (`SourceReader`).
-
-        Raises CheckpointError: the weights are on the hub, the file cannot be read or is shorter than its header says.
-        """
-        if self.folder is None:
-            raise CheckpointError(f"{self.location}: its weights are on the hub; download it first and give the folder")
-        header = self.tensors[name]
-        data, path = bytearray(header.num_bytes), self.folder / header.shard
-        try:
-            with open_inside(self.folder, header.shard) as file:
-                done = read_fully(file.fileno(), memoryview(data), header.begin)
-        except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
-        if done != len(data):
-            raise CheckpointError(f"{path}: truncated: ends inside {name}; download it again")
-        return data
-
 
 # ------------------------------------------------------------------------------------------------ opening a folder
 def open_checkpoint(folder: Path, *, allow_quantized: bool = False) -> Checkpoint:
@@ -88,7 +71,7 @@ def open_checkpoint(folder: Path, *, allow_quantized: bool = False) -> Checkpoin
         what = "; download the weights into this folder"
         if old := sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(pattern)):
             what = (
-                f", only {old[0]}{f' and {len(old) - 1} more' if len(old) > 1 else ''}; convert it first (transformers: "
+                f", only {and_more(old)}; convert it first (transformers: "
                 "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)), or download the safetensors release"
             )
         raise CheckpointError(f"{folder}: no *.safetensors{what}")
@@ -132,10 +115,8 @@ def assemble(
     if index is not None:
         shard_of = weight_map(f"{location}: {INDEX_NAME}", index)
         if missing := sorted(set(shard_of.values()) - set(present)):
-            raise CheckpointError(
-                f"{location}: {INDEX_NAME} names {missing[0]}"
-                f"{f' and {len(missing) - 1} more shards' if len(missing) > 1 else ''}, not there; complete the download"
-            )
+            names = and_more(missing, " shards")
+            raise CheckpointError(f"{location}: {INDEX_NAME} names {names}, not there; complete the download")
     elif present != [SINGLE_NAME]:
         raise CheckpointError(
             f"{location}: {len(present)} safetensors file(s) but no {INDEX_NAME}; only a single {SINGLE_NAME} needs no index; "

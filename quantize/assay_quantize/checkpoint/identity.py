@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from assay.errors import CheckpointError, QuantizeError
+from assay.file_data import data_of_files, hashes_of_files, other_data
 from assay.records.plan import Plan
 from assay.safe_files import open_inside
 from assay_quantize.checkpoint.checkpoint import Checkpoint
@@ -39,6 +40,16 @@ def stamps_of(plan: Plan, source: Path, shards: Iterable[str]) -> dict[str, File
         stamp = (status.st_size, status.st_mtime_ns)
         stamps[shard] = stamp if plan.source_revision is not None else (*stamp, status.st_ctime_ns, status.st_ino)
     return stamps
+
+
+def check_source(plan: Plan, source: Path) -> None:
+    """Refuse a folder whose data is not what the plan was made of. Of a source on the hub, the download checks the hashes."""
+    if plan.source_revision is not None:
+        return
+    stamped = {name for name, data in plan.source_files.items() if data.startswith("stamp:")}
+    now = data_of_files(source, stamped) | hashes_of_files(source, plan.source_files.keys() - stamped)
+    if (how := other_data(plan.source_files, now)) is not None:
+        raise QuantizeError(f"{source}: its data is not what the plan was made of: {how}; make the plan anew")
 
 
 def check_stamps(

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assay.errors import CheckpointError, PlanError
+from assay.quantities import and_more
 from assay.records.base import sha256_of_file
 from assay_quantize.checkpoint.checkpoint import Checkpoint
 from assay_quantize.checkpoint.headers import TensorHeader, read_shard_header
@@ -98,11 +99,7 @@ class Importance:
                 f"{min(self.headers, default='nothing')}); tensors must have the weights' names"
             )
         line = f"{self.path.name}: channel weights for {len(weights) - len(unnamed)} of {len(weights)} quantized weights"
-        return (
-            f"{line}; searched unweighted: {unnamed[0]}{f' and {len(unnamed) - 1} more' if unnamed[1:] else ''}"
-            if unnamed
-            else line
-        )
+        return f"{line}; searched unweighted: {and_more(unnamed)}" if unnamed else line
 
 
 def load_importance(path: Path) -> Importance:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from assay.errors import CheckpointError
+from assay.quantities import and_more
 from assay.recipes.families import quantization_of
 from assay_quantize.formats.schemes import CODES_PER_ELEMENT
 
@@ -262,12 +263,12 @@ def list_notes(config: Mapping[str, Any], tensors: Mapping[str, TensorHeader]) -
     forms = {_numberless(module) for module in fp8}
     wrong = [module for module in fp8 if _is_listed(module, listed)]
     left_out = [m for m, h in modules.items() if h.dtype != FP8 and _numberless(m) in forms and not _is_listed(m, listed)]
-    notes = []
-    if wrong:
-        notes.append(f"config.json: {key} lists {_some(wrong)}, stored as FP8 all the same: the tensors are right")
-    if left_out:
-        notes.append(f"config.json: {key} does not list {_some(left_out)}, stored unquantized: the tensors are right")
-    return tuple(notes)
+    odd = (("lists", wrong, "as FP8 all the same"), ("does not list", left_out, "unquantized"))
+    return tuple(
+        f"config.json: {key} {what} {and_more(names, ' modules')}, stored {how}: the tensors are right"
+        for what, names, how in odd
+        if names
+    )
 
 
 def _is_listed(module: str, names: Set[str]) -> bool:
@@ -284,16 +285,8 @@ def _numberless(name: str) -> str:
     return re.sub(r"\.\d+\.", ".#.", name)
 
 
-def _some(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1:,} more modules"
-
-
 def _shown(value: Any) -> str:
     return ascii(value)[:60]
-
-
-if TYPE_CHECKING:
-    from assay_quantize.checkpoint.headers import TensorHeader
 
 
 def name_packed(

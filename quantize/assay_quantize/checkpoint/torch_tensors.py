@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import torch
 from torch import Tensor
 
+from assay.errors import CheckpointError
 from assay_quantize.checkpoint.checkpoint import Checkpoint
+from assay_quantize.checkpoint.shard_files import OpenShards
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,
@@ -16,7 +20,14 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
 
 
 def read_tensor(source: Checkpoint, name: str) -> Tensor:
-    """A tensor of a checkpoint, in memory of its own. Raises CheckpointError (`Checkpoint.read`)."""
+    """A tensor of a checkpoint, in memory of its own.
+
+    Raises CheckpointError: the weights are on the hub, the file cannot be read or is shorter than its header says.
+    """
+    if source.folder is None:
+        raise CheckpointError(f"{source.location}: its weights are on the hub; download it first and give the folder")
     header = source.tensors[name]
-    dtype = TORCH_DTYPES[header.dtype]
-    return torch.frombuffer(source.read(name), dtype=dtype).reshape(header.shape)
+    data = bytearray(header.num_bytes)
+    with closing(OpenShards(source.folder)) as shards:
+        shards.read_into(memoryview(data), header.shard, header.begin, f"truncated: ends inside {name}; download it again")
+    return torch.frombuffer(data, dtype=TORCH_DTYPES[header.dtype]).reshape(header.shape)

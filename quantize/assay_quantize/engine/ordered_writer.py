@@ -54,20 +54,20 @@ class OrderedWriter:
         self._window = window
         self._next = 0
         self._is_writing = False
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
         self._written_bytes = 0
         self._write(prefix)
 
     def wait_for_room(self, index: int) -> None:
         """Wait until the result `index` is within the window of what may be in flight; `WritingStopped` after a failure."""
         with self._changed:
-            self._changed.wait_for(lambda: self._error is not None or index < self._next + self._window)
+            self._changed.wait_for(lambda: self.error is not None or index < self._next + self._window)
             self._check()
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait until `condition()`, which some other result makes true (`announce`); `WritingStopped` after a failure."""
         with self._changed:
-            self._changed.wait_for(lambda: self._error is not None or condition())
+            self._changed.wait_for(lambda: self.error is not None or condition())
             self._check()
 
     def announce(self, change: Callable[[], None]) -> None:
@@ -100,13 +100,9 @@ class OrderedWriter:
     def fail(self, error: BaseException) -> None:
         """Stop everyone; the first error is the one that counts."""
         with self._changed:
-            if self._error is None:
-                self._error = error
+            if self.error is None:
+                self.error = error
             self._changed.notify_all()
-
-    @property
-    def error(self) -> BaseException | None:
-        return self._error
 
     def finish(self) -> tuple[str, int]:
         """After the last result: fsync; SHA-256 (hex) and bytes of the file."""
@@ -118,7 +114,7 @@ class OrderedWriter:
         self._file.close()
 
     def _check(self) -> None:
-        if self._error is not None:
+        if self.error is not None:
             raise WritingStopped
 
     def _append(self, result: Result) -> None:
@@ -130,11 +126,7 @@ class OrderedWriter:
                 self._write(data)
             else:
                 self._held[name].append(bytes(data) if result.borrowed else data)
-        self._drain()
-
-    def _drain(self) -> None:
-        """Write what has become due: everything held of the first output that is not whole, and of all before it."""
-        while self._layout:
+        while self._layout:  # what has become due: everything held of the first output that is not whole, and of all before it
             due = self._layout[0]
             for data in self._held.pop(due.name, ()):
                 self._write(data)

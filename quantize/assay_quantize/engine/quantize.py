@@ -28,7 +28,7 @@ import assay
 from assay.atomic_files import replacing
 from assay.callbacks import Progress
 from assay.errors import AssayError, QuantizeError
-from assay.file_data import content_differs, data_of_files, hashes_of_files, other_data
+from assay.file_data import content_differs, other_data
 from assay.quantities import size
 from assay.records.manifest import MANIFEST, Manifest, ShardRecord, load_manifest
 from assay.records.plan import Plan
@@ -37,7 +37,7 @@ from assay.safetensors_index import INDEX_NAME
 from assay_quantize.checkpoint.calibrated_layers import CalibratedFiles
 from assay_quantize.checkpoint.copied_files import copied_of, list_left_out
 from assay_quantize.checkpoint.file_names import CONFIG, JOURNAL
-from assay_quantize.checkpoint.identity import stamps_of
+from assay_quantize.checkpoint.identity import check_source, stamps_of
 from assay_quantize.checkpoint.shard_files import fsync_folder, header_bytes, held_bytes, planned_shards
 from assay_quantize.engine.budget import DEFAULT_MEMORY_BYTES, FRESH_PROCESS_BYTES, RUNTIME_BYTES, plan_budget
 from assay_quantize.engine.journal import append, locked_journal, resume, size_of
@@ -112,7 +112,7 @@ def quantize(
         return finished
     started = time.monotonic()
     _check_calibrated(plan, calibrated)
-    _check_source(plan, source)
+    check_source(plan, source)
     _check_importance(plan, importance, source)
     if out_folder.resolve().is_relative_to(source.resolve()):
         raise QuantizeError(f"{out_folder}: lies in the source, {source}, which is only read; give a folder elsewhere")
@@ -223,16 +223,6 @@ def _check_importance(plan: Plan, importance: Path | None, source: Path) -> None
             f"{importance or 'no file of channel weights'}: the plan was made for {plan.importance_sha256 or 'none'}; "
             "make the plan anew with this --importance"
         )
-
-
-def _check_source(plan: Plan, source: Path) -> None:
-    """Refuse a folder whose data is not what the plan was made of. Of a source on the hub, the download checks the hashes."""
-    if plan.source_revision is not None:
-        return
-    stamped = {name for name, data in plan.source_files.items() if data.startswith("stamp:")}
-    now = data_of_files(source, stamped) | hashes_of_files(source, plan.source_files.keys() - stamped)
-    if (how := other_data(plan.source_files, now)) is not None:
-        raise QuantizeError(f"{source}: its data is not what the plan was made of: {how}; make the plan anew")
 
 
 def check_folder(plan: Plan, folder: Path, digest: str | None = None) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.errors import QuantizeError
-from assay.records.manifest import ERROR_DIGITS
+from assay.records.manifest import relative_error
 from assay.records.plan import TensorPlan
 from assay_quantize import kernels
 from assay_quantize.checkpoint.calibrated_layers import CalibratedFiles
@@ -23,7 +23,7 @@ from assay_quantize.formats.schemes import module_of
 from assay_quantize.kernels.rows import Kernels
 from assay_quantize.plan.calibrated import constant_scale
 from assay_quantize.plan.slabs import Slab, is_read_by_rows
-from assay_quantize.storage.buffers import Pools
+from assay_quantize.storage.buffers import Pools, raw_bytes
 from assay_quantize.storage.direct_file import BytesLike
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class ShardWork:
         if slab.work == "add":
             (output,) = tensor.outputs
             scale = np.array([self._scales[output.name]], np.float32)
-            self.writer.deliver(index, Result({output.name: _bytes_of(scale)}, True, lambda: None))
+            self.writer.deliver(index, Result({output.name: raw_bytes(scale).data}, True, lambda: None))
             return
         buffer = self._pools.rows.take(rows_bytes(tensor, count) if is_read_by_rows(tensor) else count)
         if slab.work == "copy":
@@ -105,7 +105,7 @@ class ShardWork:
 
     def relative_errors(self) -> dict[str, float]:
         """Per quantized tensor ||dequantized - source|| / ||source||; to be called when all slabs are done."""
-        return {name: _relative_error(*squares) for name, squares in self._squares.items()}
+        return {name: relative_error(*squares) for name, squares in self._squares.items()}
 
     # -------------------------------------------------------------------------------------------- kinds of work
     def _smoothed(self, slab: Slab, calibrated: CalibratedFiles) -> Result:
@@ -139,7 +139,7 @@ class ShardWork:
             values = buffer[: slab.end - slab.begin].view(STORAGE[tensor.dtype])
         num_odd = self._count_not_finite(slab, values, tensor.logical_dtype)
         made = cast_rows(values, tensor.logical_dtype, output.dtype, output.name)
-        data = _bytes_of(made.copy() if made is values else made)
+        data = raw_bytes(made.copy() if made is values else made).data
 
         def written() -> None:
             self.not_finite[tensor.name] += num_odd
@@ -260,19 +260,8 @@ def _output_parts(slab: Slab, parts: Mapping[str, Array], scales: Mapping[str, f
         shapes = (value.shape[1:], output.shape[1:]) if has_rows else (value.shape, output.shape)
         assert value.dtype == STORAGE[output.dtype] and shapes[0] == shapes[1], f"{name}: {value.dtype} {value.shape}, {output}"
         if slab.is_first or has_rows:
-            data[name] = _bytes_of(value)
+            data[name] = raw_bytes(value).data
     return data
-
-
-def _bytes_of(value: Array) -> memoryview:
-    view: memoryview = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
-    return view
-
-
-def _relative_error(squared_error: float, squared_norm: float) -> float:
-    if squared_norm == 0:
-        return 0.0 if squared_error == 0 else math.inf
-    return float(f"{math.sqrt(squared_error / squared_norm):.{ERROR_DIGITS}g}")
 
 
 def _not_finite(slab: Slab, rows: Array) -> QuantizeError:

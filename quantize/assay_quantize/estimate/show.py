@@ -48,10 +48,7 @@ def print_calibration(made: CalibrationEstimate, console: Console) -> None:
     console.print(
         f"[bold]calibration before that, extrapolated, not measured[/], on {made.device} of {made.machine}:", soft_wrap=True
     )
-    for line in made.lines:
-        seconds = "" if line.seconds is None else duration(line.seconds)
-        console.print(f"  {line.name:<11} {seconds:>7}   {line.text}", soft_wrap=True)
-    console.print(f"  {'together':<11} {duration(made.total_s):>7}   one step after the other; the start is not in it")
+    _print_lines(made, "one step after the other; the start is not in it", console)
     console.print(
         f"  {'disk':<11} {gigabytes(made.disk_bytes):>7}   layers and states, beside source and result, until it is done"
     )
@@ -70,12 +67,16 @@ def print_calibration(made: CalibrationEstimate, console: Console) -> None:
 def print_sensitivity(made: SensitivityEstimate, console: Console) -> None:
     """A line for each step, with the figures that it rests on."""
     console.print(f"[bold]proxy {made.proxy}, extrapolated, not measured[/], on the cores of {made.machine}:", soft_wrap=True)
+    _print_lines(made, "one step after the other", console)
+    console.print(f"  {'disk':<11} {gigabytes(made.disk_bytes):>7}   states, beside the source")
+    console.print(f"  {'memory':<11} {gigabytes(made.memory_bytes):>7}")
+
+
+def _print_lines(made: CalibrationEstimate | SensitivityEstimate, how: str, console: Console) -> None:
     for line in made.lines:
         seconds = "" if line.seconds is None else duration(line.seconds)
         console.print(f"  {line.name:<11} {seconds:>7}   {line.text}", soft_wrap=True)
-    console.print(f"  {'together':<11} {duration(made.total_s):>7}   one step after the other")
-    console.print(f"  {'disk':<11} {gigabytes(made.disk_bytes):>7}   states, beside the source")
-    console.print(f"  {'memory':<11} {gigabytes(made.memory_bytes):>7}")
+    console.print(f"  {'together':<11} {duration(made.total_s):>7}   {how}")
 
 
 def duration(seconds: float) -> str:

@@ -66,18 +66,14 @@ def count_not_finite(values: Array, dtype: str) -> int:
     kind, least = _LEAST_NOT_FINITE[dtype]
     signed = values.reshape(-1).view(kind)
     step = _SCANNED_BYTES // signed.itemsize
-    pieces = (signed[begin : begin + step] for begin in range(0, signed.size, step))
-    return sum(_count_in(piece, dtype, least) for piece in pieces)
-
-
-def _count_in(signed: Array, dtype: str, least: int) -> int:
-    # The largest values first, which takes no memory: mostly there is nothing to count. As unsigned numbers the negative ones
-    # are the largest.
-    unsigned = signed.view(f"u{signed.itemsize}")
-    sign = 1 << (8 * signed.itemsize - 1)
-    count = 0
-    if unsigned.max() >= sign | least:
-        count += int((unsigned >= sign | least).sum())
-    if dtype != "F8_E8M0" and signed.max() >= least:
-        count += int((signed >= least).sum())
+    sign, count = 1 << (8 * signed.itemsize - 1), 0
+    for begin in range(0, signed.size, step):
+        # the largest values first, which takes no memory: mostly there is nothing to count. As unsigned numbers the negative
+        # ones are the largest
+        piece = signed[begin : begin + step]
+        unsigned = piece.view(f"u{signed.itemsize}")
+        if unsigned.max() >= sign | least:
+            count += int((unsigned >= sign | least).sum())
+        if dtype != "F8_E8M0" and piece.max() >= least:
+            count += int((piece >= least).sum())
     return count

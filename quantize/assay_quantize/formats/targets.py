@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from assay.recipes.families import asked_of_vllm, split_layer
+from assay.recipes.families import alternatives, asked_of_vllm, numberless, split_layer
 from assay.records.plan import TensorPlan
 
 Rename = Callable[[str], str]
@@ -71,19 +71,11 @@ def _patterns(places: Mapping[str, Mapping[str | None, set[Place]]], scheme: str
         for where in [r".*\."] if len(by_scheme) == 1 else _layers(by_scheme[scheme]):
             leaves[where, parent].append(leaf)
     return sorted(
-        f"re:{where}{_escaped(parent)}\\.{_one_of(asked_of_vllm(parent, sorted(names)))}$"
+        f"re:{where}{numberless(parent)}\\.{alternatives(asked_of_vllm(parent, sorted(names)))}$"
         for (where, parent), names in leaves.items()
     )
 
 
 def _layers(places: set[Place]) -> list[str]:
     roots = sorted({root for root, _ in places})
-    return [rf"(.*\.)?{re.escape(root)}\.{_one_of([str(n) for r, n in sorted(places) if r == root])}\." for root in roots]
-
-
-def _escaped(parent: str) -> str:
-    return re.escape(parent).replace(r"\{expert\}", r"\d+")
-
-
-def _one_of(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"({'|'.join(names)})"
+    return [rf"(.*\.)?{re.escape(root)}\.{alternatives([str(n) for r, n in sorted(places) if r == root])}\." for root in roots]

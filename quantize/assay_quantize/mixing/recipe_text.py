@@ -71,12 +71,17 @@ def recipe_text(mix: Mix, data: Mapping[str, Any]) -> str:
     by_role: dict[str, list[MixedPart]] = defaultdict(list)
     for part in mix.parts:
         by_role[part.role].append(part)
-    lines = [
-        *_head(mix),
-        f"schema: {data['schema']}",
-        f"name: {_yaml(data['name'])}",
-        f"description: {_yaml(data['description'])}",
+    point, texts = mix.point, f"{mix.num_texts} texts" if mix.num_texts else "no texts"
+    sentences = [
+        f"Made by `assay recipe` for {mix.model}, within {limits_text(mix)}. {mix.reason}",
+        f"Size: {size(point.bytes)} in all, {point.bits_per_weight:.2f} bits for each of {mix.num_weights:,} weights of the "
+        f"roles below. Expected: {point.damage_nats:.4g} nats a token, the sum of what each part loses alone; no choice within "
+        f"these limits loses less than {mix.bound_nats:.4g}.",
+        f"Chosen on {texts} ({mix.texts or 'not described'}; sha256 {mix.texts_sha256[:16]}), damages by {mix.method}"
+        f"{'' if mix.calibrated_by is None else f', INT4 weights by {mix.calibrated_by}'}. Judge it on other texts.",
     ]
+    lines = [line for sentence in sentences for line in _comment(sentence, "")]
+    lines += [f"{key}: {_yaml(data[key])}" for key in ("schema", "name", "description")]
     lines.append("quantize:")
     also = ", and the MTP block" if data["mtp"] == "quantize" else ""
     for role, scheme in data["quantize"].items():
@@ -94,19 +99,6 @@ def recipe_text(mix: Mix, data: Mapping[str, Any]) -> str:
         lines.append(f"  {dtype}: [{', '.join(roles)}]")
     lines += [f"{key}: {_yaml(value)}" for key, value in data.items() if key not in _WRITTEN_HERE]
     return "\n".join(lines) + "\n"
-
-
-def _head(mix: Mix) -> list[str]:
-    point, texts = mix.point, f"{mix.num_texts} texts" if mix.num_texts else "no texts"
-    sentences = [
-        f"Made by `assay recipe` for {mix.model}, within {limits_text(mix)}. {mix.reason}",
-        f"Size: {size(point.bytes)} in all, {point.bits_per_weight:.2f} bits for each of {mix.num_weights:,} weights of the "
-        f"roles below. Expected: {point.damage_nats:.4g} nats a token, the sum of what each part loses alone; no choice within "
-        f"these limits loses less than {mix.bound_nats:.4g}.",
-        f"Chosen on {texts} ({mix.texts or 'not described'}; sha256 {mix.texts_sha256[:16]}), damages by {mix.method}"
-        f"{'' if mix.calibrated_by is None else f', INT4 weights by {mix.calibrated_by}'}. Judge it on other texts.",
-    ]
-    return [line for sentence in sentences for line in _comment(sentence, "")]
 
 
 def limits_text(mix: Mix) -> str:

@@ -14,6 +14,7 @@ from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from assay.errors import PlanError
+from assay.quantities import and_more
 from assay.recipes.calibrated.texts import without_folders
 from assay.recipes.families import (
     Classified,
@@ -185,8 +186,8 @@ def _check_layers(source: _Source) -> None:
     missing = sorted(set(range(declared)) - set(layers))
     if missing:
         raise PlanError(
-            f"{where}: config.json declares {declared} layers, but there is no tensor of layer {missing[0]}"
-            f"{f' and {len(missing) - 1} more' if len(missing) > 1 else ''}; complete the download"
+            f"{where}: config.json declares {declared} layers, but there is no tensor of layer "
+            f"{and_more(missing)}; complete the download"
         )
     kinds: dict[tuple[bool, ...], dict[int, set[str]]] = defaultdict(dict)
     for layer, names in sorted(layers.items()):

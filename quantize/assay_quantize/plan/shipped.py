@@ -51,13 +51,11 @@ class ShippedModel:
     def whole(self, stored: StoredModel) -> StoredModel:
         """The stored model with the bytes of all its experts, and the true config; for sums of bytes only."""
         every = num_experts(stored.family, self.config)
-
-        def grown(name: str, num_bytes: int) -> int:
-            is_expert = every and form_of(stored.family, name, stored.config).part == "routed_expert"
-            return num_bytes * every // PLANNED_EXPERTS if is_expert else num_bytes
-
-        weights = tuple(weight._replace(num_bytes=grown(weight.name, weight.num_bytes)) for weight in stored.weights)
-        return replace(stored, weights=weights, config=self.config)
+        weights = []
+        for weight in stored.weights:
+            is_expert = every and form_of(stored.family, weight.name, stored.config).part == "routed_expert"
+            weights.append(weight._replace(num_bytes=weight.num_bytes * every // PLANNED_EXPERTS) if is_expert else weight)
+        return replace(stored, weights=tuple(weights), config=self.config)
 
 
 def shipped_model(model: str, *, every_expert: bool = False) -> ShippedModel:

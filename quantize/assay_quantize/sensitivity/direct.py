@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from assay.atomic_files import replacing
 from assay.callbacks import Say
 from assay.errors import QuantizeError
+from assay.quantities import and_more
 from assay.records.base import sha256_of
 from assay_quantize.calibration.calibrate import in_order
 from assay_quantize.calibration.inputs import names_of
@@ -297,8 +298,7 @@ class Direct:
         missing = sorted(set().union(*layout.weights.values()) - runner.views.keys() - set(of_mtp))
         if missing:
             raise QuantizeError(
-                f"{layout.checkpoint.location}: transformers builds no parameter for {missing[0]}"
-                f"{f' and {len(missing) - 1} more' if missing[1:] else ''}; "
+                f"{layout.checkpoint.location}: transformers builds no parameter for {and_more(missing)}; "
                 "use --proxy weights, which reads the checkpoint only"
             )
 

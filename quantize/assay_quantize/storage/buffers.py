@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import mmap
 import threading
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,12 @@ def new_memory(num_bytes: int) -> mmap.mmap:
     if num_bytes >= HUGE_PAGE_BYTES:
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
+
+
+def raw_bytes(values: NDArray[Any]) -> Memory:
+    """The bytes of `values`, without a copy where they lie one behind the other."""
+    raw: Memory = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+    return raw
 
 
 class BufferPool:

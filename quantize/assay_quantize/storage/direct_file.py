@@ -117,7 +117,10 @@ class DirectFile:
                             raise
                         self._use_cache()
         if not self._is_direct():
-            self._write_back(begin, size)
+            # of dirty pages this advice starts the writing and drops none; those that were written since it drops
+            os.posix_fadvise(self._descriptor, begin, size, os.POSIX_FADV_DONTNEED)
+            if begin >= DROP_BEHIND_BYTES:
+                os.posix_fadvise(self._descriptor, begin - DROP_BEHIND_BYTES, size, os.POSIX_FADV_DONTNEED)
 
     def _is_direct(self) -> bool:
         return bool(fcntl.fcntl(self._descriptor, fcntl.F_GETFL) & os.O_DIRECT)
@@ -125,12 +128,6 @@ class DirectFile:
     def _use_cache(self) -> None:
         """From now on through the page cache."""
         fcntl.fcntl(self._descriptor, fcntl.F_SETFL, fcntl.fcntl(self._descriptor, fcntl.F_GETFL) & ~os.O_DIRECT)
-
-    def _write_back(self, begin: int, size: int) -> None:
-        """Of dirty pages this advice starts the writing and drops none; those that were written since it drops."""
-        os.posix_fadvise(self._descriptor, begin, size, os.POSIX_FADV_DONTNEED)
-        if begin >= DROP_BEHIND_BYTES:
-            os.posix_fadvise(self._descriptor, begin - DROP_BEHIND_BYTES, size, os.POSIX_FADV_DONTNEED)
 
 
 def _open(path: Path) -> int:

@@ -15,9 +15,8 @@ def resident_bytes() -> int:
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
-def cached_bytes() -> int:
-    """Memory the kernel would give back: its page cache."""
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("Cached:"):
-            return int(line.split()[1]) << 10
-    return 0
+def available_bytes() -> int:
+    """Memory of the machine that is free, or that the kernel would give back: its page cache."""
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    cached = next((int(line.split()[1]) << 10 for line in lines if line.startswith("Cached:")), 0)
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + cached

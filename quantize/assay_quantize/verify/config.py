@@ -60,20 +60,14 @@ _MEANS = ("num_bits", "type", "symmetric", "group_size", "strategy", "block_stru
 """Arguments of weights that say which numbers the codes are."""
 
 
-def meaning_of(scheme: str) -> QuantizationArgs:
-    """Arguments of the weights of a recipe's scheme."""
-    preset, group_size = PRESETS[scheme]
-    args = preset_name_to_scheme(preset, ["Linear"]).weights
-    assert args is not None
-    if preset.startswith("W4A16"):
-        strategy = "channel" if group_size is None else "group"
-        return QuantizationArgs(**{**args.model_dump(), "group_size": group_size, "strategy": strategy})
-    return args
-
-
 def means_scheme(group: QuantizationScheme, scheme: str) -> bool:
     """Whether a group of config.json says what a recipe's scheme means, of weights."""
-    meaning = meaning_of(scheme)
+    preset, group_size = PRESETS[scheme]
+    meaning = preset_name_to_scheme(preset, ["Linear"]).weights
+    assert meaning is not None
+    if preset.startswith("W4A16"):
+        strategy = "channel" if group_size is None else "group"
+        meaning = QuantizationArgs(**{**meaning.model_dump(), "group_size": group_size, "strategy": strategy})
     return group.weights is not None and all(getattr(group.weights, arg) == getattr(meaning, arg) for arg in _MEANS)
 
 

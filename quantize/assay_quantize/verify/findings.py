@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from assay.records.manifest import ERROR_DIGITS
+from assay.records.manifest import relative_error
 from assay.records.plan import TensorPlan
 from assay.records.verification import Damage
 from assay_quantize.formats.schemes import SCHEMES, module_of
@@ -168,13 +168,6 @@ def _judge_quantized(
         sizes = {output.name: output.num_bytes for output in tensor.outputs}
         what = ", ".join(f"{count} of {sizes[name]} bytes of {name}" for name, count in sorted(differing.items()))
         findings.damage("recomputed", tensor.name, f"{what} are not what scheme {tensor.scheme} makes of the source")
-
-
-def relative_error(squared_error: float, squared_norm: float) -> float:
-    """||dequantized - w|| / ||w|| (Frobenius), of ERROR_DIGITS digits; 0 when both are zero, infinity when only w is."""
-    if squared_norm == 0:
-        return 0.0 if squared_error == 0 else math.inf
-    return float(f"{math.sqrt(squared_error / squared_norm):.{ERROR_DIGITS}g}")
 
 
 def _judge_scales(tensor: TensorPlan, slabs: Sequence[SlabFindings], findings: Findings, *, is_proven: bool) -> bool:

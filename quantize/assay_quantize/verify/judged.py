@@ -23,6 +23,7 @@ import threading
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -32,7 +33,7 @@ from xxhash import xxh3_128_intdigest
 from assay.records.plan import Plan, TensorPlan
 from assay_quantize.checkpoint.source_reader import STORAGE
 from assay_quantize.formats.schemes import INPUT_LEAVES, module_of
-from assay_quantize.storage.buffers import BufferPool
+from assay_quantize.storage.buffers import BufferPool, raw_bytes
 from assay_quantize.storage.direct_file import BLOCK_BYTES
 from assay_quantize.storage.past_cache import buffer_bytes
 from assay_quantize.verify.codes import is_what_rounding_gives
@@ -141,7 +142,7 @@ def _fits(tensor: TensorPlan, begin: int, end: int, parts: Mapping[str, Array]) 
 
 def digest(part: Array) -> int:
     """Of the bytes of an array; other threads run meanwhile."""
-    return xxh3_128_intdigest(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
+    return xxh3_128_intdigest(raw_bytes(part).data)
 
 
 def pieces_of(name: str, begin: int, rows: Array) -> list[Piece]:
@@ -216,18 +217,20 @@ class ReadBack:
         for output in tensor.outputs:
             header, part = self._stored.header(output.name), output.name.removeprefix(f"{module}.")
             if part in ("weight_shape", *INPUT_LEAVES):  # the weights have no part in them
-                inspect = _shape(tensor) if part == "weight_shape" else _scale_of_inputs(tensor, output.name, self._scales)
+                inspect: Inspect = partial(_scale_problem, tensor, output.name, self._scales)
+                if part == "weight_shape":
+                    inspect = partial(_shape_problem, tensor)
                 yield _Range(header.begin, header.begin + output.num_bytes, number, inspect)
             elif not has_rows(output):  # the same for all slabs (`JudgedSlabs.take`)
                 end = header.begin + output.num_bytes
-                yield _Range(header.begin, end, number, _digested(part, slabs[0]))
+                yield _Range(header.begin, end, number, partial(_digest_problem, part, slabs[0]))
             else:
                 per_row = output.num_bytes // output.shape[0]
                 for slab in slabs:
                     begin, end = (
                         header.begin + per_row * row for row in rows_of_part(tensor.scheme, part, slab.begin, slab.end)
                     )
-                    yield _Range(begin, end, number, _digested(part, slab))
+                    yield _Range(begin, end, number, partial(_digest_problem, part, slab))
 
     def _result(self, weight: JudgedWeight, problem: str | None) -> SlabFindings:
         misread = self._misread(weight)
@@ -277,26 +280,17 @@ def _runs(ranges: Iterable[Span], most_bytes: float) -> Iterator[list[Span]]:
         yield run
 
 
-def _digested(part: str, slab: JudgedSlab) -> Inspect:
-    def inspect(raw: Bytes) -> str | None:
-        if digest(raw) == slab.digests[part]:
-            return None
-        return f"its {part} is not what was written, in what belongs to rows {slab.begin} to {slab.end - 1}"
-
-    return inspect
+def _digest_problem(part: str, slab: JudgedSlab, raw: Bytes) -> str | None:
+    if digest(raw) == slab.digests[part]:
+        return None
+    return f"its {part} is not what was written, in what belongs to rows {slab.begin} to {slab.end - 1}"
 
 
-def _shape(tensor: TensorPlan) -> Inspect:
-    def inspect(raw: Bytes) -> str | None:
-        stored = np.frombuffer(raw.tobytes(), np.int64).tolist()
-        return None if stored == list(tensor.shape) else f"its weight_shape says {stored}, it is {list(tensor.shape)}"
-
-    return inspect
+def _shape_problem(tensor: TensorPlan, raw: Bytes) -> str | None:
+    stored = np.frombuffer(raw.tobytes(), np.int64).tolist()
+    return None if stored == list(tensor.shape) else f"its weight_shape says {stored}, it is {list(tensor.shape)}"
 
 
-def _scale_of_inputs(tensor: TensorPlan, name: str, scales: Mapping[str, float] | None) -> Inspect:
-    def inspect(raw: Bytes) -> str | None:
-        (stored,) = np.frombuffer(raw.tobytes(), np.float32).tolist()
-        return static_problem(tensor, name, stored, scales)
-
-    return inspect
+def _scale_problem(tensor: TensorPlan, name: str, scales: Mapping[str, float] | None, raw: Bytes) -> str | None:
+    (stored,) = np.frombuffer(raw.tobytes(), np.float32).tolist()
+    return static_problem(tensor, name, stored, scales)

@@ -31,6 +31,7 @@ from assay_quantize.formats.schemes import DTYPE_BYTES, INPUT_LEAVES, PART_LEAVE
 from assay_quantize.kernels import RowErrors, error_rows, quantize_rows
 from assay_quantize.plan.calibrated import constant_scale
 from assay_quantize.plan.slabs import is_read_by_rows
+from assay_quantize.storage.buffers import raw_bytes
 from assay_quantize.storage.past_cache import Loans
 from assay_quantize.verify.codes import is_what_rounding_gives
 from assay_quantize.verify.files import StoredReader, has_rows, rows_of_part
@@ -178,7 +179,7 @@ class SlabChecks:
             if not math.isfinite(made.squared_norm):
                 return replace(result, problem="its source has weights that are NaN or infinite")
             counts = {
-                f"{module_of(tensor.name)}.{part}": count_differing(_bytes(parts[part]), _bytes(value))
+                f"{module_of(tensor.name)}.{part}": count_differing(raw_bytes(parts[part]), raw_bytes(value))
                 for part, value in made.parts.items()
                 if begin == 0 or value.ndim == 2  # a scale of the whole weight is compared once
             }
@@ -279,11 +280,6 @@ def cast_by_torch(values: Bytes, dtype: str, output_dtype: str, name: str) -> By
             raise QuantizeError(f"{name}: some values of the source do not fit {output_dtype}")
         made.masked_fill_(made.isnan(), torch.nan)
     raw: Bytes = made.view(torch.uint8).numpy()
-    return raw
-
-
-def _bytes(part: Array) -> Bytes:
-    raw: Bytes = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
     return raw
 
 

@@ -208,7 +208,7 @@ def test_what_cannot_be_used_or_chosen_is_said_before_anything_is_measured(run: 
 def test_a_model_larger_than_memory_is_measured_on_files(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One layer at a time, and the model cannot write texts meanwhile."""
     monkeypatch.setattr("assay_quantize.sensitivity.layered.whole_bytes", lambda plan: 1 << 50)
-    monkeypatch.setattr("assay_pipeline.sensitivity.by_layer.free_bytes", lambda: 1 << 32)
+    monkeypatch.setattr("assay_quantize.storage.resident.available_bytes", lambda: 1 << 32)
     recipe = folder / "large.yaml"
 
     def written(texts: str) -> str:

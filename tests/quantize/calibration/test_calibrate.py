@@ -309,8 +309,7 @@ def test_text_that_cannot_be_used_is_one_line(tmp_path: Path, name: str | None, 
 
 def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = make_tiny_glm4_moe(tmp_path / "source")
-    monkeypatch.setattr("os.sysconf", lambda name: 1)
-    monkeypatch.setattr("assay_quantize.calibration.calibrate.cached_bytes", lambda: 10**6)
+    monkeypatch.setattr("assay_quantize.calibration.calibrate.available_bytes", lambda: 10**6)
     with pytest.raises(
         QuantizeError, match=r"calibrating takes the whole model, 0\.0 GB as it runs here, and 0\.0 GB are free"
     ):

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from assay.records.calibration import CalibratedLayers
-from assay.records.manifest import MANIFEST
+from assay.records.manifest import MANIFEST, relative_error
 from assay.records.plan import OutputTensor, Plan, TensorPlan
 from assay_quantize.checkpoint.calibrated_layers import PIECE_BYTES, layer_digest, parts_of
 from assay_quantize.checkpoint.checkpoint import Checkpoint
@@ -30,7 +30,7 @@ from assay_quantize.verify.calibrated.smoothed import check_norms, smoothings_of
 from assay_quantize.verify.calibrated.steps import Kind, Measured, Weight
 from assay_quantize.verify.contents import in_order, one_torch_thread
 from assay_quantize.verify.files import StoredReader
-from assay_quantize.verify.findings import Findings, relative_error
+from assay_quantize.verify.findings import Findings
 from assay_quantize.verify.headers import is_stored_as
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from assay.quantities import and_more
 from assay.recipes.families import split_layer
 from assay.records.plan import OutputTensor, Plan, TensorPlan
 from assay_quantize.checkpoint.source_reader import SourceReader
@@ -114,8 +115,7 @@ def _with_router(
 
 
 def _some(what: str, is_wrong: NDArray[np.bool_]) -> str:
-    numbers = np.flatnonzero(is_wrong)
-    return f"{what} {numbers[0]}" if len(numbers) == 1 else f"{what} {numbers[0]} and {len(numbers) - 1} more"
+    return f"{what} {and_more(np.flatnonzero(is_wrong).tolist())}"
 
 
 def _source(reader: SourceReader, tensor: TensorPlan) -> Values:
