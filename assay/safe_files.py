@@ -82,7 +82,7 @@ def read_record(path: Path) -> bytes:
         return file.read(MAX_RECORD_BYTES)
 
 
-def open_ours(path: str, flags: int, what: str) -> int:
+def open_own_file(path: str, flags: int, what: str) -> int:
     """Descriptor of a file of our own in a folder that others may write to; never what a link or a pipe in its place leads to.
 
     what: `journal`, `lock`: for the AssayError that says what lies there instead.
@@ -92,10 +92,10 @@ def open_ours(path: str, flags: int, what: str) -> int:
     except OSError as problem:
         if problem.errno != errno.ELOOP:
             raise
-        raise AssayError(f"{path}: is a link, so no {what} of ours; give another folder, or delete this one") from None
+        raise AssayError(f"{path}: is a link, not a {what} that assay wrote; give another folder, or delete this one") from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise AssayError(f"{path}: is no regular file, so no {what} of ours; give another folder, or delete this one")
+        raise AssayError(f"{path}: is not a regular file, so not a {what} of assay; give another folder, or delete this one")
     return descriptor
 
 

@@ -16,10 +16,10 @@ from assay.records.manifest import MANIFEST
 from assay.records.measurement import Measurement
 from assay.records.verdict import GateReport
 from assay_pipeline.evaluating import replies_kept
-from assay_pipeline.interrupted import says_what_is_kept
+from assay_pipeline.interrupted import interruptible
 from assay_pipeline.judging import load_measurements, write_again
 from assay_pipeline.profiles import check_folder_served, profile_named
-from assay_pipeline.run_lock import locked_run
+from assay_pipeline.run_folders import locked_run
 
 
 def deploy_candidates(
@@ -43,7 +43,7 @@ def deploy_candidates(
     for measurement in chosen:
         check_folder_served(folders[measurement.label], measurement.label, serving_of(measurement), where)
     deployments: list[Deployment] = []
-    with locked_run(run_dir), says_what_is_kept(lambda: replies_kept(run_dir)):
+    with locked_run(run_dir), interruptible(lambda: replies_kept(run_dir)):
         with Journal(run_dir / "journal.db") as journal:
             for measurement in chosen:  # all of them before the first server is started
                 check_deployable(measurement, folders[measurement.label], where, journal)

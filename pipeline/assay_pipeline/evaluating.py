@@ -17,7 +17,7 @@ from assay_pipeline.comparison.checkpoints import of_target, unused_draft_head
 from assay_pipeline.comparison.planned_run import check_released, problem_before
 from assay_pipeline.comparison.sides import given_endpoints, model_of, of_sides, parse_sides, profile_of
 from assay_pipeline.gate_choice import ChosenGates, choose_gates, describe_gates, register_gates, suite_for
-from assay_pipeline.interrupted import says_what_is_kept
+from assay_pipeline.interrupted import interruptible
 from assay_pipeline.judging import judge_and_write, load_measurements
 from assay_pipeline.profiles import check_folder_served
 from assay_pipeline.run_folders import open_run
@@ -167,7 +167,7 @@ def evaluate(
         for note in (little_power(suite, limits) if is_new else None, unused_draft_head(target, compared.candidates[0])):
             if note is not None:
                 say(note)
-        with says_what_is_kept(lambda: replies_kept(run_dir)):
+        with interruptible(lambda: replies_kept(run_dir)):
             run_suite(
                 target.recipe.name, compared.candidates, suite=suite, profile=evaluation.profile, serving=target.recipe.serving,
                 run_dir=run_dir, gates=limits, same_weights=same_weights, again=again, on_progress=say,
@@ -186,7 +186,7 @@ def check_budgets(
     target = evaluation.target
     with (
         open_run(runs, evaluation.about, name=name, lock=True, keep_suite=False, say=say) as run_dir,
-        says_what_is_kept(lambda: replies_kept(run_dir)),
+        interruptible(lambda: replies_kept(run_dir)),
     ):
         return check(
             target.recipe.name, evaluation.compared.candidates[0], suite=evaluation.suite, gates=evaluation.gates.recipe,

@@ -11,8 +11,8 @@ class Interrupted(BaseException):
 
 
 @contextmanager
-def says_what_is_kept(kept: Callable[[], str]) -> Iterator[None]:
-    """kept: the line, asked when the interrupt has come."""
+def interruptible(kept: Callable[[], str]) -> Iterator[None]:
+    """Turn Ctrl-C into Interrupted. kept: gives the line that says what is kept, called when the interrupt has come."""
     try:
         yield
     except KeyboardInterrupt:

@@ -20,7 +20,7 @@ from assay.records.run import CARD, PLAN_INSIDE, VERIFICATION_INSIDE, RunRecord,
 from assay.records.verification import Verification, is_as_verified
 from assay_pipeline.calibration.files import alone, file_in_run, with_files
 from assay_pipeline.calibration.layers import calibrated_before, calibrated_layers, keep_calibration
-from assay_pipeline.interrupted import says_what_is_kept
+from assay_pipeline.interrupted import interruptible
 from assay_pipeline.mixes.automatic import check_texts_of_mix, choose
 from assay_pipeline.planning import choices_of, plan_for, precisions_for, stand_in
 from assay_pipeline.profiles import check_plans_served
@@ -196,7 +196,7 @@ def quantize_one(
                 write_first_card(folder)
             return _told(MadeCheckpoint(made, folder, None, previous), on_made)
     with ExitStack() as opened:
-        with says_what_is_kept(lambda: _kept(made, folder)), _source_of(target, made, folder, options) as (source, runner):
+        with interruptible(lambda: _kept(made, folder)), _source_of(target, made, folder, options) as (source, runner):
             made, calibrated = calibrated_layers(target, made, source, folder, options)
             read_bytes = sum(tensor.num_bytes for tensor in made.tensors if tensor.shard_out is not None and tensor.outputs)
             with options.track(made.precision, read_bytes) as progress:

@@ -6,12 +6,14 @@ RUNS/NAME-SUITE for another suite on the same model. A folder from before run.js
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from assay.atomic_files import remove_leftovers
+from assay.atomic_files import naming, remove_leftovers
 from assay.callbacks import Say, say_nothing
 from assay.errors import AssayError
 from assay.foreign_text import MOST_NAME_BYTES, safe_name, shown
@@ -19,11 +21,12 @@ from assay.records.manifest import MANIFEST, Manifest
 from assay.records.measurement import Measurement
 from assay.records.plan import Plan
 from assay.records.run import RUN_RECORD, ReferenceCheckpoint, RunRecord, SourceData, SuiteIdentity, source_of
+from assay.safe_files import open_own_file
 from assay_pipeline.gate_choice import REGISTERED_GATES
-from assay_pipeline.run_lock import LOCK, locked_run
 from assay_pipeline.targets import run_name
 
 JOURNAL = "journal.db"
+LOCK = ".lock"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -273,3 +276,30 @@ def difference(record: RunRecord, about: RunRecord) -> str:
         return f"{what} at commit {str(record.source.revision)[:12]}"
     how = other_data(record.source.files or {}, about.source.files or {})
     return f"{what} before its data changed ({how})"
+
+
+@contextmanager
+def locked_run(run_dir: Path) -> Iterator[None]:
+    """Hold `run_dir` against a second evaluation, which would serve the same checkpoints again and write the same records.
+
+    AssayError, with the other's process id, while another process holds it. Gate, report and card take no lock: they read
+    records and write theirs by rename, and an evaluation at work writes them again at its end. The lock goes with the process,
+    however it ends. Python opens files close-on-exec, so no server that is started inherits it.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    descriptor = open_own_file(str(run_dir / LOCK), os.O_RDWR | os.O_CREAT, "lock")
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
+            raise AssayError(
+                f"{run_dir}: another evaluation is at work in it (pid {holder or 'unknown'}); wait for it, "
+                "or give this one --name"
+            ) from None
+        with naming(run_dir / LOCK):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)

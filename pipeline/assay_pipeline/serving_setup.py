@@ -14,7 +14,7 @@ from pathlib import Path
 
 from assay.errors import AssayError
 from assay.installation import DISTRIBUTION, clone, data_file, serving_environment
-from assay_pipeline.interrupted import says_what_is_kept
+from assay_pipeline.interrupted import interruptible
 
 STAMP = ".ready"
 """Written last; says what the environment was built from."""
@@ -36,7 +36,7 @@ def build_serving_environment(python: Path | None, say: Callable[[str], None], *
     (folder / STAMP).unlink(missing_ok=True)
     environment = os.environ | {"PYTHON": str(python or sys.executable)}
     kept = "what was downloaded is kept in pip's cache; the same command goes on"
-    with tempfile.TemporaryDirectory(prefix="assay-setup-") as temporary, says_what_is_kept(lambda: kept):
+    with tempfile.TemporaryDirectory(prefix="assay-setup-") as temporary, interruptible(lambda: kept):
         plugin = [] if clone() is not None else [str(_wheel_of_this(Path(temporary)))]
         words = ["bash", str(constraints / "install.sh"), "serve", str(folder), *plugin]
         errors: list[str] = []

@@ -23,9 +23,8 @@ from assay.records.speed import SPEED_RECORD, NotMeasured, SpeedRecord, SpeedRow
 from assay.safe_files import read_json_object
 from assay_pipeline.comparison.checkpoints import source_now
 from assay_pipeline.gate_choice import suite_for
-from assay_pipeline.interrupted import says_what_is_kept
-from assay_pipeline.run_folders import choose_run, find_run, open_run, read_run
-from assay_pipeline.run_lock import locked_run
+from assay_pipeline.interrupted import interruptible
+from assay_pipeline.run_folders import choose_run, find_run, locked_run, open_run, read_run
 from assay_pipeline.targets import Target, resolve_target, source_label
 
 if TYPE_CHECKING:
@@ -152,7 +151,7 @@ def measure_in_run(
         suite = suite_for(place.target, None, where)[0]
         Prompts(suite, ladder.seed, ladder.prompt_tokens, {}).check(ladder.prompts)
     kept = f"finished repeats are kept in {run_dir / SPEED_RECORD}; the same command measures the rest"
-    with says_what_is_kept(lambda: kept), place.at_work():
+    with interruptible(lambda: kept), place.at_work():
         with Journal(run_dir / "journal.db") as journal:
             asked: dict[str, list[str]] = {}
             for measurement in place.measurements:

@@ -23,9 +23,8 @@ from assay.records.run import RUN_RECORD, RunRecord, judged_bytes
 from assay.records.speed import SPEED_RECORD, SpeedRecord
 from assay.records.verdict import GateReport, Status
 from assay.records.verification import Verification, is_as_verified
-from assay.safe_files import open_ours
-from assay_pipeline.run_folders import find_run, read_run
-from assay_pipeline.run_lock import LOCK
+from assay.safe_files import open_own_file
+from assay_pipeline.run_folders import LOCK, find_run, read_run
 
 
 class CheckpointStatus(Part):
@@ -275,7 +274,7 @@ def _at_work(folder: Path, made: Iterable[str]) -> list[WorkStatus]:
 def is_held(path: Path) -> bool:
     """Whether another process holds the exclusive lock of a file. The lock is asked for and given back at once."""
     try:
-        descriptor = open_ours(str(path), os.O_RDONLY, "lock")
+        descriptor = open_own_file(str(path), os.O_RDONLY, "lock")
     except (OSError, AssayError):
         return False
     try:

@@ -29,8 +29,7 @@ from assay.records.probe import load_probes
 from assay.records.run import ReferenceCheckpoint, RunRecord, SourceData, SuiteIdentity
 from assay_evaluate.run.identity import checkpoint_sha256
 from assay_evaluate.run.set_aside import make_room_for_probes
-from assay_pipeline.run_folders import choose_run, find_run, read_run, run_of
-from assay_pipeline.run_lock import locked_run
+from assay_pipeline.run_folders import choose_run, find_run, locked_run, read_run, run_of
 from assay_reports.run import load_run
 from assay_reports.schema import Report
 
@@ -404,7 +403,7 @@ def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (tmp_path / ".lock").symlink_to(victim)
-    with pytest.raises(AssayError, match=r"\.lock: is a link, so no lock of ours"), locked_run(tmp_path):
+    with pytest.raises(AssayError, match=r"\.lock: is a link, not a lock that assay wrote"), locked_run(tmp_path):
         pass
     assert victim.read_text() == "precious"
 

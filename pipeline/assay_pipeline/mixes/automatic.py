@@ -22,7 +22,7 @@ from assay.records.base import sha256_of, sha256_of_file, write_text_atomically
 from assay.records.choice.mix import Mix
 from assay.records.diagnosis.sensitivity import Sensitivity
 from assay.records.plan import Plan
-from assay_pipeline.interrupted import says_what_is_kept
+from assay_pipeline.interrupted import interruptible
 from assay_pipeline.mixes.proposal import base_for, propose_for, replayed
 from assay_pipeline.planning import automatic_base
 
@@ -262,7 +262,7 @@ def _find(asked: Asked) -> Sensitivity:
     from assay_pipeline.sensitivity.request import check_asked
 
     check_asked(asked)
-    with says_what_is_kept(lambda: f"what was measured is kept in {asked.keep}; the same command goes on from there"):
+    with interruptible(lambda: f"what was measured is kept in {asked.keep}; the same command goes on from there"):
         record = find_sensitivity(asked)
     assert record is not None, "more than the estimate was asked for"
     return record

@@ -26,7 +26,7 @@ from assay.errors import AssayError, QuantizeError
 from assay.file_data import other_data
 from assay.records.manifest import ShardRecord
 from assay.records.plan import Plan
-from assay.safe_files import open_ours
+from assay.safe_files import open_own_file
 from assay_quantize.checkpoint.file_names import JOURNAL
 from assay_quantize.checkpoint.shard_files import fsync_folder, planned_shards
 from assay_quantize.storage.hash_files import MOST_AT_ONCE, hash_file
@@ -51,7 +51,7 @@ def locked_journal(folder: Path) -> Iterator[FileIO]:
 
 def _open(path: str, flags: int) -> int:
     try:
-        return open_ours(path, flags, "journal")
+        return open_own_file(path, flags, "journal")
     except AssayError as problem:
         raise QuantizeError(str(problem)) from None
 

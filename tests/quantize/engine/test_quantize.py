@@ -287,7 +287,11 @@ def test_what_stands_in_place_of_the_journal(made: Made, tmp_path: Path, kind: s
         quantize(made.plans["w4a16"], made.source, out)
         assert contents(out) == contents(made.folders["w4a16"])
     else:
-        expected = {"link": "is a link, so no journal of ours", "pipe": "is no regular file", "folder": "Is a directory"}[kind]
+        expected = {
+            "link": "is a link, not a journal that assay wrote",
+            "pipe": "is not a regular file",
+            "folder": "Is a directory",
+        }[kind]
         with pytest.raises((QuantizeError, IsADirectoryError), match=expected):
             quantize(made.plans["w4a16"], made.source, out)
     assert victim.read_text() == "precious"

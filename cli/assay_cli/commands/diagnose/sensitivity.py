@@ -16,7 +16,7 @@ from assay.records.diagnosis.sensitivity import SENSITIVITY_NAME
 from assay_cli.options import JsonOption, OutFolderOption, ProfileOption, RunOption, TargetArgument, choice, choices, several
 from assay_cli.shown.sensitivity import show
 from assay_cli.terminal import emit, results, say
-from assay_pipeline.interrupted import says_what_is_kept
+from assay_pipeline.interrupted import interruptible
 from assay_pipeline.places import check_places, place_for
 from assay_pipeline.sensitivity.by_layer import estimate_hours
 from assay_pipeline.sensitivity.measure import find_sensitivity
@@ -176,7 +176,7 @@ def sensitivity(
         if whole_bytes is not None:
             results().print(f"  whole in FP32 the model takes {size(whole_bytes)}")
         return
-    with says_what_is_kept(lambda: f"what was measured is kept in {asked.keep}; the same command goes on from there"):
+    with interruptible(lambda: f"what was measured is kept in {asked.keep}; the same command goes on from there"):
         record = find_sensitivity(asked)
     if record is None:
         return

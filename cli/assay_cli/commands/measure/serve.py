@@ -8,7 +8,7 @@ import typer
 
 from assay_cli.options import JsonOption, OutFolderOption, ProfileOption, TargetArgument, TensorParallelOption
 from assay_cli.terminal import emit, escape, results, say
-from assay_pipeline.interrupted import says_what_is_kept
+from assay_pipeline.interrupted import interruptible
 from assay_pipeline.profiles import profile_for
 
 
@@ -42,7 +42,7 @@ def serve(
         checkpoint=checkpoint, profile=chosen, serving=resolved.recipe.serving, speculate=True, port=port,
         served_model_name=name, log_path=place.logs / f"vllm-serve-{name}.log", is_open=True,
     )  # fmt: skip
-    with says_what_is_kept(lambda: "the server is stopped"), start(spec, on_progress=say) as server:
+    with interruptible(lambda: "the server is stopped"), start(spec, on_progress=say) as server:
         if as_json:
             where = {"checkpoint": str(checkpoint), "model": server.model, "base_url": server.base_url}
             emit(where | {"log": str(spec.log_path), "fingerprint": server.fingerprint.model_dump(mode="json")})

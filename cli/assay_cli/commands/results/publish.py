@@ -14,7 +14,7 @@ from assay.records.verdict import Status
 from assay_cli.options import JsonOption, RunsOption, complete_run, named_run, several
 from assay_cli.terminal import console, emit, escape, print_rows, results, say
 from assay_pipeline.gate_choice import registered_gates
-from assay_pipeline.interrupted import says_what_is_kept
+from assay_pipeline.interrupted import interruptible
 from assay_pipeline.run_folders import find_run, holds_records
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def publish(
     allowed = _statuses(despite or [])
     run_dir, label = _checkpoint(ctx, run, runs)
     registered_gates(run_dir)  # what `assay gate` refuses is not published either
-    with says_what_is_kept(lambda: "what was uploaded is kept on the hub; the same command goes on"):
+    with interruptible(lambda: "what was uploaded is kept on the hub; the same command goes on"):
         made = run_publish(
             run_dir, label, repository, revision=revision, private=private, despite=allowed, dry_run=dry_run, on_progress=say
         )
