@@ -25,7 +25,7 @@ class Commands(TyperGroup):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """A C extension that is interrupted while it imports prints the interrupt and raises ImportError (numpy's import_array)."""
+        """A C extension interrupted while it imports prints the interrupt and raises ImportError (numpy's `import_array`)."""
         printed: list[type[BaseException]] = []
         print_error = sys.excepthook
 

@@ -110,7 +110,7 @@ def interrupt(name, *given, **named):
 builtins.__import__ = interrupt
 command()
 """
-"""The program, interrupted while a C extension of numpy imports numpy: it prints the interrupt and raises ImportError instead."""
+"""The program, interrupted while a C extension of numpy imports numpy, which prints the interrupt and raises ImportError."""
 
 
 @pytest.mark.slow
