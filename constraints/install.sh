@@ -21,9 +21,10 @@ gib_of() { # disk space to build an environment: work takes 2.8 GiB, serve 3.4, 
 check() { # check FOLDER KIND...: the Python version, and disk space for all of them
   local folder=$1 needed_gib=0 free_gib kind
   shift
-  command -v "$python" > /dev/null || fail "PYTHON=$python: no such program; set PYTHON to a Python 3.11 or newer"
+  local other='give a Python 3.11 or newer: PYTHON=... with make, --python with `assay setup`'
+  command -v "$python" > /dev/null || fail "$python: no such program; $other"
   "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null ||
-    fail "PYTHON=$python: is $("$python" --version 2>&1 | head -n 1); assay needs Python 3.11 or newer"
+    fail "$python: is $("$python" --version 2>&1 | head -n 1); $other"
   for kind in "$@"; do needed_gib=$((needed_gib + $(gib_of "$kind"))); done
   free_gib=$(df -Pk "$folder" | awk 'NR == 2 {print int($4 / 1024 / 1024)}')
   [ "$free_gib" -ge "$needed_gib" ] || fail "$folder has $free_gib GiB free; $needed_gib GiB are needed to build: $*"
@@ -38,15 +39,19 @@ log=$venv/install.log
 case $kind in work | serve | docs) ;; *) fail "unknown environment $kind; say work, serve or docs" ;; esac
 check "$(dirname "$venv")" "$kind"
 
-"$python" -m venv "$venv" || fail "PYTHON=$python cannot make an environment; install its venv module (Debian: python3-venv)"
+"$python" -m venv "$venv" || fail "$python cannot make an environment; install its venv module (Debian: python3-venv)"
 : > "$log"
 step() { # step "what" command...
   local what=$1 start=$SECONDS
   shift
   echo "  $venv: $what ..." # whole lines: the other environment may be built at the same time
   if ! "$@" >> "$log" 2>&1; then
-    grep -iE 'error|could not|no matching' "$log" | tail -n 8 >&2 || tail -n 8 "$log" >&2
-    fail "$kind environment: '$what' failed; the whole log is $log"
+    local reason network=
+    reason=$(grep -E '^ *ERROR: ' "$log" | tail -n 1) || reason=$(tail -n 1 "$log")
+    if [[ $reason == *"No matching distribution"* ]] && grep -q 'after connection broken by' "$log"; then
+      network='; pip had no connection to a package index: check the network, or set PIP_INDEX_URL'
+    fi
+    fail "$kind environment: '$what' failed: ${reason#*ERROR: }$network; the whole log is $log"
   fi
   echo "  $venv: $what, $((SECONDS - start)) s"
 }

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from itertools import pairwise
+from types import TracebackType
 from typing import Any
 
 from typer.core import TyperGroup
@@ -23,10 +25,27 @@ class Commands(TyperGroup):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
+        """A C extension interrupted while it imports prints the interrupt and raises ImportError (numpy's `import_array`)."""
+        printed: list[type[BaseException]] = []
+        print_error = sys.excepthook
+
+        def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            if issubclass(kind, KeyboardInterrupt):
+                printed.append(kind)
+            else:
+                print_error(kind, error, trace)
+
+        sys.excepthook = hook
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise Interrupted("") from None
+        except ImportError:
+            if printed:
+                raise Interrupted("") from None
+            raise
+        finally:
+            sys.excepthook = print_error
 
 
 def refuse_empty(words: Sequence[str]) -> None:

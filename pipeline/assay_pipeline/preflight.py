@@ -73,7 +73,7 @@ def check_hardware(run: PlannedRun, on_progress: Callable[[str], None]) -> Itera
     detail = f"profile {describe_needs(run.profile)}; {machine_text}"
     if run.named and not run.here:
         detail += "; disk and environment are those of this machine, the rest is for the machine that the profile names"
-        remedy = f"run it again on {run.profile.name} before `make quantize eval`"
+        remedy = f"run it again on {run.profile.name} before `assay run`"
         yield Check(check="hardware", subject=run.profile.name, outcome="UNKNOWN", detail=detail, remedy=remedy)
         return
     remedy = f"--profile {run.profile.name} checks the run for that machine; known profiles: `assay recipes`"

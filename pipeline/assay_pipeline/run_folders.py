@@ -151,9 +151,7 @@ def find_run(run: str, runs: Path) -> Path:
         if known:
             raise AssayError(f"{run}: {named.name} is the name of other runs: {', '.join(map(str, known))}; name one of them")
     names = sorted(path.name for path in runs.glob("*") if path.is_dir()) if runs.is_dir() else []
-    raise AssayError(
-        f"{run}: no run of that name; runs in {runs}: {', '.join(names) or 'none'}; `make quantize eval` makes one"
-    )
+    raise AssayError(f"{run}: no run of that name; runs in {runs}: {', '.join(names) or 'none'}; `assay run TARGET` makes one")
 
 
 def run_of(checkpoint: Path, model: str, runs: Path) -> Path | None:

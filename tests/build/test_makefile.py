@@ -138,17 +138,58 @@ def test_the_serving_environment_is_what_is_pinned(bare: Path, has_gpu: bool, ex
     ]
 
 
+FAILING = """#!/bin/sh
+test "$1" = -m || exit 0
+mkdir -p "$3/bin"
+printf '#!/bin/sh\\ncat "%s"\\nexit 1\\n' "$PWD/said.txt" > "$3/bin/python"
+chmod +x "$3/bin/python"
+"""
+"""Stands in for Python: makes an environment whose pip says what is in said.txt, and fails."""
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (
+            "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError': /torch/\n"
+            "ERROR: Could not find a version that satisfies the requirement torch==2.13.0 (from versions: none)\n"
+            "ERROR: No matching distribution found for torch==2.13.0\n",
+            "No matching distribution found for torch==2.13.0; pip had no connection to a package index: check the network, or "
+            "set PIP_INDEX_URL",
+        ),
+        ("ERROR: Could not install packages due to an OSError\n\n", "Could not install packages due to an OSError"),
+        ("Killed\n", "Killed"),
+    ],
+)
+def test_a_step_that_fails_is_one_line_with_the_reason_that_pip_gives(bare: Path, said: str, reason: str) -> None:
+    (bare / "said.txt").write_text(said)
+    (tools := bare / "tools").mkdir()
+    for name, text in (
+        ("python", FAILING),
+        ("df", '#!/bin/sh\necho; echo "x 0 0 99999999 0 /"\n'),
+        ("nvidia-smi", "#!/bin/sh\nexit 1\n"),
+    ):
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
+    script = f'PATH="{tools}:$PATH" PYTHON={tools}/python constraints/install.sh serve .venv-serve'
+    done = subprocess.run(["bash", "-c", script], cwd=bare, capture_output=True, text=True, timeout=60, check=False)
+    line = f"error: serve environment: 'PyTorch' failed: {reason}; the whole log is .venv-serve/install.log\n"
+    assert (done.returncode, done.stderr) == (2, line)
+
+
 @pytest.mark.parametrize("goals", [["quantize"], ["quantize", "eval"], ["setup"]])
 def test_a_python_that_is_not_there_or_too_old_is_one_line(bare: Path, goals: list[str]) -> None:
     (old := bare / "old").write_text('#!/bin/sh\ntest "$1" = --version && echo "Python 3.9.2"\n')
     old.chmod(0o755)
     for python, said in (
-        ("/usr/bin/nope", "no such program; set PYTHON to a Python 3.11 or newer"),
-        (str(old), "is Python 3.9.2; assay needs Python 3.11 or newer"),
+        ("/usr/bin/nope", "no such program"),
+        (str(old), "is Python 3.9.2"),
     ):
         code, out, err = make(bare, *goals, f"PYTHON={python}")
         lines = err.splitlines()
-        assert (code, out, lines[0]) == (2, "", f"error: PYTHON={python}: {said}")
+        assert (code, out, lines[0]) == (
+            2, "", f"error: {python}: {said}; give a Python 3.11 or newer: PYTHON=... with make, --python with `assay setup`"
+        )  # fmt: skip
         assert len(lines) == 2 and lines[1].startswith("make: *** ")
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from given_servers import given_servers
 from tiny_checkpoints import make_tiny_glm4_moe
 
 from assay.installation import EXTRA_OF, clone, install_command, missing, plugin_command
@@ -94,14 +95,18 @@ WORK = (
 
 def test_without_extras_commands_work_or_say_which_extra_in_one_line(tmp_path: Path) -> None:
     make_tiny_glm4_moe(tmp_path / "source")
-    words = [*NEEDS_EXTRA, *WORK]
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_EXTRAS, json.dumps(words), ",".join(EXTRA_OF)],
-        capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path,
-    )  # fmt: skip
+    with given_servers("a", "b") as servers:
+        judge = ("judge", *(server.base_url for server in servers.by_label.values()), "--suite", "full")
+        needs_extra = NEEDS_EXTRA | {judge: ("judge", "lm_eval")}
+        words = [*needs_extra, *WORK]
+        done = subprocess.run(
+            [sys.executable, "-c", WITHOUT_EXTRAS, json.dumps(words), ",".join(EXTRA_OF)],
+            capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path,
+        )  # fmt: skip
+        assert servers.count("/v1/chat/completions") == 0, "none of its tasks was begun"
     assert done.returncode == 0, done.stderr
     ended = dict(zip(words, json.loads(done.stdout), strict=True))
-    for command, (name, package) in NEEDS_EXTRA.items():
+    for command, (name, package) in needs_extra.items():
         line = f"error: `assay {name}` needs {package}, which is not installed; install it with: {install_command('quantize')}"
         assert ended[command] == [2, [line]], command
     assert {command: ended[command][0] for command in WORK} == dict.fromkeys(WORK, 0)

@@ -54,13 +54,17 @@ def test_what_values_mean(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("reference", "candidate", "message"),
     [
-        ("http://a:1", "ftp://me:hunter2@b:1/x", "--candidate: 'b:1/x' is no URL of a server; write it as http://HOST:PORT"),
-        ("http://a:1,http://b:1", "http://c:1", "--reference: names 2 checkpoints; there is one reference"),
-        ("http://a:1", "http://me:hunter2@b:1", "--candidate: the URL for b holds a user or password, which records"),
+        ("http://a:1", "ftp://me:hunter2@b:1/x", "candidate: 'b:1/x' is no URL of a server; write it as http://HOST:PORT"),
+        ("http://a:1,http://b:1", "http://c:1", "reference: names 2 checkpoints; there is one reference"),
+        (
+            "http://a:1",
+            "http://me:hunter2@b:1",
+            "candidate: the URL for b holds a user or password, which records",
+        ),
         (
             "http://a:1",
             "http://b:1/?key=1",
-            "--candidate: 'http://b:1/' has something behind its path (`?` or `#`); write it as",
+            "candidate: 'http://b:1/' has something behind its path (`?` or `#`); write it as",
         ),
     ],
 )

@@ -95,3 +95,26 @@ def test_an_interrupt_while_modules_are_imported_leaves_no_traceback(tmp_path: P
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr in ("", "interrupted\n")
+
+
+IN_A_C_EXTENSION = """
+import builtins, os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from assay_cli import command
+imported = builtins.__import__
+def interrupt(name, *given, **named):
+    if name == "numpy._core._multiarray_umath" and sys._getframe(1).f_code.co_filename.startswith("<frozen importlib"):
+        builtins.__import__ = imported
+        os.kill(os.getpid(), signal.SIGINT)
+    return imported(name, *given, **named)
+builtins.__import__ = interrupt
+command()
+"""
+"""The program, interrupted while a C extension of numpy imports numpy, which prints the interrupt and raises ImportError."""
+
+
+@pytest.mark.slow
+def test_an_interrupt_that_a_c_extension_turns_into_an_import_error_is_one() -> None:
+    command = [sys.executable, "-c", IN_A_C_EXTENSION, "power", "first-look"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")

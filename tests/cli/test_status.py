@@ -177,7 +177,9 @@ def test_all_runs_and_one_of_them_damaged(run: Run, run_dir: Path) -> None:
     assert [line.split()[0] for line in lines] == ["run", "runs/other", "runs/tiny-glm"]
     assert "damaged: runs/other/run.json: not a RunRecord record of schema 1" in lines[1]
     assert one_error(run("status", "other")).startswith("runs/other/run.json: not a RunRecord record of schema 1")
-    assert one_error(run("status", "nothing")).startswith("nothing: no run of that name; runs in runs: other, tiny-glm")
+    assert one_error(run("status", "nothing")) == (
+        "nothing: no run of that name; runs in runs: other, tiny-glm; `assay run TARGET` makes one"
+    )
 
 
 def test_names_of_folders_and_records_are_text(run: Run, run_dir: Path) -> None:

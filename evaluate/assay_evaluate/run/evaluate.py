@@ -64,6 +64,7 @@ from assay_evaluate.run.weights import (
     times_remeasured,
 )
 from assay_evaluate.serving.server import Server, ServerSpec, planned_fingerprint, serve
+from assay_evaluate.tasks.lm_eval.load import require_lm_eval
 from assay_evaluate.tasks.published.choice import settle_sources
 from assay_evaluate.tasks.swebench.task import check_suite
 
@@ -101,6 +102,7 @@ def evaluate(
     """
     reference, others = split_reference(candidates)
     require_separate_servers(candidates)
+    require_lm_eval(suite)
     check_suite(suite)
     check_context(suite, reference, profile, serving)
     with Journal(run_dir / "journal.db") as journal:

@@ -60,7 +60,7 @@ def installed_version() -> tuple[str, str]:
             return name, importlib.metadata.version(name).partition("+")[0]
         except importlib.metadata.PackageNotFoundError:
             continue
-    raise OtherSources("no vLLM is installed for this interpreter: run `make setup`")
+    raise OtherSources("no vLLM is installed for this interpreter: run `assay setup`, or `make setup` in a clone")
 
 
 def installed_folder() -> Path:

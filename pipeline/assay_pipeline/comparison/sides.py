@@ -69,8 +69,8 @@ def _url_of(text: str) -> str | None:
     return url_in(labelled[2] if labelled else text)
 
 
-def parse_side(option: str, text: str, endpoints: Mapping[str, GivenServer], api_key_env: str | None) -> Side:
-    """What a value of `option` means; AssayError: it means nothing."""
+def parse_side(side: str, text: str, endpoints: Mapping[str, GivenServer], api_key_env: str | None) -> Side:
+    """side: `reference` or `candidate`, for messages. AssayError: the text means nothing."""
     if text in endpoints and not Path(text).is_dir():
         return _of_profile(text, endpoints[text])
     labelled = None if Path(text).exists() else _LABELLED.fullmatch(text)
@@ -81,9 +81,9 @@ def parse_side(option: str, text: str, endpoints: Mapping[str, GivenServer], api
     if url is None:
         return _served_at(Side(label, Path(what)), endpoints)
     if endpoints:
-        raise AssayError(f"{option}: a URL, and the profile has `endpoints`; say where the servers are in one place")
+        raise AssayError(f"{side}: a URL, and the profile has `endpoints`; say where the servers are in one place")
     if (problem := problem_with(url)) is not None:
-        raise AssayError(f"{option}: {problem}")
+        raise AssayError(f"{side}: {problem}")
     return Side(label, Path(folder) if folder else None, GivenServer(url=url, api_key_env=api_key_env))
 
 
@@ -114,10 +114,10 @@ def parse_sides(
     """The reference, then the candidates. AssayError: a value means nothing, or the key is for nobody."""
     first, *more = split_values(reference) or [""]
     if more:
-        raise AssayError(f"--reference: names {1 + len(more)} checkpoints; there is one reference")
-    sides = [parse_side("--reference", first, endpoints, api_key_env)]
+        raise AssayError(f"reference: names {1 + len(more)} checkpoints; there is one reference")
+    sides = [parse_side("reference", first, endpoints, api_key_env)]
     values = dict.fromkeys(value for text in candidates for value in split_values(text))
-    sides += [parse_side("--candidate", value, endpoints, api_key_env) for value in values]
+    sides += [parse_side("candidate", value, endpoints, api_key_env) for value in values]
     if api_key_env is not None:
         if endpoints or all(side.endpoint is None for side in sides):
             raise AssayError(

@@ -12,12 +12,13 @@ import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import httpx
 
 from assay.hub_session import guard_hub
-from assay.recipes.suite import LmEvalTask
+from assay.recipes.suite import LmEvalTask, SuiteRecipe
 from assay.secret_text import without_secrets
 from assay_evaluate.client.client import NotMeasured
 
@@ -65,6 +66,12 @@ def load_tasks(task: LmEvalTask) -> Any:
             lm_task.set_config(key="num_fewshot", value=0)
         lm_task.set_fewshot_seed(seed=FEWSHOT_SEED)
     return loaded
+
+
+def require_lm_eval(suite: SuiteRecipe) -> None:
+    """ModuleNotFoundError if a task needs lm-eval and it is not installed: before the first request, not at that task."""
+    if any(isinstance(task, LmEvalTask) for task in suite.tasks) and find_spec("lm_eval") is None:
+        raise ModuleNotFoundError("No module named 'lm_eval'", name="lm_eval")
 
 
 def configs_of(task: LmEvalTask) -> dict[str, dict[str, Any]]:
