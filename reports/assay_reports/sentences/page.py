@@ -39,7 +39,8 @@ DECIDE_BY_MORE = "To decide {label} on {task}, evaluate with more than the {aske
 DECIDE_AT_LIMIT = (
     "{label} seems to lose what is allowed or more on {task}: items beyond the {asked:,} asked are unlikely to pass it"
 )
-DECIDE_GATE = "To decide {label} on {gate}, evaluate with more items"
+DECIDE_GATE = "To decide {label} on {gate}, evaluate with {more}"
+MORE_TEXTS, MORE_TO_ANSWER = "more texts", "more items"
 LOCATE = "Find where {label} goes wrong against {reference}"
 JUDGE = "Judge the run"
 MEASURE_SPEED = "Measure speed on the hardware that will serve it"

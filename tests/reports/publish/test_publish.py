@@ -113,7 +113,7 @@ def test_the_repository_holds_checkpoint_card_manifest_and_report(hub: Hub, run_
 
 
 def test_the_base_model_of_a_source_in_a_folder_is_published(hub: Hub, run_dir: Path, run: Run) -> None:
-    """As `--base-model` or `base_model` of the recipe put it into the plan; without either the card names none, and a note says so."""
+    """As `--base-model` or the recipe put it into the plan; without either the card names none, and a note says so."""
     place = run_dir / LABEL / "plan.json"
     of_folder = {"source": "/data/models/tiny-glm", "source_revision": None}
     unnamed = Plan.load(place).model_copy(update=of_folder)
