@@ -62,7 +62,10 @@ filter_list:
         ("name: tiny-glm", "name: mine"),
         ("path: examples/tiny_glm/checkpoint", f"path: {recipes_dir().parent / 'examples/tiny_glm/checkpoint'}"),
         ("suite: demo", "suite: ../suites/own.yaml"),
-        ("precisions: [fp8, w4a16, w4a16-channel, w4a16-gptq, nvfp4a16, auto-4.5bpw]", "precisions: [../my/attention-kept.yaml]"),
+        (
+            "precisions: [fp8, w4a16, w4a16-channel, w4a16-gptq, nvfp4a16, auto-4.5bpw]",
+            "precisions: [../my/attention-kept.yaml]",
+        ),
         ("include_source: true", "include_source: false"),
     ):
         assert old in shipped
