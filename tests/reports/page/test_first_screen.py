@@ -258,6 +258,17 @@ def test_markdown_has_the_order_of_the_page(sample: Report) -> None:
     assert len(lines) < 250
 
 
+def test_markdown_joins_no_paragraphs(sample: Report) -> None:
+    """Only rows of a table and items of a list follow each other without a blank line."""
+    lines = render_markdown(sample).splitlines()
+    joined = [
+        pair
+        for pair in zip(lines, lines[1:], strict=False)
+        if all(pair) and {line.lstrip()[0] for line in pair} not in ({"|"}, {"-"})
+    ]
+    assert joined == []
+
+
 # ------------------------------------------------------------------------------------------------ speed and choice
 def speed_row(checkpoint: str, concurrency: int, tokens_s: float, **more: Any) -> SpeedRow:
     given: dict[str, Any] = {
