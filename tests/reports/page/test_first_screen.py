@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -263,7 +264,7 @@ def test_markdown_joins_no_paragraphs(sample: Report) -> None:
     lines = render_markdown(sample).splitlines()
     joined = [
         pair
-        for pair in zip(lines, lines[1:], strict=False)
+        for pair in itertools.pairwise(lines)
         if all(pair) and {line.lstrip()[0] for line in pair} not in ({"|"}, {"-"})
     ]
     assert joined == []
