@@ -263,9 +263,7 @@ def test_markdown_joins_no_paragraphs(sample: Report) -> None:
     """Only rows of a table and items of a list follow each other without a blank line."""
     lines = render_markdown(sample).splitlines()
     joined = [
-        pair
-        for pair in itertools.pairwise(lines)
-        if all(pair) and {line.lstrip()[0] for line in pair} not in ({"|"}, {"-"})
+        pair for pair in itertools.pairwise(lines) if all(pair) and {line.lstrip()[0] for line in pair} not in ({"|"}, {"-"})
     ]
     assert joined == []
 
