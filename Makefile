@@ -7,7 +7,7 @@
 #   MODEL       recipe name, checkpoint folder or hub id   (default tiny-glm)
 #   PRECISIONS  what to make: "w4a16 nvfp4a16"             (default: the model's list)
 #   PROFILE     how vLLM is run; see recipes/profiles/     (default: chosen from the hardware)
-#   SUITE       what is measured; see recipes/suites/      (default: quick for tiny-glm and on CPUs, full otherwise)
+#   SUITE       what is measured; see recipes/suites/      (default: demo for tiny-glm, quick on CPUs, full otherwise)
 #   WORKERS     threads of the quantizer                   (default: every core)
 #   MEMORY      most memory the quantizer may use          (default: 2GiB)
 #   IMPORTANCE  file of `assay calibrate`                  (default: made in the run where it is needed)

@@ -86,6 +86,10 @@ def test_given_on_the_command_line_with_a_key(run: Run, monkeypatch: pytest.Monk
         assert said.startswith(f"the server of fp8 answers 401 at {fp8}/v1/models: ")
         assert said.endswith("; name the variable with its key (--api-key-env, or api_key_env)")
         assert one_error(run(*words, "--api-key-env", "NOT_THERE")).startswith("--api-key-env NOT_THERE: no such environment")
+        monkeypatch.setenv("OF_ANOTHER", "sk-of-another-server")
+        said = one_error(run(*words, "--api-key-env", "OF_ANOTHER"))
+        assert said.startswith(f"the server of fp8 answers 401 at {fp8}/v1/models: ")
+        assert said.endswith("; it refuses the key that was sent (--api-key-env, or api_key_env)")
         code, out, err = run(*words, "--api-key-env", "OF_THE_SERVERS")
         assert code == 0, err
         assert sorted(path.stem for path in Path("runs/model/measurements").glob("*.json")) == ["fp8", "fp8-repeat", "w4a16"]

@@ -11,6 +11,7 @@ from rich.console import Console
 from synthetic_run import make_run
 
 from assay import quantities
+from assay.records.base import Interval
 from assay.records.measurement import Measurement
 from assay.records.verdict import GateReport
 from assay_cli.shown.verdicts import print_summary
@@ -37,6 +38,27 @@ def test_a_line_for_each_checkpoint(run: Run, run_dir: Path) -> None:
         "loses 5.0 points on needle; 5 allowed: there is a real loss, but the data cannot tell whether it exceeds 5 points; 7 "
         "gates passed, 1 underpowered, 5 not measured: codes-en, codes-zh, ruler, needle-grid, tools"
     )
+
+
+def test_a_source_that_is_better_than_the_reference_is_named(run_dir: Path) -> None:
+    """The reference is quantized too; where its source scores significantly higher, every verdict is about what was left."""
+    gates = GateReport.load(run_dir / "gates.json")
+    measurements = [Measurement.load(path) for path in (run_dir / "measurements").glob("*.json")]
+
+    def printed(**drops: Interval) -> list[str]:
+        verdicts = tuple(
+            verdict.model_copy(update={"observed": drops.get(verdict.candidate), "title": "code lookup"})
+            if verdict.gate == "score needle" else verdict.model_copy(update={"observed": None})
+            for verdict in gates.verdicts
+        )  # fmt: skip
+        file = io.StringIO()
+        print_summary(gates.model_copy(update={"verdicts": verdicts}), measurements, Console(file=file, width=200))
+        return file.getvalue().splitlines()
+
+    better = Interval(value=-0.167, low=-0.315, high=-0.07, n=60)
+    said = "Compared with bf16, fp8 itself has lost: bf16 scores higher on code lookup (+16.7 points)."
+    assert printed(bf16=better)[-1] == said
+    assert said not in printed(w4a16=better) + printed(bf16=better.model_copy(update={"high": 0.01}))
 
 
 def test_a_table_on_a_terminal(run_dir: Path) -> None:

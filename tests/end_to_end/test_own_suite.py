@@ -61,8 +61,11 @@ filter_list:
     for old, new in (
         ("name: tiny-glm", "name: mine"),
         ("path: examples/tiny_glm/checkpoint", f"path: {recipes_dir().parent / 'examples/tiny_glm/checkpoint'}"),
-        ("suite: quick", "suite: ../suites/own.yaml"),
-        ("precisions: [fp8, w4a16, nvfp4a16, w4a16-gptq, auto-4.5bpw]", "precisions: [../my/attention-kept.yaml]"),
+        ("suite: demo", "suite: ../suites/own.yaml"),
+        (
+            "precisions: [fp8, w4a16, w4a16-channel, w4a16-gptq, nvfp4a16, auto-4.5bpw]",
+            "precisions: [../my/attention-kept.yaml]",
+        ),
         ("include_source: true", "include_source: false"),
     ):
         assert old in shipped

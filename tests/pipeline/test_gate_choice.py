@@ -194,11 +194,11 @@ def test_which_gates_go_with_a_suite(run: Run) -> None:
 def test_a_model_names_files_beside_its_own(run: Run) -> None:
     Path("models").mkdir()
     data = Path(__file__).resolve().parents[2].joinpath("recipes/models/tiny-glm.yaml").read_text()
-    data = data.replace("suite: quick", "suite: ../suites/own.yaml\ngates: strict.yaml").replace("name: tiny-glm", "name: mine")
+    data = data.replace("suite: demo", "suite: ../suites/own.yaml\ngates: strict.yaml").replace("name: tiny-glm", "name: mine")
     Path("models/mine.yaml").write_text(data.replace("precisions: [fp8, w4a16,", "precisions: [fp8, my-w4.yaml,"))
     recipe = load_recipe(ModelRecipe, "models/mine.yaml")
     assert (recipe.suite, recipe.gates) == ("models/../suites/own.yaml", "models/strict.yaml")
-    assert recipe.precisions == ("fp8", "models/my-w4.yaml", "nvfp4a16", "w4a16-gptq", "auto-4.5bpw")
+    assert recipe.precisions == ("fp8", "models/my-w4.yaml", "w4a16-channel", "w4a16-gptq", "nvfp4a16", "auto-4.5bpw")
     assert recipe.reference.precision == "fp8"
 
 

@@ -19,6 +19,8 @@ def print_summary(gates: GateReport, measurements: Sequence[Measurement], out: C
 
     A table on a terminal; in a log, whose width nobody knows, a line each.
     """
+    from assay_reports.page.findings import loss_of_reference
+
     measured = {m.label: m for m in measurements}
     reference = measured[gates.reference]
     size = "" if reference.checkpoint_bytes is None else f", {quantities.size(reference.checkpoint_bytes)}"
@@ -32,6 +34,10 @@ def print_summary(gates: GateReport, measurements: Sequence[Measurement], out: C
         for label, status in gates.overall.items()
     ]
     print_rows(("verdict", "checkpoint", "size", "why"), rows, out)
+    tasks = [verdict for verdict in gates.verdicts if verdict.gate.startswith("score ") and verdict.status != "NOT MEASURED"]
+    drops = ((task.candidate, task.title or task.gate.removeprefix("score "), task.observed) for task in tasks)
+    if (note := loss_of_reference(gates.reference, drops)) is not None:
+        out.print(escape(f"{note}."))
     if gates.late is not None:
         out.print(f"[yellow]{escape(gates.late)}[/]")
 

@@ -45,7 +45,7 @@ from assay_evaluate.run.candidate import (
 )
 from assay_evaluate.run.identity import checkpoint_bytes, identity, identity_of, require_same_serving
 from assay_evaluate.run.own_texts import find_own_texts, write_own_texts
-from assay_evaluate.run.rounds import DueLooks, Rounds, describe_look, extend_measurement
+from assay_evaluate.run.rounds import AHEAD, DueLooks, Rounds, describe_look, extend_measurement
 from assay_evaluate.run.set_aside import make_room_for, make_room_for_probes, set_aside_label, set_aside_others
 from assay_evaluate.run.suite import ServedCheckpoint, ask_tasks, measure_suite
 from assay_evaluate.run.weight_bits import weight_bits, weight_shares
@@ -489,10 +489,8 @@ class _Evaluation:
         clock, label, checkpoint = time.monotonic(), measurement.label, measurement.checkpoint_sha256
         of_reference = candidate.is_reference
         for name, (look, reason) in due.items():
-            self.on_progress(
-                f"{label}: {name} is still undecided, sampling further "
-                f"({describe_look(look, of_reference=of_reference)}): {reason}"
-            )
+            state = ": sampling up to the last look" if reason == AHEAD else " is still undecided, sampling further"
+            self.on_progress(f"{label}: {name}{state} ({describe_look(look, of_reference=of_reference)}): {reason}")
         tasks = [self.rounds.task_at(name, look, of_reference=of_reference) for name, (look, _) in due.items()]
         signature = None if candidate.endpoint is None else self.begin(candidate, server, checkpoint)
         served = self.served(candidate, server, self.who(label, checkpoint, server.fingerprint), label)

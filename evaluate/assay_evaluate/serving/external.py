@@ -196,7 +196,10 @@ def get(base_url: str, path: str, *, what: str, headers: Mapping[str, str] | Non
         raise UnreachableError(f"{what} does not answer at {base_url}{path} ({error}); is it running?") from None
     if reply.status != 200:
         kind = UnreachableError if reply.status >= 500 else ServeError
-        key = "; name the variable with its key (--api-key-env, or api_key_env)" if reply.status in {401, 403} else ""
+        key = ""
+        if reply.status in {401, 403}:
+            todo = "it refuses the key that was sent" if headers else "name the variable with its key"
+            key = f"; {todo} (--api-key-env, or api_key_env)"
         raise kind(f"{what} answers {reply.status} at {base_url}{path}: {reply.message}{key}")
     return reply
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from assay.quantities import capital, percent_short, points_short, size
+from assay.records.base import Interval
 from assay.records.speed import SpeedRow
 from assay.records.verdict import Verdict
 from assay_evaluate.speed.noise import Noise, noise_of_rows
@@ -107,7 +108,10 @@ def first_screen(report: Report) -> FirstScreen:
     return FirstScreen(
         answer=choice.sentence if choice else answer(report),
         clauses=tuple((row, COUNTS.sub("", row.sentence.rstrip(".")) + ".") for row in rows),
-        loss_of_reference=_loss_of_reference(report),
+        loss_of_reference=loss_of_reference(
+            report.reference,
+            ((row.label, name_of(task), task.drop) for row in candidates(report) for task in scored(report, row)),
+        ),
         reasons=(*choice.picks, *choice.reasons) if choice else (),
         unknown=tuple(dict.fromkeys((*(choice.not_known if choice else ()), *_unknown(report)))),
         steps=tuple(_steps(report)),
@@ -172,14 +176,16 @@ def _unknown(report: Report) -> list[str]:
     return lines + [limit.text.rstrip(".") for key in SAID_FIRST for limit in report.limits if limit.key == key]
 
 
-def _loss_of_reference(report: Report) -> str | None:
-    """Where the unquantized source scores significantly better than the reference."""
-    for row in candidates(report):
-        drops = [(name_of(task), task.drop) for task in scored(report, row) if task.drop is not None and task.drop.high < 0]
-        if row.label in UNQUANTIZED_LABELS and drops:
-            gains = [english.GAIN.format(task=task, points=points_short(-drop.value)) for task, drop in drops]
-            return english.SOURCE_IS_BETTER.format(source=row.label, reference=report.reference, gains=and_list(gains))
-    return None
+def loss_of_reference(reference: str, drops: Iterable[tuple[str, str, Interval | None]]) -> str | None:
+    """Where the unquantized source scores significantly better than the reference. drops: label, task, loss."""
+    gains = [
+        (label, english.GAIN.format(task=task, points=points_short(-drop.value)))
+        for label, task, drop in drops
+        if label in UNQUANTIZED_LABELS and drop is not None and drop.high < 0
+    ]
+    if not gains:
+        return None
+    return english.SOURCE_IS_BETTER.format(source=gains[0][0], reference=reference, gains=and_list([gain for _, gain in gains]))
 
 
 def _title_of_gate(report: Report, verdict: Verdict) -> str:
@@ -222,7 +228,8 @@ def _how_to_decide(report: Report, verdict: Verdict) -> str:
     """What more would decide a gate, with the number of items where it is known."""
     label, drop = verdict.candidate, verdict.observed
     if not verdict.gate.startswith("score ") or drop is None:
-        return english.DECIDE_GATE.format(label=label, gate=verdict.gate)
+        more = english.MORE_TEXTS if verdict.gate.startswith("divergence ") else english.MORE_TO_ANSWER
+        return english.DECIDE_GATE.format(label=label, gate=verdict.gate, more=more)
     task, needed = _title_of_gate(report, verdict), verdict.items_needed_at_loss or verdict.items_needed
     if verdict.limit is not None and drop.value >= verdict.limit:
         template = english.DECIDE_AT_LIMIT

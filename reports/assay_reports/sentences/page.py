@@ -39,7 +39,8 @@ DECIDE_BY_MORE = "To decide {label} on {task}, evaluate with more than the {aske
 DECIDE_AT_LIMIT = (
     "{label} seems to lose what is allowed or more on {task}: items beyond the {asked:,} asked are unlikely to pass it"
 )
-DECIDE_GATE = "To decide {label} on {gate}, evaluate with more items"
+DECIDE_GATE = "To decide {label} on {gate}, evaluate with {more}"
+MORE_TEXTS, MORE_TO_ANSWER = "more texts", "more items"
 LOCATE = "Find where {label} goes wrong against {reference}"
 JUDGE = "Judge the run"
 MEASURE_SPEED = "Measure speed on the hardware that will serve it"
@@ -127,7 +128,7 @@ STOPS_ALIKE = "no significant difference"
 STOPS_LESS, STOPS_MORE = "significantly lower", "significantly higher"
 STOPS_UNKNOWN = "too few texts to compare"
 NO_STOPS = "no reply of the reference ended by itself."
-FLOOR_IS_ZERO = "not defined: the floor is 0"
+FLOOR_IS_ZERO = "not defined: the floor is 0 or rounding"
 NO_JOURNAL = "journal.db is not in the run's folder, so there are outcomes only"
 UNREADABLE_JOURNAL = "journal.db cannot be read ({error}), so there are outcomes only"
 NO_REPLIES = "journal.db holds no reply to these items, so there are outcomes only"

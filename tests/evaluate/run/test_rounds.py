@@ -358,6 +358,9 @@ def test_an_undecided_task_is_asked_new_items_and_no_server_is_started_again(tmp
     ours, theirs = find_task(found["fp8"], "sums"), find_task(found["candidate"], "sums")
     assert ours is not None and theirs is not None
     assert ours.rounds[1].why == "asked ahead, while the server of the reference runs: candidates may have to be asked so much"
+    assert [line.partition(" (")[0] for line in run.lines if " look (" in line or "undecided, sampling" in line] == [
+        "fp8: sums: sampling up to the last look", "candidate: sums is still undecided, sampling further",
+    ]  # fmt: skip
     assert theirs.rounds[1].why.startswith("candidate: undecided at 60 items, 1 and 1 replies each: p 0.")
     shown = task_numbers(ours, theirs, 0.95, verdict)  # the report's row is what was judged
     assert (shown.drop, shown.discordant) == (verdict.observed, verdict.discordant)

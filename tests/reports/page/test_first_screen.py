@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -25,7 +26,7 @@ from assay.errors import AssayError
 from assay.records.choice.record import Cell, Choice, Pick, Quality, Setup
 from assay.records.measurement import Measurement
 from assay.records.speed import NotMeasured, SpeedRecord, SpeedRepeat, SpeedRow
-from assay.records.verdict import GateReport
+from assay.records.verdict import GateReport, Verdict
 from assay_reports.choice import choice_words
 from assay_reports.json_schema import report_schema
 from assay_reports.numbers import build_report
@@ -119,6 +120,17 @@ def test_every_command_of_the_page_works_in_the_folder_of_runs(
     SpeedRecord(rows=(speed_row("w4a16", 1, 80.0),)).save(run_dir / "speed.json")
     assert commands_of(run_dir) == [locate, "assay choose tiny-glm"]
     assert run("choose", "tiny-glm")[0] in (0, 1) and (run_dir / "choice.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("gate", "more"), [("acceptance", "items"), ("divergence kl_mean", "texts"), ("divergence kl_mean of spans", "texts")]
+)
+def test_what_would_decide_a_gate_is_what_it_counts(sample: Report, gate: str, more: str) -> None:
+    """Divergence is over texts: more items of a task may add none."""
+    verdict = Verdict(gate=gate, candidate="w4a16", status="UNDERPOWERED", observed=None, limit=0.1, detail="d")
+    first = first_screen(small_changes(sample, verdicts=(verdict,)))
+    assert first.steps[0].sentence == f"To decide w4a16 on {gate}, evaluate with more {more}"
+    assert f"w4a16, {gate}: undecided" in first.unknown
 
 
 def test_no_command_is_proposed_for_what_is_not_there(sample: Report) -> None:
@@ -245,6 +257,15 @@ def test_markdown_has_the_order_of_the_page(sample: Report) -> None:
     assert gates == "Gates, written before the run" and heads == [found["findings"][name] for name in order]
     assert max(line.count("|") for line in lines if line.startswith("|")) <= TABLES + 1
     assert len(lines) < 250
+
+
+def test_markdown_joins_no_paragraphs(sample: Report) -> None:
+    """Only rows of a table and items of a list follow each other without a blank line."""
+    lines = render_markdown(sample).splitlines()
+    joined = [
+        pair for pair in itertools.pairwise(lines) if all(pair) and {line.lstrip()[0] for line in pair} not in ({"|"}, {"-"})
+    ]
+    assert joined == []
 
 
 # ------------------------------------------------------------------------------------------------ speed and choice

@@ -112,6 +112,22 @@ def test_the_repository_holds_checkpoint_card_manifest_and_report(hub: Hub, run_
     assert not (checkpoint / "README.md").exists()  # the card in the folder is another one, and nobody asked for it
 
 
+def test_the_base_model_of_a_source_in_a_folder_is_published(hub: Hub, run_dir: Path, run: Run) -> None:
+    """As `--base-model` or the recipe put it into the plan; without either the card names none, and a note says so."""
+    place = run_dir / LABEL / "plan.json"
+    of_folder = {"source": "/data/models/tiny-glm", "source_revision": None}
+    unnamed = Plan.load(place).model_copy(update=of_folder)
+    unnamed.save(place)
+    _, out, err = run("publish", f"{run_dir}/{LABEL}", REPO, "--dry-run")
+    assert "the card names no base_model; `assay quantize` again with --base-model OWNER/NAME names it" in out + err
+    unnamed.model_copy(update={"base_model": "zai-org/GLM-Own"}).save(place)
+    code, out, err = run("publish", f"{run_dir}/{LABEL}", REPO)
+    assert code == 0 and "base_model" not in out + err
+    card = ModelCard(hub.files(REPO)["README.md"].decode())
+    assert (card.data.base_model, card.data["base_model_relation"]) == ("zai-org/GLM-Own", "quantized")
+    assert "[zai-org/GLM-Own](https://huggingface.co/zai-org/GLM-Own)" in card.text
+
+
 def test_a_second_upload_sends_nothing_and_makes_no_commit(hub: Hub, run_dir: Path, run: Run) -> None:
     assert run("publish", f"{run_dir}/{LABEL}", REPO)[0] == 0
     commits, sent = len(hub.repositories[REPO].commits), hub.put.copy()
