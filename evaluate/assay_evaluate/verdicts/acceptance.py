@@ -42,11 +42,26 @@ class DraftingSide:
 
 def judge_acceptance(gate: AcceptanceGate, reference: Measurement, candidate: Measurement, level: float) -> Verdict:
     """The candidate's acceptance rate beside the reference's, over the suite's tasks."""
-    drafts = reference.fingerprint.speculation is not None  # of both: other speculation is refused
+    is_set = reference.fingerprint.speculation is not None  # of both: other speculation is refused
     before, after = (
-        DraftingSide(side.label, drafts, side.acceptance, side.not_measured.get("acceptance", "the server drafted nothing"))
+        DraftingSide(
+            side.label,
+            is_set or (side.acceptance is not None and side.acceptance.num_draft_tokens > 0),  # given servers tell no settings
+            side.acceptance,
+            side.not_measured.get("acceptance", "the server drafted nothing"),
+        )
         for side in (reference, candidate)
     )
+    if before.drafts != after.drafts:
+        drafting, other = (before, after) if before.drafts else (after, before)
+        detail = (
+            f"{drafting.name} was served with speculative decoding; {other.name} reports no drafted tokens, so there is "
+            "nothing to compare. This does not count in the overall verdict."
+        )
+        return Verdict(
+            gate="acceptance", candidate=candidate.label, status="NOT MEASURED", observed=None, limit=gate.max_drop,
+            detail=detail, has_say=False,
+        )  # fmt: skip
     return compare_acceptance(gate, before, after, candidate.label, level, paired=drafts_by_prompt(reference, candidate))
 
 

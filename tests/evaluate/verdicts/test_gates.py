@@ -541,6 +541,29 @@ def test_a_model_without_a_draft_head_is_not_held_up_by_acceptance() -> None:
     assert report.reasons == {"w4a16": f"{WITHIN}; 1 gate passed, 1 not measured: acceptance"}
 
 
+def test_drafts_of_given_servers_are_judged_by_what_their_replies_count() -> None:
+    """They tell no settings, so the fingerprint names no speculation."""
+    gates = recipe(SCORE, {"kind": "acceptance", "max_drop": 0.10})
+
+    def given(label: str, accepted: Acceptance | None) -> Measurement:
+        measurement = measured(label, answers(200), acceptance=accepted)
+        return measurement.model_copy(update={"fingerprint": measurement.fingerprint.model_copy(update={"speculation": None})})
+
+    passed, failed = (judged(given("fp8", acceptance(7000)), given("w4a16", acceptance(num)), gates) for num in (7000, 4000))
+    assert passed.verdicts[1].detail == (
+        "70 % of drafted tokens accepted in fp8, 70 % in w4a16: shows no change (95 % interval: 1.3 gained to 1.3 lost if "
+        "drafted tokens were independent; the server reports totals only, so how much replies differ is not known); 10 allowed."
+    )
+    assert (passed.verdicts[1].status, failed.verdicts[1].status) == ("PASS", "FAIL")
+    one_sided = judged(given("fp8", acceptance(7000)), given("w4a16", None), gates)
+    assert (one_sided.verdicts[1].status, one_sided.verdicts[1].has_say, one_sided.verdicts[1].detail) == (
+        "NOT MEASURED",
+        False,
+        "fp8 was served with speculative decoding; w4a16 reports no drafted tokens, so there is nothing to compare. This does "
+        "not count in the overall verdict.",
+    )
+
+
 WITHIN = (
     "a loss of the margin is excluded on the task that counts (at 97.5 %); closest is arithmetic, at most 1.9 lost "
     "(interval of at least 95 %); 5 allowed"
