@@ -103,7 +103,7 @@ class ProbeResult(Part):
     upper: float | None
     """One-sided upper bound of the rate at the settings' level. None: not run."""
     sentence: str
-    """`0 of 2,000 requests: below 0.15 % at 95 %; to see a fault of 4 in 10,000 requests takes 7,500`."""
+    """`0 of 2,000 requests at fault: below 0.15 % at 95 %; to see a fault of 4 in 10,000 requests takes 7,500`."""
     reason: str | None = None
     """Of an alarm: which threshold was crossed, with the numbers. Of not_run: what is missing."""
     details: dict[str, Detail] = Field(default_factory=dict)

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 import typer
 from typer import Abort
-from typer._click.exceptions import NoArgsIsHelpError, UsageError  # typer has no public name for them
+from typer._click.exceptions import NoArgsIsHelpError, NoSuchOption, UsageError  # typer has no public name for them
 from typer.core import TyperCommand, TyperOption
 
 from assay import __version__
@@ -204,6 +204,11 @@ def wrong_usage(error: UsageError) -> str:
     """One line: the command, what is wrong with its words, where the right ones are listed."""
     command = error.ctx.command_path if error.ctx else "assay"
     what = one_line(error.format_message()).rstrip(".")
+    if isinstance(error, NoSuchOption) and error.ctx is not None:
+        names = [parameter.name or "" for parameter in error.ctx.command.params if parameter.param_type_name == "argument"]
+        if error.option_name == "--model" or any(name.startswith(error.option_name.lstrip("-")) for name in names):
+            usage = " ".join(error.ctx.command.collect_usage_pieces(error.ctx)[1:])
+            what = f"no such option: {error.option_name}; give {usage} without an option" if usage else what
     end = "" if what.endswith("?") else ";"
     return f"{command}: {what[:1].lower()}{what[1:]}{end} `{command} --help` lists what it takes"
 

@@ -16,6 +16,7 @@ from assay.records.diagnosis.lever import LeverReport
 from assay.records.diagnosis.locate import LocateReport
 from assay.records.probe import ProbeReport, ProbeSettings, ledger_of
 from assay.records.run import folder_name
+from assay_pipeline.interrupted import interruptible
 from assay_pipeline.places import Place, belongs_to, check_places, place_for, run_holding
 from assay_pipeline.profiles import profile_for
 from assay_pipeline.targets import local_checkpoint, resolve_target, url_in
@@ -141,10 +142,11 @@ def probe(
         _announce(settings, limited, names, has_pair=True, say=say)
         sha256 = _sha256_of(spec.checkpoint, place)
         record = _new_record(place, name, sha256, say)
-        report = probe_checkpoint(
-            spec, limited, names, label=name, checkpoint_sha256=sha256, ledger=ledger_of(record), is_announced=True,
-            on_progress=say,
-        )  # fmt: skip
+        with interruptible(lambda: _probed_so_far(record)):
+            report = probe_checkpoint(
+                spec, limited, names, label=name, checkpoint_sha256=sha256, ledger=ledger_of(record), is_announced=True,
+                on_progress=say,
+            )  # fmt: skip
     else:
         if run is not None and label is None:
             raise AssayError(NEEDS_LABEL)
@@ -155,12 +157,17 @@ def probe(
         other = None if without_speculation is None else find(url_in(without_speculation) or without_speculation)
         name = label or safe_name(endpoint.model)
         record = _new_record(place_for("probe", "probes", run=run, out=out, say=say), name, None, say)
-        report = run_probes(
-            endpoint, limited, names, label=name, without_speculation=other, ledger=ledger_of(record), is_announced=True,
-            on_progress=say,
-        )  # fmt: skip
+        with interruptible(lambda: _probed_so_far(record)):
+            report = run_probes(
+                endpoint, limited, names, label=name, without_speculation=other, ledger=ledger_of(record), is_announced=True,
+                on_progress=say,
+            )  # fmt: skip
     report.save(record)
     return report, record
+
+
+def _probed_so_far(record: Path) -> str:
+    return f"results so far are the lines above, and no record is written; requests and replies: {ledger_of(record)}"
 
 
 def _limited(settings: ProbeSettings, most: int | None, names: Sequence[str] | None, *, has_pair: bool) -> ProbeSettings:
@@ -181,7 +188,7 @@ def _announce(
 
     chosen = checked_names(names)
     planned, unlimited = (plan_requests(each, chosen, has_pair=has_pair) for each in (limited, asked))
-    small = f"up to {MOST_DISCOVERY_REQUESTS} small ones before find out what the endpoint offers"
+    small = f"up to {MOST_DISCOVERY_REQUESTS} small requests come first, to find out what the endpoint offers"
     say(f"{planned.sentence(limited)}; {small}")
     if limited.most_requests is not None:
         say(cost_of_limit(limited, planned, unlimited))

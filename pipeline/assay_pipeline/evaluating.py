@@ -162,6 +162,7 @@ def evaluate(
     target, suite, compared = evaluation.target, evaluation.suite, evaluation.compared
     with open_run(runs, evaluation.about, name=name, lock=True, say=say) as run_dir:
         limits = register_gates(evaluation.gates, run_dir, say)
+        say(f"results go to {run_dir}")
         say(describe_gates(limits, suite))
         is_new = not any((run_dir / "measurements").glob("*.json"))
         for note in (little_power(suite, limits) if is_new else None, unused_draft_head(target, compared.candidates[0])):

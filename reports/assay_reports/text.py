@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
+
+from markupsafe import Markup, escape
 
 from assay import quantities
 from assay.records.base import Interval
@@ -51,8 +54,8 @@ def coverage(level: float) -> str:
     """What the intervals of a table cover, whose cells have no room to say it one by one."""
     of = quantities.percent_plain(level)
     return (
-        f"Intervals are of {of}; of at least {of} where fewer than 15 replies differ, a task was looked at several times, the "
-        f"wider of two counts, or a rate is rare, and for means over texts (KL, agreement)"
+        f"Intervals cover {of}; those from fewer than 15 differing replies, several looks, two counts, rare events or means "
+        f"over texts (KL, agreement) cover at least {of}"
     )
 
 
@@ -235,12 +238,18 @@ def latency_s(row: SpeedRow, what: str) -> float | None:
     return None if mean is None else mean.value
 
 
+def with_code(text: str) -> Markup:
+    """HTML of a sentence: what stands in backticks is code, whose options are not broken at their hyphens."""
+    html = re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text)))
+    return Markup(re.sub(r"(?<= )(--[\w-]+)(?=[^<>]*</code>)", r"<span>\1</span>", html))
+
+
 FILTERS = {
     function.__name__: function
     for function in (
         percent, coverage, percent_interval, points, points_interval, change_interval, nats, nats_interval, size, ratio,
         tokens, tokens_interval, times_interval, count, pvalue, error, yes_no, computed, flag_value, gates_title,
-        stop_sentence, one_digit, kl_by_text, latency_s, bound_over_floor,
+        stop_sentence, one_digit, kl_by_text, latency_s, bound_over_floor, with_code,
     )
 }  # fmt: skip
 """Names under which the templates know them."""

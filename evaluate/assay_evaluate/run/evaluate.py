@@ -489,7 +489,7 @@ class _Evaluation:
         clock, label, checkpoint = time.monotonic(), measurement.label, measurement.checkpoint_sha256
         of_reference = candidate.is_reference
         for name, (look, reason) in due.items():
-            state = ": sampling up to the last look" if reason == AHEAD else " is still undecided, sampling further"
+            state = ": asking all items at once" if reason == AHEAD else " is still undecided, asking more"
             self.on_progress(f"{label}: {name}{state} ({describe_look(look, of_reference=of_reference)}): {reason}")
         tasks = [self.rounds.task_at(name, look, of_reference=of_reference) for name, (look, _) in due.items()]
         signature = None if candidate.endpoint is None else self.begin(candidate, server, checkpoint)

@@ -25,7 +25,7 @@ from assay_evaluate.verdicts.whole import tasks_to_ask_further
 DueLooks = dict[str, tuple[Look, str]]
 """Task -> the look at which it is asked next, and the reason."""
 FIRST = "every task is asked at first"
-AHEAD = "asked ahead, while the server of the reference runs: candidates may have to be asked so much"
+AHEAD = "the reference's server is up now, and a candidate may need as many items"
 
 
 @dataclass(frozen=True)
@@ -169,9 +169,14 @@ def _reason(label: str, verdict: Verdict | None) -> str:
     if not verdict.looks:
         return f"{label}: undecided"
     last = verdict.looks[-1]
+    replies = (
+        ""
+        if (last.reference_samples, last.candidate_samples) == (1, 1)
+        else f" with {last.reference_samples} replies of the reference and {last.candidate_samples} of the candidate to each"
+    )
     return (
-        f"{label}: undecided at {last.num_items} items, {last.reference_samples} and {last.candidate_samples} replies each: "
-        f"p {last.p_pass:.2g} for PASS and {last.p_fail:.2g} for FAIL, {last.level:.2g} needed at this look"
+        f"{label}: undecided at {last.num_items} items{replies}: p {last.p_pass:.2g} for PASS and {last.p_fail:.2g} for FAIL; "
+        f"PASS needs p < {last.level:.2g}"
     )
 
 

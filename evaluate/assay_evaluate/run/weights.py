@@ -61,8 +61,8 @@ def require_separate_servers(candidates: Sequence[Candidate]) -> None:
         if place == other_place:
             spelling = url if url == other_url else f"{url} is {other_url}"
             raise MeasureError(
-                f"{label} and {other} are one server ({spelling}), which has one checkpoint's weights; start a server for each "
-                "label"
+                f"{label} and {other} are one server ({spelling}), which has one checkpoint's weights; give each "
+                "label a server of its own"
             )
 
 

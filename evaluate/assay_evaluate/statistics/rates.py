@@ -83,13 +83,13 @@ def trials_to_tell(rate: float, other_rate: float, alpha: float, power: float = 
 
 
 def sentence(events: int, trials: int, unit: str, level: float = 0.95) -> str:
-    """`0 of 2,000 requests: below 0.15 % at 95 %; to see a fault of 4 in 10,000 requests takes 7,500`."""
+    """`0 of 2,000 requests at fault: below 0.15 % at 95 %; to see a fault of 4 in 10,000 requests takes 7,500`."""
     upper = upper_bound(events, trials, level)
     if events:
         low = lower_bound(events, trials, level)
         between = f"between {percent_of_events(low)} and {percent_of_events(upper)}"
-        return f"{events:,} of {trials:,} {unit}s: {percent_of_events(events / trials)}, {between}"
-    text = f"0 of {trials:,} {unit}s: below {percent_of_events(upper)} at {percent_plain(level)}"
+        return f"{events:,} of {trials:,} {unit}s at fault: {percent_of_events(events / trials)}, {between}"
+    text = f"0 of {trials:,} {unit}s at fault: below {percent_of_events(upper)} at {percent_plain(level)}"
     needed = trials_needed(TYPICAL_FAULT, level)
     if unit != "request" or trials >= needed:  # the rate is one of requests; of tokens it means nothing
         return text

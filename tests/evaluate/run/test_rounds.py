@@ -170,11 +170,11 @@ def test_what_stays_undecided_goes_to_its_max_and_says_why(tmp_path: Path) -> No
     assert task.rounds[0].why == "every task is asked at first"
     first = looks[0]
     assert task.rounds[1].why == (
-        f"candidate: undecided at 60 items, 2 and 1 replies each: p {first.p_pass:.2g} for PASS and {first.p_fail:.2g} for "
-        f"FAIL, {first.level:.2g} needed at this look"
+        f"candidate: undecided at 60 items with 2 replies of the reference and 1 of the candidate to each: p "
+        f"{first.p_pass:.2g} for PASS and {first.p_fail:.2g} for FAIL; PASS needs p < {first.level:.2g}"
     )
     assert any(
-        line.startswith("candidate: sums is still undecided, sampling further (2 replies to each item): candidate: u")
+        line.startswith("candidate: sums is still undecided, asking more (2 replies to each item): candidate: u")
         for line in run.lines
     )
     ours, gate = find_task(found["fp8"], "sums"), report.verdicts[-1]
@@ -357,11 +357,11 @@ def test_an_undecided_task_is_asked_new_items_and_no_server_is_started_again(tmp
     assert verdict.p_pass is not None and verdict.p_pass < 0.025
     ours, theirs = find_task(found["fp8"], "sums"), find_task(found["candidate"], "sums")
     assert ours is not None and theirs is not None
-    assert ours.rounds[1].why == "asked ahead, while the server of the reference runs: candidates may have to be asked so much"
-    assert [line.partition(" (")[0] for line in run.lines if " look (" in line or "undecided, sampling" in line] == [
-        "fp8: sums: sampling up to the last look", "candidate: sums is still undecided, sampling further",
+    assert ours.rounds[1].why == "the reference's server is up now, and a candidate may need as many items"
+    assert [line.partition(" (")[0] for line in run.lines if "asking all items" in line or "undecided, asking" in line] == [
+        "fp8: sums: asking all items at once", "candidate: sums is still undecided, asking more",
     ]  # fmt: skip
-    assert theirs.rounds[1].why.startswith("candidate: undecided at 60 items, 1 and 1 replies each: p 0.")
+    assert theirs.rounds[1].why.startswith("candidate: undecided at 60 items: p 0.")
     shown = task_numbers(ours, theirs, 0.95, verdict)  # the report's row is what was judged
     assert (shown.drop, shown.discordant) == (verdict.observed, verdict.discordant)
     # Judged again from the records; run again, nothing is asked.

@@ -40,8 +40,8 @@ def test_verdicts() -> None:
     verdict = verdict_of(gate, probed("nvfp4a16", *ALARM), probed("w4a16", *CLEAN))
     assert (verdict.gate, verdict.candidate, verdict.status, verdict.observed) == ("probes", "w4a16", "PASS", None)
     assert verdict.detail == (
-        "No alarm in 2 probes, 2,400 requests. garble: 0 of 2,000 requests: below 0.15 % at 95 %; to see a fault of 4 in "
-        "10,000 requests takes 7,500."
+        "No alarm in 2 probes, 2,400 requests. garble: 0 of 2,000 requests at fault: below 0.15 % at 95 %; to see a fault of "
+        "4 in 10,000 requests takes 7,500."
     )
     verdict = verdict_of(gate, probed("w4a16", *ALARM))
     assert verdict.status == "NOT MEASURED" and verdict.observed == clopper_pearson(3, 2000)
@@ -120,8 +120,9 @@ def test_an_alarm_of_the_reference_is_said() -> None:
     verdict = verdict_of(ProbesGate(kind="probes"), probed("w4a16", *CLEAN), probed("fp8", *ALARM))
     assert (verdict.status, verdict.detail) == (
         "PASS",
-        "No alarm in 2 probes, 2,400 requests. garble: 0 of 2,000 requests: below 0.15 % at 95 %; to see a fault of 4 in "
-        "10,000 requests takes 7,500. fp8 itself alarms: garble: 3 of 2000 replies are garbled, and not by the model's habit.",
+        "No alarm in 2 probes, 2,400 requests. garble: 0 of 2,000 requests at fault: below 0.15 % at 95 %; to see a fault of "
+        "4 in 10,000 requests takes 7,500. fp8 itself alarms: garble: 3 of 2000 replies are garbled, and not by the "
+        "model's habit.",
     )
 
 

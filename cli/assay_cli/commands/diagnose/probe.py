@@ -40,6 +40,22 @@ COLOURS = {"ok": "green", "alarm": "bold red", "not_run": "yellow"}
 WORDS = {"ok": "ok", "alarm": "ALARM", "not_run": "not run"}
 
 
+PURPOSES: dict[ProbeName, str] = {
+    "argmax": "greedy tokens are the likeliest",
+    "recompute": "log-probabilities are those of a fresh prefill",
+    "consensus": "decoding and prefill rank the same tokens",
+    "routing": "decoding and prefill choose the same experts",
+    "determinism": "load and prefix cache change no greedy reply",
+    "speculation": "drafts change no greedy reply",
+    "acceptance": "drafts are accepted at a plausible rate",
+    "temperature": "sampling obeys the temperature",
+    "tools": "calls stay valid with many tools",
+    "garble": "no garbled text under load",
+    "text": "no text is lost or changed",
+    "nonfinite": "no NaN or infinity",
+    "swapped": "no reply to another request",
+}
+"""Probe -> what it checks, for --help."""
 SETTINGS_OF: dict[str, tuple[str, ...]] = {
     "garble": ("garble", "abort_share", "temperature"),
     "acceptance": ("expected_acceptance",),
@@ -64,7 +80,7 @@ def probe(
             "--probes",
             metavar="NAME,...",
             callback=choices(*get_args(ProbeName)),
-            help=f"One or several of: {', '.join(get_args(ProbeName))}. Default: all.",
+            help=f"One or several of: {'; '.join(f'{name} ({what})' for name, what in PURPOSES.items())}. Default: all.",
         ),
     ] = None,
     requests: Annotated[
@@ -72,8 +88,8 @@ def probe(
         typer.Option(
             "--requests",
             min=2,
-            help="At most so many requests of all probes together; what fewer cannot show is said. Beside --garble, which "
-            "sizes the scan by itself: replies whose log-probabilities are examined (48).",
+            help="At most so many requests of all probes together; the output says which faults so few cannot show. With "
+            "--garble, which sets the size of the garble scan: replies whose log-probabilities are examined (48).",
         ),
     ] = None,
     garble: Annotated[

@@ -29,7 +29,10 @@ def gate(
     runs: RunsOption = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
-    """Judge a run again, from its records. Exit 1 unless every candidate is PASS."""
+    """Judge a run again, from its records. Exit 1 unless every candidate is PASS, 2 on an error.
+
+    FAIL, UNDERPOWERED and NOT MEASURED all exit 1; `overall` of --json tells them apart.
+    """
     run_dir = named_run(ctx, run, runs)
     report = judge(run_dir, gates, say=say)
     if as_json:

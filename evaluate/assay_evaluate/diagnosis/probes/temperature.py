@@ -90,7 +90,9 @@ def probe_temperature(session: ProbeSession) -> ProbeResult:
         },
     )
     sentence = (
-        f"{count:,} tokens {estimate}" if is_estimated else f"{count:,} tokens, {abs(z):.1f} standard errors from temperature 1"
+        f"{count:,} tokens {estimate}; 1 was asked for"
+        if is_estimated
+        else f"{count:,} tokens, {abs(z):.1f} standard errors from temperature 1"
     )
     return result.model_copy(update={"sentence": sentence})
 

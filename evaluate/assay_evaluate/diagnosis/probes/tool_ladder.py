@@ -18,7 +18,7 @@ from assay_evaluate.tasks.tools.calls import judge
 from assay_evaluate.tasks.tools.catalogue import all_tools
 from assay_evaluate.tasks.tools.dialogue import messages_of
 from assay_evaluate.tasks.tools.questions import tool_question
-from assay_evaluate.tasks.tools.task import NO_TOOLS, TEMPLATE_IGNORES_TOOLS
+from assay_evaluate.tasks.tools.task import TEMPLATE_IGNORES_TOOLS
 
 CLIFF_P_VALUE = 0.01
 CLIFF_DROP = 0.25
@@ -94,7 +94,9 @@ def _reason_without_tools(session: ProbeSession) -> str | None:
     with_tools = session.client.exchange(Ask("tools/with", CHAT, {**body, **offered}))  # a refusal is an answer: not counted
     without = session.client.exchange(Ask("tools/without", CHAT, body))
     if not with_tools.is_answered:
-        return f"the server does not accept tool calls: {with_tools.reply.error}; {NO_TOOLS}"
+        error = with_tools.reply.error or ""
+        flags = "" if "--tool-call-parser" in error else "; of vLLM: --enable-auto-tool-choice --tool-call-parser PARSER"
+        return f"the server does not accept tool calls: {error}{flags}"
     longer, shorter = with_tools.reply.prompt_tokens, without.reply.prompt_tokens
     return TEMPLATE_IGNORES_TOOLS if longer is not None and shorter is not None and longer <= shorter else None
 

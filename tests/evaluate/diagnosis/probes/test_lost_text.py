@@ -144,7 +144,9 @@ def test_a_higher_temperature() -> None:
         server.temperature = 1.3
         [result] = run_probes(endpoint, SETTINGS, ["temperature"]).results
     assert result.status == "alarm" and str(result.reason).endswith("a higher temperature was used")
-    assert re.fullmatch(r"[\d,]+ tokens drawn as at temperature 1\.[23]\d \(1\.[23]\d to 1\.[234]\d at 95 %\)", result.sentence)
+    assert re.fullmatch(
+        r"[\d,]+ tokens drawn as at temperature 1\.[23]\d \(1\.[23]\d to 1\.[234]\d at 95 %\); 1 was asked for", result.sentence
+    )
 
 
 def test_what_is_reported_of_the_temperature_where_it_is_right() -> None:
@@ -153,7 +155,8 @@ def test_what_is_reported_of_the_temperature_where_it_is_right() -> None:
     low, high = result.details["temperature_interval"]
     assert result.status == "ok" and 0.9 < low < 1 < high < 1.1
     assert result.sentence.endswith(
-        f" tokens drawn as at temperature {result.details['temperature']:.2f} ({low:.2f} to {high:.2f} at 95 %)"
+        f" tokens drawn as at temperature {result.details['temperature']:.2f} ({low:.2f} to {high:.2f} at 95 %); 1 was "
+        "asked for"
     )
 
 

@@ -66,11 +66,11 @@ def test_bounds_are_clopper_pearson() -> None:
 def test_sentence_says_what_none_bounds() -> None:
     assert trials_needed(4e-4) == 7488 and 1 - (1 - 4e-4) ** 7488 >= 0.95 > 1 - (1 - 4e-4) ** 7487
     assert sentence(0, 2000, "request") == (
-        "0 of 2,000 requests: below 0.15 % at 95 %; to see a fault of 4 in 10,000 requests takes 7,500"
+        "0 of 2,000 requests at fault: below 0.15 % at 95 %; to see a fault of 4 in 10,000 requests takes 7,500"
     )
-    assert sentence(0, 2000, "token") == "0 of 2,000 tokens: below 0.15 % at 95 %"
-    assert sentence(0, 7500, "request") == "0 of 7,500 requests: below 0.04 % at 95 %"
-    assert sentence(3, 2000, "token") == "3 of 2,000 tokens: 0.15 %, between 0.041 % and 0.39 %"
+    assert sentence(0, 2000, "token") == "0 of 2,000 tokens at fault: below 0.15 % at 95 %"
+    assert sentence(0, 7500, "request") == "0 of 7,500 requests at fault: below 0.04 % at 95 %"
+    assert sentence(3, 2000, "token") == "3 of 2,000 tokens at fault: 0.15 %, between 0.041 % and 0.39 %"
 
 
 def test_rates_of_two_sides() -> None:
