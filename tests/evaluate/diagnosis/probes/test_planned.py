@@ -117,7 +117,7 @@ def test_what_is_sent_is_said_once(run: Run) -> None:
     assert [line for line in err.splitlines() if "at most" in line] == [
         "probes send at most 45 requests (12 replies of up to 160 tokens, 8 scored again, 1 broken off midway, 24 if replies "
         "look odd or leave a doubt) with about 21,888 prompt tokens, for 3,702 tokens at most; 4 in flight; up to 17 small "
-        "ones before find out what the endpoint offers",
+        "requests come first, to find out what the endpoint offers",
         "the endpoint offers no log-probabilities of prompts and no token ids: at most 25 requests with about 10,368 prompt "
         "tokens, not 45 with 21,888",
     ]
