@@ -172,7 +172,8 @@ def test_the_error_names_width_group_and_what_fits(folders: Path) -> None:
     assert str(error.value) == (
         "precision w4a16 cannot be served on profile 8xh200: shared_expert down_proj: 192 inputs on each of 8 ranks are not a "
         "multiple of 128, the group that shares a scale (model.layers.3.mlp.shared_experts.down_proj.weight); not "
-        "divisible either: routed_expert down_proj; what fits: a group size of 64 (w4a16-g64) or 32 (w4a16-g32) or 16 (nvfp4a16), "
+        "divisible either: routed_expert down_proj; what "
+        "fits: a group size of 64 (w4a16-g64) or 32 (w4a16-g32) or 16 (nvfp4a16), "
         "or a profile with tensor-parallel-size 4"
     )
     with pytest.raises(PlanError, match=r"what fits: one scale per row \(w4a16-channel\), or a profile with"):
