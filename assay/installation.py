@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import importlib.util
 import json
 import os
 import shlex
@@ -93,6 +94,13 @@ def _origin() -> tuple[str | None, str]:
     if address is not None and (vcs := told.get("vcs_info")) is not None:
         address = f"{vcs['vcs']}+{address}@{vcs['commit_id']}"
     return address, (installed.read_text("INSTALLER") or "pip").strip()
+
+
+def require_extra(extra: str) -> None:
+    """ModuleNotFoundError for the first package of an extra that is not installed: for a command that is about to write."""
+    for package, extra_of_package in EXTRA_OF.items():
+        if extra_of_package == extra and importlib.util.find_spec(package) is None:
+            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
 
 
 def missing(error: ModuleNotFoundError, command: str) -> str | None:

@@ -57,7 +57,7 @@ step() { # step "what" command...
 }
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check --no-input install "$@"; }
 
-echo "$venv: the $kind environment (once; a few minutes and up to $(gib_of "$kind") GiB)"
+echo "$venv: building the $kind environment (once; takes a few minutes and up to $(gib_of "$kind") GiB; log: $log)"
 # Every file is held against the hashes of NAME.hashes.txt (constraints/hashes.py), also of what PyTorch brought, which is why all is
 # installed anew. PyTorch for CPUs is not: its builds differ. Nothing is built in an environment of its own, for which pip would
 # fetch what no file names.

@@ -5,6 +5,7 @@ An unknown key is an error that names the file, the key and the nearest allowed 
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,6 +35,14 @@ KINDS: dict[str, type[Recipe]] = {
 }
 """Folder of `recipes/` -> what a file of it is."""
 _FOLDERS: dict[str, type[Recipe]] = {**KINDS, "families/blocks": FamilyBlock}
+_PRECISIONS_ALSO_CALLED = {
+    **dict.fromkeys(("int4", "w4", "4bit", "4bits", "int4wo", "a16w4"), "w4a16"),
+    **dict.fromkeys(("int8", "w8", "8bit", "8bits", "int8w8a8"), "w8a8"),
+    "gptq": "w4a16-gptq", "awq": "w4a16-awq", "autoround": "w4a16-autoround", "fp4": "nvfp4",
+}  # fmt: skip
+"""What people call a precision, in small letters and digits alone -> its recipe."""
+_MAX_LISTED = 20
+"""More names than that are not a message: `assay recipes KIND` lists them."""
 _ONE_OF = {"families": "family", "families/blocks": "block of names"}
 
 
@@ -63,8 +72,13 @@ def recipe_file(kind: type[Recipe], name_or_path: str) -> Path:
     if Path(name_or_path).name != name_or_path or not path.is_file():
         known = recipe_names(folder)
         hint = did_you_mean(name_or_path, known)
+        if folder == "precisions" and (meant := _PRECISIONS_ALSO_CALLED.get(re.sub(r"[\W_]", "", name_or_path.lower()))):
+            hint = f"did you mean {meant}? "
         what = _ONE_OF.get(folder, f"{folder[:-1]} recipe")
-        raise RecipeError(f"no {what} called {name_or_path!r}; {hint}known: {', '.join(known)}")
+        listed = (
+            f"known: {', '.join(known)}" if len(known) <= _MAX_LISTED else f"`assay recipes {folder}` lists all {len(known)}"
+        )
+        raise RecipeError(f"no {what} called {name_or_path!r}; {hint}{listed}")
     return path
 
 

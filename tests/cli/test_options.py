@@ -129,14 +129,23 @@ def test_tensor_parallel_size_takes_the_place_of_the_profiles(run: Run) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ choices
+LISTED = "`assay recipes precisions` lists all 30"
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("quantize", "x", "--precisions", "fp8,w4a61"), "no precision recipe called 'w4a61'; did you mean w4a16? known: "),
-        (("quantize", "x", "--precision", "nvfp4a61"), "no precision recipe called 'nvfp4a61'; did you mean nvfp4a16? known: "),
-        (("plan", "x", "-p", "fp9"), "no precision recipe called 'fp9'; did you mean fp8? known: "),
+        (("quantize", "x", "--precisions", "fp8,w4a61"), "no precision recipe called 'w4a61'; did you mean w4a16? " + LISTED),
+        (("plan", "x", "-p", "INT4"), "no precision recipe called 'INT4'; did you mean w4a16? " + LISTED),
+        (("plan", "x", "-p", "gptq"), "no precision recipe called 'gptq'; did you mean w4a16-gptq? " + LISTED),
+        (("plan", "x", "-p", "4-bit"), "no precision recipe called '4-bit'; did you mean w4a16? " + LISTED),
+        (
+            ("quantize", "x", "--precision", "nvfp4a61"),
+            "no precision recipe called 'nvfp4a61'; did you mean nvfp4a16? " + LISTED,
+        ),
+        (("plan", "x", "-p", "fp9"), "no precision recipe called 'fp9'; did you mean fp8? " + LISTED),
         (("evaluate", "x", "--suite", "quik"), "no suite recipe called 'quik'; did you mean quick? known: "),
-        (("evaluate", "x", "--precisions", "w4a17"), "no precision recipe called 'w4a17'; did you mean w4a16? known: "),
+        (("evaluate", "x", "--precisions", "w4a17"), "no precision recipe called 'w4a17'; did you mean w4a16? " + LISTED),
         (("serve", "x", "--profile", "cpu"), "no profile recipe called 'cpu'; known: "),
         (("probe", "x", "--profile", "8xh100"), "no profile recipe called '8xh100'; did you mean 8xh200? known: "),
         (("gate", "x", "--gates", "defualt"), "no gate recipe called 'defualt'; did you mean default? known: "),

@@ -179,7 +179,7 @@ def test_all_runs_and_one_of_them_damaged(run: Run, run_dir: Path) -> None:
     assert "damaged: runs/other/run.json: not a RunRecord record of schema 1" in lines[1]
     assert one_error(run("status", "other")).startswith("runs/other/run.json: not a RunRecord record of schema 1")
     assert one_error(run("status", "nothing")) == (
-        "nothing: no run of that name; runs in runs: other, tiny-glm; `assay run TARGET` makes one"
+        "nothing: no run of that name; the folder runs has other, tiny-glm; `assay run TARGET` makes one"
     )
 
 

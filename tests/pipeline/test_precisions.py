@@ -98,7 +98,7 @@ def test_a_draft_head_that_is_not_used_is_named(run: Run, tiny_glm: Path) -> Non
 @pytest.mark.parametrize("command", ["quantize", "evaluate", "run"])
 def test_an_unknown_precision_is_the_same_error_everywhere(run: Run, server: GivenServers, command: str) -> None:
     said = one_error(run(command, "tuned", "--precisions", "w4a17"))
-    assert said.startswith("no precision recipe called 'w4a17'; did you mean w4a16? known: ")
+    assert said.startswith("no precision recipe called 'w4a17'; did you mean w4a16? `assay recipes precisions` lists all 30")
 
 
 def test_a_file_that_is_not_there_or_wrong(run: Run, server: GivenServers) -> None:

@@ -283,6 +283,13 @@ def test_a_run_is_found_by_what_it_is_about(run: Run, base: Path, server: GivenS
     )
 
 
+def test_a_folder_without_records_is_no_run(run: Run) -> None:
+    Path("runs/empty").mkdir(parents=True)
+    assert one_error(run("card", "runs/empty")) == (
+        "runs/empty: no run of that name; the folder runs has no runs; `assay run TARGET` makes one"
+    )
+
+
 # ------------------------------------------------------------------------------------------------ --out
 @pytest.mark.slow
 def test_out_keeps_its_records_in_its_own_folder(run: Run, base: Path, server: GivenServers) -> None:

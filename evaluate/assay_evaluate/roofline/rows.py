@@ -62,7 +62,7 @@ def predicted_rows(
             f"KV cache of {context:,} tokens for each stream; prompts cost nothing",
         ]
         if drafted:
-            assumptions.append(f"{accepted:.0%} of {drafted} drafted tokens are accepted")
+            assumptions.append(f"{accepted:.0%} of the drafted tokens are accepted, {drafted} at a time")
         for users in concurrency:
             step = step_of(weights, users=users, drafted=drafted, kv_bytes_each=kv_bytes_each)
             step_s = floor_s(step.num_bytes, device, num_gpus) / SHARE

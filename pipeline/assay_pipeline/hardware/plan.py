@@ -130,7 +130,7 @@ def plan_for_hardware(
         "a floor is what memory bandwidth allows: published servers reach 0.1 to 0.3 of it",
     ]
     if serving.num_speculative_tokens:
-        assumptions.append(f"{_ACCEPTED:.0%} of {serving.num_speculative_tokens} drafted tokens are accepted")
+        assumptions.append(f"{_ACCEPTED:.0%} of drafted tokens are accepted, the most that is published for natural text")
     return HardwarePlan(
         model=known.name,
         source=known.source,

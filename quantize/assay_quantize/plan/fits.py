@@ -38,6 +38,7 @@ _HEADS = {
     "linear_num_value_heads": ("value heads of linear attention", False),
 }
 """Key of config.json -> what it counts, and whether vLLM repeats these heads once there are more ranks."""
+_MAX_NAMED = 3
 REFINED = 32
 """The smallest block to which vLLM refines the FP8 blocks of experts (`refine_fp8_moe_block_shape`)."""
 
@@ -150,9 +151,10 @@ def check_parallel(model: StoredModel, profile: ProfileRecipe) -> None:
 
 
 def sentence(misfits: Sequence[Misfit | UnevenHeads]) -> str:
-    """The first in full, and what else."""
+    """The first in full, and what else, of which some are named."""
     others = [misfit.short for misfit in misfits[1:]]
-    also = f"; so {'are' if len(others) > 1 else 'is'} {', '.join(others)}" if others else ""
+    more = f" and {len(others) - _MAX_NAMED} more" if len(others) > _MAX_NAMED else ""
+    also = f"; not divisible either: {', '.join(others[:_MAX_NAMED])}{more}" if others else ""
     return f"{misfits[0].sentence}{also}"
 
 

@@ -38,9 +38,10 @@ def print_plan(plan: Plan, console: Console) -> None:
     shares = ", ".join(sorted({f"{row.utilization:.0%}" for row in rows}))
     console.print(
         f"Estimated, for each GPU. usable: {shares} of its memory (gpu-memory-utilization). left: for the KV cache, after the "
-        f"weights and {gigabytes(WORKSPACE_BYTES)} of workspace. fit: whether the cache holds {KV_TOKENS:,} tokens. "
-        "KV tokens: what the cache holds, and its dtype (auto: the model's). splits: no if tensor parallelism on so many GPUs "
-        "would cut through a quantization group, which vLLM refuses."
+        f"weights and {gigabytes(WORKSPACE_BYTES)} of workspace. fit: whether the GPUs can share the weights "
+        f"and the cache holds {KV_TOKENS:,} tokens. "
+        "KV tokens: what the cache holds, and its dtype (auto: the model's). TP: no if tensor parallelism on so many GPUs "
+        "would cut through an attention head or a quantization group, which vLLM refuses (--profile NAME says which)."
     )
 
 
@@ -112,7 +113,7 @@ def mtp_line(plan: Plan) -> str:
 
 def _fit_table(rows: list[Fit]) -> Table:
     table = Table(title="does it fit (GB of one GPU)", title_justify="left")
-    for heading in ("profile", "usable", "weights", "left", "fit", "KV tokens", "splits"):
+    for heading in ("profile", "usable", "weights", "left", "fit", "KV tokens", "TP"):
         table.add_column(heading, justify="left" if heading == "profile" else "right", no_wrap=True)
     for row in rows:
         table.add_row(
@@ -120,7 +121,7 @@ def _fit_table(rows: list[Fit]) -> Table:
             f"{row.usable_bytes / 1e9:,.0f}",
             f"{row.weight_bytes / 1e9:,.1f}",
             f"{row.free_bytes / 1e9:,.0f}",
-            _yes(row.holds()),
+            _yes(row.holds() and row.splits),
             f"{row.kv_tokens / 1e6:.2f} M {row.kv_dtype}",
             _yes(row.splits),
         )

@@ -144,14 +144,14 @@ def test_broken_groups_and_a_full_disk(run: Run, small: str, monkeypatch: pytest
             ),
             (
                 "FAIL    split    fp8        shared_expert down_proj: 192 inputs on each of 8 ranks are not a multiple of 128, "
-                "the block that shares a scale (model.layers.3.mlp.shared_experts.down_proj.weight); so are shared_expert "
-                "gate_proj, shared_expert up_proj, routed_expert down_proj, routed_expert gate_proj, routed_expert up_proj",
+                "the block that shares a scale (model.layers.3.mlp.shared_experts.down_proj.weight); not divisible "
+                "either: shared_expert gate_proj, shared_expert up_proj, routed_expert down_proj and 2 more",
                 "-> what fits: one scale per row (fp8-channel), or a profile with tensor-parallel-size 4",
             ),
             (
                 "FAIL    split    w4a16      shared_expert down_proj: 192 inputs on each of 8 ranks are not a multiple of 128, "
-                "the group that shares a scale (model.layers.3.mlp.shared_experts.down_proj.weight); so is routed_expert "
-                "down_proj",
+                "the group that shares a scale (model.layers.3.mlp.shared_experts.down_proj.weight); not divisible "
+                "either: routed_expert down_proj",
                 "-> what fits: a group size of 64 (w4a16-g64) or 32 (w4a16-g32) or 16 (nvfp4a16), or a profile with "
                 "tensor-parallel-size 4",
             ),

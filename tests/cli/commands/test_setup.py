@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -68,3 +73,35 @@ def test_what_fails_is_one_line_and_not_ready(run: Run, constraints: Path, tmp_p
     assert err.splitlines()[-2:] == ["ERROR: no matching distribution", "error: serve environment: 'vLLM' failed"]
     os.remove(constraints / "broken")
     assert run("setup")[0] == 0
+
+
+SETUP = """
+import sys
+from pathlib import Path
+import assay_pipeline.serving_setup as setup
+above = Path(sys.argv.pop(1))
+setup.data_file = lambda name: above / name
+from assay_cli import main
+main()
+"""
+"""A program. In: the folder above `constraints`, and the words of a command."""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_installer_with_its_children(constraints: Path, tmp_path: Path, number: int, code: int) -> None:
+    (constraints / "install.sh").write_text("sleep 600 & echo $!\nwait\n")
+    (temporary := tmp_path / "temporary").mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-c", SETUP, tmp_path, "setup"], text=True,
+        env=os.environ | {"TMPDIR": str(temporary)}, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as process:  # fmt: skip
+        assert process.stderr is not None
+        child = int(process.stderr.readline())
+        process.send_signal(number)
+        assert process.wait() == code
+    assert list(temporary.iterdir()) == []
+    status = Path(f"/proc/{child}/status")
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # reaped by whoever adopted it
+        while "State:\tZ" not in status.read_text():
+            time.sleep(0.02)

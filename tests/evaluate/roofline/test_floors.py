@@ -127,5 +127,5 @@ def test_predicted_rows_say_what_they_assume() -> None:
         "every token is routed on its own and to every expert alike",
         "KV cache of 1,000 tokens for each stream; prompts cost nothing",
     )
-    assert rows[2].assumptions[-1] == "40% of 1 drafted tokens are accepted"
+    assert rows[2].assumptions[-1] == "40% of the drafted tokens are accepted, 1 at a time"
     assert rows[2].repeats[0].acceptance_length == pytest.approx(1.4)

@@ -69,7 +69,7 @@ def test_a_folder_is_read_by_its_headers(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("glm-5.2",), "say --precision NAME for the plan of one ("),
+        (("glm-5.2",), "say --precision NAME, such as w4a16, nvfp4a16 or fp8 (`assay recipes precisions` lists all), "),
         (("glm-5.2", "-p", "w4a16", "--users", "3"), "--users is not used without --profile; leave it out"),
         (("glm-5.2", "--profile", "4xh200", "--hardware", "this"), "--hardware is not used with --profile; leave it out"),
         (("glm-5.2", "--profile", "4xh200", "--context", "many"), "--context many: is no number of tokens; write 32768"),

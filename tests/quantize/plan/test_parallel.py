@@ -147,9 +147,8 @@ def test_no_precision_helps_where_heads_do_not_fit(folders: Path) -> None:
         check_parallel(planned(folders, "glm-4.7-flash", "fp8"), load_recipe(ProfileRecipe, "8xh200"))
     assert str(error.value) == (
         "precision fp8 cannot be served on profile 8xh200: 20 attention heads (num_attention_heads) cannot be shared by 8 "
-        "ranks; so are attention kv_b_proj, shared_expert down_proj, shared_expert gate_proj, shared_expert up_proj, "
-        "routed_expert down_proj, routed_expert gate_proj, routed_expert up_proj; what fits: a profile with "
-        "tensor-parallel-size 2"
+        "ranks; not divisible either: attention kv_b_proj, shared_expert down_proj, shared_expert gate_proj and 4 more; what "
+        "fits: a profile with tensor-parallel-size 2"
     )
 
 
@@ -172,8 +171,9 @@ def test_the_error_names_width_group_and_what_fits(folders: Path) -> None:
         check_parallel(planned(folders, "glm-4.7", "w4a16"), profile)
     assert str(error.value) == (
         "precision w4a16 cannot be served on profile 8xh200: shared_expert down_proj: 192 inputs on each of 8 ranks are not a "
-        "multiple of 128, the group that shares a scale (model.layers.3.mlp.shared_experts.down_proj.weight); so is "
-        "routed_expert down_proj; what fits: a group size of 64 (w4a16-g64) or 32 (w4a16-g32) or 16 (nvfp4a16), "
+        "multiple of 128, the group that shares a scale (model.layers.3.mlp.shared_experts.down_proj.weight); not "
+        "divisible either: routed_expert down_proj; what "
+        "fits: a group size of 64 (w4a16-g64) or 32 (w4a16-g32) or 16 (nvfp4a16), "
         "or a profile with tensor-parallel-size 4"
     )
     with pytest.raises(PlanError, match=r"what fits: one scale per row \(w4a16-channel\), or a profile with"):

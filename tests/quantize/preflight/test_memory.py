@@ -88,7 +88,8 @@ def test_groups_that_no_rank_can_hold(tmp_path: Path) -> None:
     assert result == Check(
         check="split", subject="w4a16", outcome="FAIL",
         detail="shared_expert down_proj: 192 inputs on each of 8 ranks are not a multiple of 128, the group that shares a "
-        "scale (model.layers.3.mlp.shared_experts.down_proj.weight); so is routed_expert down_proj",
+        "scale (model.layers.3.mlp.shared_experts.down_proj.weight); not divisible either: "
+        "routed_expert down_proj",
         remedy="what fits: a group size of 64 (w4a16-g64) or 32 (w4a16-g32) or 16 (nvfp4a16), or a profile with "
         "tensor-parallel-size 4",
     )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from assay.errors import AssayError
-from assay.recipes.load import load_recipe, recipe_names
+from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay_cli.options import JsonOption, TargetArgument, named, recipe_option, refuse_unused
@@ -80,8 +80,8 @@ def plan(
     resolved = resolve_target(target)
     if precision is None:
         raise AssayError(
-            f"say --precision NAME for the plan of one ({', '.join(recipe_names('precisions'))}; `assay recipes precisions` "
-            "describes them), or --profile NAME"
+            "say --precision NAME, such as w4a16, nvfp4a16 or fp8 (`assay recipes precisions` lists all), "
+            "or --profile NAME, which shows several on its GPUs"
         )
     resolved = resolved if hardware is None else with_shapes(resolved, say)
     made = plan_for(resolved, open_source(resolved, say), load_recipe(PrecisionRecipe, precision))

@@ -24,7 +24,6 @@ from assay_cli.options import (
     WithholdOption,
     WorkersOption,
     completes,
-    named,
     precision_or_automatic,
     recipe_option,
     refuse_unused,
@@ -48,8 +47,9 @@ def quantize(
             metavar="NAME|FILE",
             callback=precision_or_automatic,
             autocompletion=completes("precisions"),
-            help=f"One precision, without the reference. {named('precisions')} {AUTOMATIC_HELP} With --out, the "
-            "checkpoint goes there.",
+            help="Make this precision alone, and not the reference that a comparison needs. A name of "
+            "`assay recipes precisions`, "
+            f"or a YAML file. {AUTOMATIC_HELP} With --out, the checkpoint goes there.",
         ),
     ] = None,
     precisions: PrecisionsOption = None,
