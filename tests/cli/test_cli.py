@@ -84,7 +84,7 @@ def test_python_m_assay_is_the_command_and_a_pipe_folds_no_line(source: Path) ->
     done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     ignored, explained = (line for line in done.stdout.splitlines() if line.startswith(("ignore: ", "Estimated, ")))
-    assert ignored.endswith(r"re:.*layers\.3\..*$") and explained.endswith("which vLLM refuses.")
+    assert ignored.endswith(r"re:.*layers\.3\..*$") and explained.endswith("(--profile NAME says which).")
 
 
 @pytest.mark.slow
