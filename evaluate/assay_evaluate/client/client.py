@@ -271,10 +271,7 @@ class Client:
         for key, request in zip(keys, requests, strict=True):
             if key not in replies and key not in self._open:
                 self._open[key] = PendingRequest(key, request)
-                # Always the same server for an item and its repeats: their prompt may still be in its cache.
-                item = f"{request.task}\0{request.item.partition('#')[0]}"
-                lane = int.from_bytes(hashlib.sha256(item.encode()).digest()[:8], "big") % len(lanes)
-                lanes[lane].append(self._open[key])
+                lanes[0 if len(lanes) == 1 else lane_of(request, len(lanes))].append(self._open[key])
         jobs = [
             PendingRequest(key, request, replies[key]) if key in replies else self._open[key]
             for key, request in zip(keys, requests, strict=True)
@@ -376,15 +373,16 @@ class Client:
             return AnsweredJob(job, Reply("failed", error=reason), 0)
         attempts = Attempts(self._max_attempts, self._num_answered)
         while True:
-            with self.flight.sending():
+            with self.flight:
                 received = self._sender.send(connection, job.request)
             self._check_server(job.request, received)
+            if received.reply.status != "failed":
+                self._num_answered += received.reply.status == "answered"
+                self._unanswered.end_row(task)
+                return AnsweredJob(job, received.reply, attempts.num_sent + 1)
             attempts.count(received, self._num_answered)
-            self._num_answered += received.reply.status == "answered"
             is_last = attempts.are_over or not received.may_help
             self._unanswered.count(task, received, attempts.num_attempts, is_last=is_last)
-            if received.reply.status != "failed":
-                break
             self._check_alive(is_patient=not is_last)
             if is_last:
                 break
@@ -416,6 +414,12 @@ class Client:
         except ServeError as error:
             if not is_patient or not isinstance(error, UnreachableError):
                 raise MeasureError(f"the server is gone, what was answered is kept, run again to go on: {error}") from None
+
+
+def lane_of(request: Request, num_lanes: int) -> int:
+    """Always the same server for an item and its repeats: their prompt may still be in its cache."""
+    item = f"{request.task}\0{request.item.partition('#')[0]}"
+    return int.from_bytes(hashlib.sha256(item.encode()).digest()[:8], "big") % num_lanes
 
 
 def _read_answer(reply: HttpReply) -> tuple[ServerAnswer, bool]:

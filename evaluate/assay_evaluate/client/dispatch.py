@@ -12,8 +12,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import TracebackType
 
 from assay_evaluate.client.journal import Reply, Request
 
@@ -44,7 +44,10 @@ class AnsweredJob:
 
 
 class Flight:
-    """How long at least one request was in flight, and how many were on average. Times in seconds."""
+    """How long at least one request was in flight, and how many were on average. Times in seconds.
+
+    `with flight:` while a request is with a server; for any number of threads.
+    """
 
     def __init__(self) -> None:
         self.num_sent = 0
@@ -53,14 +56,11 @@ class Flight:
         self._now = 0
         self._busy_s = self._request_s = 0.0
 
-    @contextmanager
-    def sending(self) -> Iterator[None]:
-        """While a request is with a server."""
+    def __enter__(self) -> None:
         self._count(1)
-        try:
-            yield
-        finally:
-            self._count(-1)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._count(-1)
 
     def _count(self, change: int) -> None:
         with self._lock:
@@ -69,7 +69,7 @@ class Flight:
             self._busy_s += since_s if self._now else 0.0
             self._request_s += since_s * self._now
             self._now += change
-            self.num_sent += max(0, change)
+            self.num_sent += change > 0
             self._changed = now
 
     def shares(self) -> tuple[float, float] | None:

@@ -135,11 +135,14 @@ class UnansweredTasks:
         """Why the task is asked no more. None: it is."""
         return self._over.get(task)
 
+    def end_row(self, task: str) -> None:
+        """It was answered, or refused for good."""
+        if self._in_a_row.get(task):
+            self._in_a_row[task] = 0
+
     def count(self, task: str, received: Received, attempt: int, *, is_last: bool) -> None:
-        """One reply to it. is_last: of the attempts at its request."""
+        """A request of it failed. is_last: of the attempts at it."""
         if received.no_answer is None:
-            if received.reply.status != "failed" and self._in_a_row.get(task):
-                self._in_a_row[task] = 0
             return
         with self._lock:
             in_a_row = self._in_a_row[task] = self._in_a_row.get(task, 0) + 1

@@ -224,12 +224,18 @@ class Connection:
         """
         read = functools.partial(_content, most_bytes=most_bytes)
         response, content = self._exchange(path, body, total_s, most_bytes, read, request_id)
-        wait, location = response.headers.get("Retry-After"), response.headers.get("Location")
+        wait = cache = None
+        for name, value in response.headers.raw_items():  # `get` looks through all of them each time, `items` copies values
+            lowered = name.lower()
+            if lowered == "retry-after":
+                wait = wait or value
+            elif cache is None and "cache" in lowered and _is_cache_hit(lowered, value):
+                cache = f"{name}: {value}"
         retry_after_s = None if wait is None else _seconds(wait)
         if response.status == 200:  # it may hold an error that names another
-            header = _cache_header(response)
-            shown_header = None if header is None else shown(self._hide_text(header))
+            shown_header = None if cache is None else shown(self._hide_text(cache))
             return HttpReply(200, self._hide(content, SECRET_IN_REPLIES), None, retry_after_s, shown_header)
+        location = response.headers.get("Location")
         location = None if location is None else self._hide_text(location)
         return HttpReply(response.status, self._hide(content), location, retry_after_s)
 
@@ -366,15 +372,15 @@ def _certificates() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-def _cache_header(response: http.client.HTTPResponse) -> str | None:
-    """`cf-aig-cache-status: HIT`, `x-vsr-cache-hit: true`, `Cache-Status: name; hit` (RFC 9211) and their like."""
-    for name, value in response.headers.raw_items():  # `items` copies each value first
-        if "cache" not in name.lower() or NO_REPLY_CACHE.search(name):
-            continue
-        is_flag = name.lower().endswith("hit") and value.strip().lower() in {"true", "1", "yes"}
-        if is_flag or re.search(r"\bhit\b", value, re.IGNORECASE):
-            return f"{name}: {value}"
-    return None
+def _is_cache_hit(name: str, value: str) -> bool:
+    """`cf-aig-cache-status: HIT`, `x-vsr-cache-hit: true`, `Cache-Status: name; hit` (RFC 9211) and their like.
+
+    name: in small letters.
+    """
+    if NO_REPLY_CACHE.search(name):
+        return False
+    is_flag = name.endswith("hit") and value.strip().lower() in {"true", "1", "yes"}
+    return is_flag or re.search(r"\bhit\b", value, re.IGNORECASE) is not None
 
 
 def _spellings(headers: Mapping[str, str]) -> tuple[str, ...]:

@@ -180,9 +180,9 @@ def test_share_of_time_with_requests_in_flight(monkeypatch: pytest.MonkeyPatch) 
     flight = Flight()
     clock.now += 2  # nothing in flight
     assert flight.shares() is None
-    with flight.sending():
+    with flight:
         clock.now += 3  # one
-        with flight.sending():
+        with flight:
             clock.now += 4  # two
     clock.now += 1
     assert flight.num_sent == 2
