@@ -90,15 +90,17 @@ class ReplayLoader(StrictLoader):
 
     def _copy_into(self, model: torch.nn.Module) -> Callable[..., torch.Tensor]:
         """`Tensor.copy_`, which also follows what a model copies into its parameters itself, without their loaders: attention
-        sinks of gpt-oss and MiMo-V2."""
+        sinks of gpt-oss and MiMo-V2. So it is with buffers that are stored: `layer_scalar` of Gemma 4."""
         names = {parameter.untyped_storage()._cdata: name for name, parameter in model.named_parameters()}
+        buffers = {buffer.untyped_storage()._cdata: name for name, buffer in model.named_buffers()}
         copy = torch.Tensor.copy_
 
         def followed(tensor: torch.Tensor, source: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
             result = copy(tensor, source, *args, **kwargs)
             if not self.inside:
-                name = names.get(tensor.untyped_storage()._cdata)
-                stored = getattr(source, _NAME, None) or self.at
+                place, stored = tensor.untyped_storage()._cdata, getattr(source, _NAME, None)
+                name = names.get(place, buffers.get(place) if stored is not None else None)
+                stored = stored or self.at
                 if name is not None and stored is not None:
                     self.taken.setdefault(stored, []).append(name)
             return result

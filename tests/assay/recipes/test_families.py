@@ -293,8 +293,12 @@ DRAFTS = "`assay family` drafts a family of what vLLM serves (docs/families.md);
          "config.json: LlamaForCausalLM is a dense model (it declares no experts); assay is for mixture-of-experts: "
          + SUPPORTED),
         ({"architectures": ["Glm4MoeForCausalLM"], "n_routed_experts": None},
-         "config.json: Glm4MoeForCausalLM is a dense model (it declares no experts); assay is for mixture-of-experts: "
+         "config.json: Glm4MoeForCausalLM declares no experts (none of n_routed_experts, num_experts, num_local_experts, "
+         "moe_num_experts, num_moe_experts): is it the config.json of the model's release?; assay is for mixture-of-experts: "
          + SUPPORTED),
+        ({"architectures": ["ArcticForCausalLM"], "moe": {"num_experts_of_layer": 8}},
+         "config.json: ArcticForCausalLM has none of n_routed_experts, num_experts, num_local_experts, moe_num_experts, "
+         "num_moe_experts, and moe is not read as a number of experts; assay is for mixture-of-experts: " + SUPPORTED),
         ({"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 8},
          "config.json: architecture MixtralForCausalLM is not known; " + DRAFTS + SUPPORTED),
         ({"model_type": "mixtral", "num_local_experts": 8},
