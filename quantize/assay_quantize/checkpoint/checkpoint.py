@@ -41,7 +41,8 @@ class Checkpoint:
     location: the folder, or the hub id. folder: None when it is on the hub. tensors: in the order of shards, and in
     a shard in the order of its data. shards: file name -> bytes. files: every other file (config, tokenizer, ...), sorted.
     notes: what was odd but not wrong. revision: the commit on the hub; None for a folder. data: what identifies the data of
-    every used shard, of config.json and of every file that is copied (`Plan.source_files`).
+    every used shard, of config.json and of every file that is copied (`Plan.source_files`). whole_config: that of the model,
+    where `config` and `tensors` have fewer experts, and routers all their rows (`plan/shipped.py`).
     """
 
     location: str
@@ -53,6 +54,7 @@ class Checkpoint:
     notes: tuple[str, ...] = ()
     revision: str | None = None
     data: Mapping[str, str] = field(default_factory=dict)
+    whole_config: Mapping[str, Any] | None = None
 
     @property
     def sha256(self) -> str:
@@ -156,8 +158,8 @@ def _twice(name: str, first: str, last: str, shard_of: Mapping[str, str]) -> str
         ("the one of the index", last) if listed == first else (f"that in {first}", first if listed == last else last)
     )
     return (
-        f"{name} is in {first} and in {last}, and {INDEX_NAME} {where}; vLLM 0.32 loads all that a listed file holds, so the copy "
-        f"in {last} replaces {replaced}; write {odd} again without it (another download would bring the same files)"
+        f"{name} is in {first} and in {last}, and {INDEX_NAME} {where}; vLLM 0.32 loads whole the files it lists: the copy in "
+        f"{last} replaces {replaced}; write {odd} again without it (another download would bring the same files)"
     )
 
 

@@ -76,7 +76,8 @@ def make_plan(checkpoint: Checkpoint, recipe: PrecisionRecipe, *, model: str, fa
         first, also = problems[0], f" (and {len(problems) - 1} more like this)" if len(problems) > 1 else ""
         raise PlanError(f"{checkpoint.location}: {first.where} {first.what}{also}; {first.mend}")
     tensors = _tensor_plans(source, recipe)
-    check_shapes_declared(checkpoint.location, source.family, checkpoint.config, source.classified, checkpoint.tensors)
+    declared = checkpoint.whole_config or checkpoint.config
+    check_shapes_declared(checkpoint.location, source.family, declared, source.classified, checkpoint.tensors)
     _check_some_experts(source, recipe)
     if not any(tensor.scheme is not None for tensor in tensors):
         raise PlanError(f"precision {recipe.name}: nothing in {checkpoint.location} is quantized; name roles under `quantize`")
