@@ -313,7 +313,7 @@ def tied_note(config: Mapping[str, Any], tensors: Mapping[str, TensorHeader]) ->
 
     vLLM 0.32 takes the stored one (`ModelConfig.maybe_untie_word_embeddings`), as transformers 5 does if the two differ.
     """
-    is_tied = config.get("tie_word_embeddings") or text_of(config).get("tie_word_embeddings")
+    is_tied = config.get("tie_word_embeddings", text_of(config).get("tie_word_embeddings"))
     head = next((name for name in tensors if name.endswith("lm_head.weight")), None)
     if is_tied and head is not None:
         yield (
