@@ -139,15 +139,9 @@ def _question(config: Mapping[str, Any], headers: Weights | None) -> _Question:
         name: ("BF16" if dtype.startswith("F8") or dtype in ("INT4", "FP4") else dtype, shape)
         for name, (dtype, shape) in headers.items()
         if not re.search(r"(weight_scale(_inv)?|(input|activation)_scale|\.weight_shape)$", name)
-        and not _is_bare_scale(name, headers)
+        and not (name.endswith(".scale") and f"{name.removesuffix('scale')}weight" in headers)  # a router may have one, too
     }
     return _Question(config, weights, draft=bool(declared_layers(config)) or any("mtp" in name for name in weights))
-
-
-def _is_bare_scale(name: str, headers: Weights) -> bool:
-    """Whether `scale` is that of a quantized weight beside it, as DeepSeek-V4 has them; Gemma 4 has a `router.scale`."""
-    weight = headers.get(f"{name.removesuffix('.scale')}.weight") if name.endswith(".scale") else None
-    return weight is not None and (weight[0].startswith("F8") or weight[0] in ("I8", "FP4"))
 
 
 def _draft_of(question: _Question, answer: Mapping[str, Any]) -> Draft:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -90,17 +91,16 @@ class ReplayLoader(StrictLoader):
 
     def _copy_into(self, model: torch.nn.Module) -> Callable[..., torch.Tensor]:
         """`Tensor.copy_`, which also follows what a model copies into its parameters itself, without their loaders: attention
-        sinks of gpt-oss and MiMo-V2. So it is with buffers that are stored: `layer_scalar` of Gemma 4."""
-        names = {parameter.untyped_storage()._cdata: name for name, parameter in model.named_parameters()}
-        buffers = {buffer.untyped_storage()._cdata: name for name, buffer in model.named_buffers()}
+        sinks of gpt-oss and MiMo-V2; and into buffers, by which some models multiply: `layer_scalar` of Gemma 4."""
+        held = itertools.chain(model.named_buffers(), model.named_parameters())
+        names = {tensor.untyped_storage()._cdata: name for name, tensor in held}
         copy = torch.Tensor.copy_
 
         def followed(tensor: torch.Tensor, source: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
             result = copy(tensor, source, *args, **kwargs)
             if not self.inside:
-                place, stored = tensor.untyped_storage()._cdata, getattr(source, _NAME, None)
-                name = names.get(place, buffers.get(place) if stored is not None else None)
-                stored = stored or self.at
+                name = names.get(tensor.untyped_storage()._cdata)
+                stored = getattr(source, _NAME, None) or self.at
                 if name is not None and stored is not None:
                     self.taken.setdefault(stored, []).append(name)
             return result

@@ -73,7 +73,7 @@ def test_modelopts_block_scales_and_scales_of_the_kv_cache(tmp_path: Path) -> No
                 tensors[f"{module}.{kind}_scale"] = torch.tensor(0.5)
     write_shards(modelopt, files)
     assert open_checkpoint(modelopt).notes == (
-        "40 scales of blocks are [rows, 1, columns, 1], as ModelOpt's FP8_PB_WO writes them; they are read as 2-D",
+        "33 scales of blocks are [rows, 1, columns, 1], as ModelOpt's FP8_PB_WO writes them; they are read as 2-D",
         "6 scales of the KV cache (model.layers.0.self_attn.k_proj.k_scale, ...) are left out: they were measured for the "
         "checkpoint as it is; `kv_cache: fp8_calibrated` of a precision measures new ones",
     )

@@ -111,7 +111,8 @@ def _reshape(**values: Any) -> Edit:
          "model.layers.2.mlp.experts.0.extra: family glm4_moe has no such tensor; nearest known form: "
          "model.layers.{{layer}}.mlp.experts.{{expert}}.up_proj.weight; unknown tensors are never guessed"),
         (_config(architectures=["LlamaForCausalLM"], n_routed_experts=None),
-         "config.json: LlamaForCausalLM is a dense model (it declares no experts); assay is for mixture-of-experts: "
+         "config.json: LlamaForCausalLM has none of n_routed_experts, num_experts, num_local_experts, moe_num_experts, "
+         "num_moe_experts, and moe_intermediate_size is not read as a number of experts; assay is for mixture-of-experts: "
          + ", ".join(name for family in family_names() for name in names_of(family).architectures)),
     ],
 )  # fmt: skip
