@@ -183,15 +183,33 @@ def family_of(config: Mapping[str, Any]) -> str:
             f"config.json: {what} wraps a text model in a multimodal one, which is not supported yet; supported: {_supported()}"
         )
     if not any(count_of(key, config.get(key)) for key in EXPERT_COUNT_KEYS):
-        raise PlanError(
-            f"config.json: {what} is a dense model (it declares no experts); assay is for mixture-of-experts: {_supported()}"
-        )
+        raise PlanError(f"config.json: {without_experts(what, config)}; assay is for mixture-of-experts: {_supported()}")
     if reason := _WITHOUT_FAMILY.get(what):
         raise PlanError(f"config.json: {what} {reason}")
     raise PlanError(
         f"config.json: architecture {what} is not known; `assay family` drafts a family of what vLLM serves "
         f"(docs/families.md); supported: {_supported()}"
     )
+
+
+def without_experts(what: str, config: Mapping[str, Any]) -> str:
+    """What is said of a config.json that has none of `EXPERT_COUNT_KEYS`: not every such model is dense."""
+    keys = ", ".join(EXPERT_COUNT_KEYS)
+    if (key := _key_of_experts(config)) is not None:
+        return f"{what} has none of {keys}, and {key} is not read as a number of experts"
+    if re.search("moe|mixture|expert", what, re.IGNORECASE):
+        return f"{what} declares no experts (none of {keys}): is it the config.json of the model's release?"
+    return f"{what} is a dense model (it declares no experts)"
+
+
+def _key_of_experts(config: Mapping[str, Any], depth: int = 4) -> str | None:
+    """The first key of a config, nested or not, that speaks of experts; None: none does."""
+    for key, value in config.items():
+        if value and re.search("expert|moe", key, re.IGNORECASE):
+            return key
+        if isinstance(value, dict) and depth and (inside := _key_of_experts(value, depth - 1)) is not None:
+            return f"{key}.{inside}"
+    return None
 
 
 def _supported() -> str:

@@ -261,6 +261,8 @@ class ModelRecipe(Recipe):
     reference: Reference
     precisions: tuple[str, ...]
     """Candidates made by default: names, files, or `auto-BUDGET`, whose schemes the run chooses."""
+    mtp: Literal["drop"] | None = Field(default=None, exclude_if=lambda action: action is None)
+    """drop: every precision leaves the MTP block out, as with `mtp: drop` of its own. None: each does what it says."""
     automatic: AutomaticMix = AutomaticMix()
     """How `auto-BUDGET` is chosen."""
     calibration: CalibrationData | None = None

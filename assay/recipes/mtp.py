@@ -111,8 +111,12 @@ class MtpProblem(NamedTuple):
     mend: str
 
 
-COMPLETE = "complete the download, or take a precision with `mtp: drop`"
-CORRECT = "correct the number, or take a precision with `mtp: drop`"
+LOST = (
+    "transformers loads and saves a model without the block, and so do tools that fine-tune with it: copy its tensors from the "
+    "base model's files, complete the download, or leave the block out with `--mtp drop`"
+)
+COMPLETE = "complete the download, or leave the block out with `--mtp drop`"
+CORRECT = "correct the number, or leave the block out with `--mtp drop`"
 
 
 def mtp_problems(family: str, config: Mapping[str, Any], names: Collection[str]) -> Iterator[MtpProblem]:
@@ -146,7 +150,7 @@ def mtp_problems(family: str, config: Mapping[str, Any], names: Collection[str])
         elif declared is None:
             yield MtpProblem(prefix, "is not there, but other parts of an MTP block are", COMPLETE)
         else:
-            yield MtpProblem(prefix, "is declared in config.json (MTP), but no shard holds any tensor of it", COMPLETE)
+            yield MtpProblem(prefix, "is declared in config.json (MTP), but no shard holds any tensor of it", LOST)
     if count:
         required = [name for name in names_of(family).mtp_required if name in names_of(family).mtp]
         numbered = {name.replace("{layer}", str(layer)) for name in required for layer in range(first, first + count)}

@@ -57,5 +57,9 @@ def stamps_of_files(checkpoint: Path) -> dict[str, str]:
 
     Hidden files are let be, as a verification does: a card that was half written, what clients of the hub leave.
     """
-    names = [path.name for path in checkpoint.iterdir()]
-    return data_of_files(checkpoint, sorted(name for name in names if name not in WRITTEN_ABOUT and not name.startswith(".")))
+    names = (path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*"))
+    return data_of_files(checkpoint, sorted(name for name in names if name not in WRITTEN_ABOUT and not _is_hidden(name)))
+
+
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith(".") for part in name.split("/"))

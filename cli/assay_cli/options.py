@@ -326,6 +326,14 @@ BaseModelOption = Annotated[
         "--base-model", metavar="OWNER/NAME", help="Of a source in a folder: the model's id on the hub, which the card names."
     ),
 ]
+MtpOption = Annotated[
+    str | None,
+    typer.Option(
+        "--mtp", metavar="drop", callback=choice("drop"),
+        help="drop: whatever the precision, leave the MTP block out and declare 0 MTP layers: of a model that lost it, or to "
+        "serve without drafts.",
+    ),
+]  # fmt: skip
 StreamOption = Annotated[
     str | None,
     typer.Option(

@@ -19,6 +19,7 @@ COMMENTS = {
     "base_model": "Its id on the hub, which cards name.",
     "family": "How the architecture names its tensors: `assay recipes families`.",
     "reference": "What candidates are compared with: a precision that is made here, or `release: {hub: OWNER/NAME}`.",
+    "mtp": "Every precision leaves the MTP block out.",
     "precisions": "Candidates: `assay recipes precisions` describes them; auto-4.5bpw is a mix that the run chooses.",
     "include_source": "Serve and measure the source itself too.",
     "suite": "What is measured: `assay recipes suites`.",
@@ -27,9 +28,9 @@ COMMENTS = {
 }
 
 
-def inferred_recipe(target: str, base_model: str | None = None) -> Target:
+def inferred_recipe(target: str, base_model: str | None = None, mtp: str | None = None) -> Target:
     """The recipe of a checkpoint folder or a hub id, with an absolute path. AssayError: it has one that ships with assay."""
-    resolved = resolve_target(target, base_model)
+    resolved = resolve_target(target, base_model, mtp)
     if target in recipe_names("models") or resolved.recipe.name in recipe_names("models"):
         raise AssayError(f"{shown(target)}: assay ships the recipe {resolved.recipe.name} for it; use that name as TARGET")
     if target.endswith((".yaml", ".yml")):

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from assay_quantize.checkpoint.checkpoint import Checkpoint
 
 
-def plan(target: str, precision: str, *, say: Say = say_nothing) -> Plan:
+def plan(target: str, precision: str, *, mtp: str | None = None, say: Say = say_nothing) -> Plan:
     """What would happen to every tensor of a target, and the bytes of each role; reads headers only.
 
-    target: a model recipe's name, a checkpoint folder or a hub id. precision: a recipe's name or file. PlanError: what does not
-    fit, and the precision that would, where shapes are the problem.
+    target: a model recipe's name, a checkpoint folder or a hub id. precision: a recipe's name or file. mtp: `drop`: as in a
+    model's recipe. PlanError: what does not fit, and the precision that would, where shapes are the problem.
     """
-    resolved = resolve_target(target)
+    resolved = resolve_target(target, mtp=mtp)
     return plan_for(resolved, open_source(resolved, say), load_recipe(PrecisionRecipe, precision))
 
 
@@ -47,7 +47,7 @@ def precisions_for(
         say(f"note: {note}")
     by_name: dict[str, tuple[str, PrecisionRecipe | Automatic]] = {}
     for text in named:
-        recipe = automatic_of(text) if is_automatic(text) else load_recipe(PrecisionRecipe, text)
+        recipe = automatic_of(text) if is_automatic(text) else as_model_says(target, load_recipe(PrecisionRecipe, text))
         before, same_name = by_name.setdefault(recipe.name, (text, recipe))
         if _meaning(same_name) != _meaning(recipe):
             raise PlanError(
@@ -55,6 +55,18 @@ def precisions_for(
                 "checkpoint; give one of them another name, and its file too"
             )
     return dict(by_name.values())
+
+
+def as_model_says(target: Target, precision: PrecisionRecipe) -> PrecisionRecipe:
+    """A precision with what the model's recipe says of all of them: `mtp: drop`. PlanError: it calibrates the block."""
+    if target.recipe.mtp is None or precision.mtp == target.recipe.mtp:
+        return precision
+    if precision.calibration != "none" and precision.calibration.mtp:
+        raise PlanError(
+            f"precision {precision.name}: calibration.mtp calibrates the MTP block, which mtp: {target.recipe.mtp} leaves out; "
+            "take another precision"
+        )
+    return precision.model_copy(update={"mtp": target.recipe.mtp})
 
 
 def _meaning(precision: PrecisionRecipe | Automatic) -> object:
@@ -88,6 +100,7 @@ def plan_for(target: Target, checkpoint: Checkpoint, recipe: PrecisionRecipe) ->
     from assay_quantize.plan.planner import make_plan, suggesting_fit
 
     try:
+        recipe = as_model_says(target, recipe)
         plan = make_plan(checkpoint, recipe, model=target.recipe.name, family=target.recipe.family)
         return plan.model_copy(update={"base_model": target.recipe.base_model})
     except PlanError as problem:

@@ -61,16 +61,18 @@ def quantize(
     runs: Path = Path("runs"),
     name: str | None = None,
     base_model: str | None = None,
+    mtp: str | None = None,
     on_made: OnMade | None = None,
 ) -> list[MadeCheckpoint]:
     """Make quantized checkpoints, shard by shard, and verify each. An interrupted run resumes.
 
     precisions: names of recipes or files, the reference's is made first; None: the model's list. precision: one alone, without
     the reference; with `out` in that folder, else in the run of its source under `runs`. profile: the recipe's precisions for
-    its GPUs, and an error if they cannot serve them. base_model: hub id of a source in a folder, for the card. Every plan
-    is made before the first byte is written. AssayError: what does not fit, a source that is not there, no room.
+    its GPUs, and an error if they cannot serve them. base_model: hub id of a source in a folder, for the card. mtp: as in a
+    model's recipe. Every plan is made before the first byte is written. AssayError: what does not fit, a source that is not
+    there, no room.
     """
-    resolved = target if isinstance(target, Target) else resolve_target(target, base_model)
+    resolved = target if isinstance(target, Target) else resolve_target(target, base_model, mtp)
     chosen = None if profile is None else load_recipe(ProfileRecipe, profile)
     if chosen is not None:
         resolved = resolved.on_profile(chosen)

@@ -46,6 +46,7 @@ def run(
     with_speed: bool = False,
     tensor_parallel_size: int | None = None,
     base_model: str | None = None,
+    mtp: str | None = None,
     on_preflight: Callable[[PreflightReport], None] | None = None,
     on_made: OnMade | None = None,
 ) -> RunResult:
@@ -61,7 +62,7 @@ def run(
     planned = planned_run(
         target, precisions=precisions, suite=suite, gates=gates, profile=profile, runs=runs, name=name,
         stream_from=options.stream_from, here=True, tensor_parallel_size=tensor_parallel_size, base_model=base_model,
-        say=say,
+        mtp=mtp, say=say,
     )  # fmt: skip
     if planned.is_served_here:
         interpreter_for(planned.profile)

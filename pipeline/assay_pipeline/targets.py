@@ -52,9 +52,15 @@ class Target:
         return replace(self, recipe=self.recipe.on_profile(profile.name))
 
 
-def resolve_target(text: str, base_model: str | None = None) -> Target:
-    """The model that `text` names; AssayError says what was tried. base_model: hub id of a source in a folder, for cards."""
+def resolve_target(text: str, base_model: str | None = None, mtp: str | None = None) -> Target:
+    """The model that `text` names; AssayError says what was tried.
+
+    base_model: hub id of a source in a folder, for cards. mtp: `drop`: no precision keeps an MTP block, and nothing drafts.
+    """
     target = replace(_target_of(text), typed=text)
+    if mtp is not None:
+        serving = target.recipe.serving.model_copy(update={"num_speculative_tokens": None})
+        target = replace(target, recipe=target.recipe.model_copy(update={"mtp": mtp, "serving": serving}))
     if base_model is None:
         return target
     if re.fullmatch(HUB_ID, base_model) is None:

@@ -63,3 +63,27 @@ def test_a_shipped_recipe_starts_at_the_repository(run: Run, tmp_path: Path, mon
         f"tiny-glm: source.path examples/tiny_glm/checkpoint: no such folder {tmp_path}/examples/tiny_glm/checkpoint; "
         "checkpoints of shipped recipes lie in a clone and not in the wheel; work in a clone, or give a checkpoint folder"
     )
+
+
+def test_the_mtp_block_is_left_out_of_every_precision(run: Run) -> None:
+    """`--mtp drop`, and the same in a model's recipe; what calibrates the block cannot leave it out."""
+    make_tiny_glm4_moe(Path("glm"))
+    mine = Path(write_recipe("models/mine.yaml", "../glm"))
+    mine.write_text(mine.read_text() + "mtp: drop\n")
+    for words in (("glm", "--mtp", "drop"), (mine,)):
+        for precision in ("w4a16", "w4a16-mtp", "fp8"):
+            made = Plan.model_validate_json(run("plan", *words, "-p", precision, "--json")[1])
+            assert (made.drops_mtp, made.keeps_mtp, made.precision, made.precision_recipe["mtp"]) == (
+                True, False, precision, "drop",
+            )  # fmt: skip
+    by_hand = Plan.model_validate_json(run("plan", "glm", "-p", "w4a16-nomtp", "--json")[1])
+    by_option = Plan.model_validate_json(run("plan", "glm", "-p", "w4a16", "--mtp", "drop", "--json")[1])
+    assert (by_option.tensors, by_option.ignore) == (by_hand.tensors, by_hand.ignore)
+    dropped = resolve_target("glm", mtp="drop").recipe
+    assert (resolve_target("glm").recipe.serving.num_speculative_tokens, dropped.serving.num_speculative_tokens) == (1, None)
+    calibrated = "schema: 1\nname: g\nextends: w4a16-mtp\ncalibration: {method: gptq, mtp: true, text: t.jsonl}\n"
+    Path("g.yaml").write_text(calibrated)
+    assert one_error(run("plan", "glm", "-p", "g.yaml", "--mtp", "drop")) == (
+        "precision g: calibration.mtp calibrates the MTP block, which mtp: drop leaves out; take another precision"
+    )
+    assert one_error(run("plan", "glm", "-p", "w4a16", "--mtp", "keep")) == "--mtp keep: it takes one of: drop"

@@ -19,16 +19,17 @@ _MOST_SHOWN = 400
 _REMEDIES: dict[FindingKind, str] = {
     "arguments": "correct `vllm:` of the profile, or `serving:` of the model's recipe",
     "group size": "a precision with smaller groups or one scale per row (`assay recipes`), or a profile with fewer GPUs",
-    "shape": "take config.json and shards of one revision; download the checkpoint again",
+    "shape": "config.json and the shards declare different shapes: take both of one revision, or correct config.json",
     "missing tensor": "download the checkpoint again, or make it again from a whole source",
     "missing expert": "download the checkpoint again, or make it again from a whole source",
-    "unused tensor": "take config.json and shards of one revision; download the checkpoint again",
-    "unknown tensor": "take config.json and shards of one revision; download the checkpoint again",
+    "unused tensor": "config.json declares no such module: take it and the shards of one revision, or correct it",
+    "unknown tensor": "config.json declares no such module: take it and the shards of one revision, or correct it",
     "quantization": "let `ignore` in quantization_config name what is stored in 16 bits, and nothing else",
     "ignore list": "let `ignore` in quantization_config name all members of a fused weight, or none",
     "kernel": "take another profile or another precision: vLLM has no kernel for this one on this GPU",
     "shard": "download the shard again",
-    "refused": "take another profile or another precision, or a vLLM of your own (`interpreter:` of the profile)",
+    "refused": "if vLLM refuses the unquantized model in the same words, correct the checkpoint or take a vLLM of your own "
+    "(`interpreter:` of the profile); if not, take another profile or another precision",
 }  # fmt: skip
 """What to do where the replay knows nothing better."""
 

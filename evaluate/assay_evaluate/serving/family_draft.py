@@ -20,11 +20,11 @@ from typing import Any
 from assay.errors import AssayError
 from assay.foreign_text import one_line, shown
 from assay.installation import setup_command
-from assay.recipes.families import EXPERT_COUNT_KEYS, count_of, split_layer, text_of, unquantized
+from assay.recipes.families import EXPERT_COUNT_KEYS, count_of, split_layer, text_of, unquantized, without_experts
 from assay.recipes.family import Form
 from assay.recipes.mtp import declared_layers
 from assay_evaluate.serving.gpus import GPUS
-from assay_evaluate.serving.replay import machine
+from assay_evaluate.serving.replay import machine, write_head
 from assay_evaluate.serving.server import find_interpreter
 
 Weights = Mapping[str, tuple[str, Sequence[int]]]
@@ -80,6 +80,8 @@ class Draft:
     """Modules beside the language model that have layers of their own: vision towers."""
     untaken: tuple[str, ...] = ()
     """Forms of the checkpoint that no parameter of vLLM takes."""
+    whole: tuple[str, ...] = ()
+    """Forms that hold all experts of a layer in a layout that is not split, so that no precision can quantize them."""
     doubts: tuple[str, ...] = ()
     """What could not be told without headers, a sentence each; empty where there were some."""
 
@@ -129,14 +131,15 @@ def _question(config: Mapping[str, Any], headers: Weights | None) -> _Question:
         raise AssayError("config.json names no architecture, so vLLM cannot tell its class; add `architectures`")
     text = text_of(config)
     if not any(count_of(key, text.get(key)) for key in EXPERT_COUNT_KEYS):
-        keys, what = ", ".join(EXPERT_COUNT_KEYS), shown(config["architectures"][0])
-        raise AssayError(f"config.json: {what} is a dense model (it has none of {keys}); assay is for mixture-of-experts")
+        what = shown(config["architectures"][0])
+        raise AssayError(f"config.json: {without_experts(what, config)}; assay is for mixture-of-experts")
     if headers is None:
         return _Question(config, None, draft=True)
     weights = {
         name: ("BF16" if dtype.startswith("F8") or dtype in ("INT4", "FP4") else dtype, shape)
         for name, (dtype, shape) in headers.items()
-        if not re.search(r"(weight_scale(_inv)?|(input|activation)_scale|\.scale|\.weight_shape)$", name)
+        if not re.search(r"(weight_scale(_inv)?|(input|activation)_scale|\.weight_shape)$", name)
+        and not (name.endswith(".scale") and f"{name.removesuffix('scale')}weight" in headers)  # a router may have one, too
     }
     return _Question(config, weights, draft=bool(declared_layers(config)) or any("mtp" in name for name in weights))
 
@@ -212,6 +215,7 @@ def _cell(folder: Path, config: Mapping[str, Any], question: _Question) -> dict[
     if question.weights is None:
         return cell
     (headers := folder / "headers.json").write_text(json.dumps({"model.safetensors": question.weights}), encoding="utf-8")
+    write_head(folder, config, {"model.safetensors": question.weights})
     return {**cell, "headers": str(headers)}
 
 
@@ -229,6 +233,7 @@ def _draft(config: Mapping[str, Any], architecture: str, weights: Weights, answe
         num_experts=tuple(key for key in EXPERT_COUNT_KEYS if text_of(config).get(key)),
     )
     untaken: dict[str, None] = {}
+    whole: dict[str, None] = {}
     together = {of is target: _taken_together(of) for of in (block, target)}
     own_root = _root_of_layers({name: tensor for name, tensor in block.items() if name not in target}, default=None)
     own_root = None if own_root == root else own_root
@@ -241,6 +246,8 @@ def _draft(config: Mapping[str, Any], architecture: str, weights: Weights, answe
             continue
         inside = name not in target or (at is not None and at.root == root and at.layer >= num_layers)
         form = _form(key, where, shape, num_taken=len(together[part is target][where["module"], where["parameter"]]))
+        if _holds_experts(where, shape):
+            whole[key] = None
         if at is None:
             (made.mtp if inside else made.outside).setdefault(name, form)
         elif at.root == root and not inside:
@@ -259,7 +266,9 @@ def _draft(config: Mapping[str, Any], architecture: str, weights: Weights, answe
     # of several MTP layers vLLM may take the first alone
     taken = {f"{own_root}.{{layer}}.{rest}" for rest in {**made.layer, **made.mtp_layer}}
     left = tuple(form for form in untaken if form not in taken)
-    return Draft(**{**vars(made), "outside": outside, "mtp_layers": own_root, "kept": kept, "untaken": left})
+    return Draft(
+        **{**vars(made), "outside": outside, "mtp_layers": own_root, "kept": kept, "untaken": left, "whole": tuple(whole)}
+    )
 
 
 def _taken_together(tensors: Mapping[str, Any]) -> dict[tuple[str, str], set[str]]:
@@ -288,11 +297,18 @@ def _numberless(rest: str) -> str:
     return re.sub(r"(?<=\.)\d+(?=\.)", "{expert}", rest, count=1) if re.search(r"experts?\.\d+\.", rest) else rest
 
 
+def _holds_experts(where: Mapping[str, Any], shape: Sequence[int]) -> bool:
+    """Whether a weight goes into the parameter of all experts as it is."""
+    return len(shape) == 3 and where["parameter"].startswith(("w13", "w2"))
+
+
 def _form(key: str, where: Mapping[str, Any], shape: Sequence[int], num_taken: int) -> Form:
     """What vLLM does with one weight, by the module that takes it. alike: how many names its parameter takes."""
     plain_key = key.replace(".{layer}.weight", ".weight")
     role = next((role for pattern, role in _ROLES if re.search(pattern, plain_key)), "other")
     classes = set(where["classes"])
+    if _holds_experts(where, shape):
+        return Form.model_validate({"role": "routed_expert", "kind": "plain"})
     if len(shape) < 2 or not key.endswith("weight"):
         return Form.model_validate({"role": role})
     quantizable = where["method"] is not None and not where["method"].startswith("Unquantized")
@@ -346,6 +362,7 @@ def as_yaml(draft: Draft, source: str) -> str:
         lines += [*_section("layer", draft.mtp_layer, "  "), *_section("outside", draft.mtp, "  ")]
         needed = [n for n, f in {**draft.mtp, **draft.mtp_layer}.items() if f.part not in ("embedding", "lm_head")]
         lines += [f"  required: {json.dumps(needed)}"]
+    lines += [f"# all experts of a layer in a layout that is not split, so never quantized: {one_line(n)}" for n in draft.whole]
     lines += [f"# not taken by vLLM: {one_line(name)}" for name in draft.untaken]
     return "\n".join(lines) + "\n"
 

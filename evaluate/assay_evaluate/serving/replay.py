@@ -25,6 +25,7 @@ from pydantic import ValidationError
 from assay.errors import AssayError
 from assay.foreign_text import one_line, shown
 from assay.installation import setup_command
+from assay.recipes.families import text_of
 from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe
 from assay.records.plan import Plan
@@ -162,6 +163,7 @@ def _cell(candidate: Candidate, folder: Path) -> tuple[VllmCommand, dict[str, An
         (folder / "config.json").write_text(json.dumps(checkpoint.config), encoding="utf-8")
         (folder / INDEX_NAME).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}), encoding="utf-8")
         (folder / "headers.json").write_text(json.dumps(checkpoint.shards), encoding="utf-8")
+        write_head(folder, checkpoint.config, checkpoint.shards)
         cell |= {"headers": str(folder / "headers.json"), "schemes": checkpoint.schemes}
         checkpoint = folder
     command = vllm_command(
@@ -169,6 +171,22 @@ def _cell(candidate: Candidate, folder: Path) -> tuple[VllmCommand, dict[str, An
     )
     arguments = command.arguments[2:]  # behind `-m vllm...`
     return command, {**cell, "folder": str(checkpoint.resolve()), "arguments": arguments}
+
+
+def write_head(
+    folder: Path, config: Mapping[str, Any], shards: Mapping[str, Mapping[str, tuple[str, Sequence[int]]]]
+) -> None:  # fmt: skip
+    """The header, without data, of a planned shard that holds an output head which config.json ties to the embedding.
+
+    vLLM 0.32 then looks for a head in the files themselves, and takes it (`checkpoint_has_lm_head`).
+    """
+    if not (config.get("tie_word_embeddings") or text_of(config).get("tie_word_embeddings")):
+        return
+    for shard, tensors in shards.items():
+        if any(name.endswith("lm_head.weight") for name in tensors):
+            entries = {n: {"dtype": dtype, "shape": shape, "data_offsets": [0, 0]} for n, (dtype, shape) in tensors.items()}
+            header = json.dumps(entries).encode()
+            (folder / shard).write_bytes(len(header).to_bytes(8, "little") + header)
 
 
 def _run(group: Sequence[Candidate], environment: Mapping[str, str], folder: Path, given_up: threading.Event) -> None:

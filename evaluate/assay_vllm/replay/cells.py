@@ -214,7 +214,12 @@ def part_config(config: VllmConfig, part: str) -> Iterator[tuple[VllmConfig, Any
 
 
 def build(config: VllmConfig, model_config: Any) -> torch.nn.Module:
-    """On the meta device."""
+    """On the meta device. ValueError: vLLM has no class for the model itself."""
+    if model_config.using_transformers_backend():
+        named = ", ".join(model_config.architectures)
+        raise ValueError(
+            f"vLLM has no class of its own for {named} and falls back to the code in Transformers, which is not replayed"
+        )
     with stand_ins.OnMeta():
         init_workspace_manager(torch.device("meta"))
         model: torch.nn.Module = initialize_model(vllm_config=config, model_config=model_config)

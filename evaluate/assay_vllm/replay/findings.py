@@ -23,6 +23,7 @@ _NO_GROUPS = "serve it on fewer tensor-parallel ranks, or keep this role in 16 b
 _MOST_SHOWN = 600
 _OTHER_CONFIG = "the config declares this module otherwise than the tensors are stored: compare `quantization_config`"
 _MESSAGES: tuple[tuple[str, Kind, str | None], ...] = (
+    (r"has no class of its own", "unknown", None),
     (r"[Mm]eta tensor|register_meta|meta device|device meta", "unknown", None),
     (r"There is no module or parameter named", "unknown tensor", _OTHER_CONFIG),
     (r"experts are incomplete in the checkpoint", "missing expert", "make the checkpoint again from a whole source"),

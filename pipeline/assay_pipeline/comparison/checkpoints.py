@@ -22,7 +22,7 @@ from assay.records.run import RunRecord, SourceData, source_of
 from assay.safe_files import read_json_object
 from assay.safetensors_index import tensor_names
 from assay_pipeline.mixes.automatic import chosen_in
-from assay_pipeline.planning import precisions_for
+from assay_pipeline.planning import as_model_says, precisions_for
 from assay_pipeline.run_folders import choose_run, find_runs, folder_data, read_run
 from assay_pipeline.targets import Target, local_checkpoint, source_label
 
@@ -128,7 +128,7 @@ def _of_endpoints(
             return None if chosen is None else _find_made(target, label, chosen, folders, runs, again)
         if label not in recipe_names("precisions"):
             return None
-        return _find_made(target, label, load_recipe(PrecisionRecipe, label), folders, runs, again)
+        return _find_made(target, label, as_model_says(target, load_recipe(PrecisionRecipe, label)), folders, runs, again)
 
     candidates = [Candidate(label, folder_of(label), label == reference, endpoint=endpoints[label]) for label in labels]
     if len(candidates) == 1 and not only_reference:

@@ -311,6 +311,7 @@ def planned_run(
     here: bool = False,
     tensor_parallel_size: int | None = None,
     base_model: str | None = None,
+    mtp: str | None = None,
     say: Say = say_nothing,
 ) -> PlannedRun:
     """Everything that is planned before the first byte.
@@ -319,7 +320,7 @@ def planned_run(
     release cannot be read; there is nothing to compare. A precision that cannot be made is no error
     (`PlannedCheckpoint.problem`), nor is a profile that was named and whose hardware is not here.
     """
-    resolved = resolve_target(target, base_model)
+    resolved = resolve_target(target, base_model, mtp)
     planning = Planning(resolved, precisions, runs, name, say)
     if profile is not None:
         chosen = load_recipe(ProfileRecipe, profile).with_tensor_parallel(tensor_parallel_size)

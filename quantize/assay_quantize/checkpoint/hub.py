@@ -46,7 +46,7 @@ from assay.hub_session import guard_hub, is_plain_name
 from assay.safe_files import MAX_JSON_BYTES, parse_json_object
 from assay.safetensors_index import INDEX_NAME, MAX_HEADER_BYTES
 from assay_quantize.checkpoint.checkpoint import Checkpoint, as_source, assemble
-from assay_quantize.checkpoint.copied_files import is_copied
+from assay_quantize.checkpoint.copied_files import is_copied, is_template_beside
 from assay_quantize.checkpoint.file_names import CONFIG
 from assay_quantize.checkpoint.headers import TensorHeader, parse_header
 from assay_quantize.checkpoint.source_format import check_config_readable
@@ -104,9 +104,9 @@ def open_hub_checkpoint(hub_id: str, revision: str = "main", *, allow_quantized:
 class Repository:
     """One revision of a model or data set, listed when it is made and pinned to its commit: a push in between changes nothing.
 
-    files: those at the top of a model's repository, all of a data set's, and what the hub states of each. commit: None where
-    the hub does not say it. Raises CheckpointError: no such repository, gated, offline, the hub does not answer, lists another
-    commit than the one that was asked for, or files that lie in no folder of a data set.
+    files: those at the top of a model's repository and its further chat templates, all of a data set's, and what the hub states
+    of each. commit: None where the hub does not say it. Raises CheckpointError: no such repository, gated, offline, no answer,
+    another commit listed than the one that was asked for, or files that lie in no folder of a data set.
     """
 
     tries = 3
@@ -205,7 +205,7 @@ class Repository:
             raise CheckpointError(f"{self.shown_id}: {len(listed):,} files are listed, at most {MAX_FILES:,} are read")
         files = dict(_hub_file(entry, self.revision) for entry in listed if isinstance(entry, dict))
         if self.kind == "model":
-            return {name: file for name, file in files.items() if is_plain_name(name)}
+            return {name: file for name, file in files.items() if is_plain_name(name) or is_template_beside(name)}
         if (odd := next((name for name in files if not _is_plain_path(name)), None)) is not None:
             raise CheckpointError(f"{self.shown_id}: {ascii(odd)[:100]} is listed, which is no path in a data set")
         return files

@@ -21,13 +21,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from assay.errors import CheckpointError
 from assay.quantities import and_more
-from assay.recipes.families import quantization_of
+from assay.recipes.families import quantization_of, text_of
 from assay_quantize.formats.schemes import CODES_PER_ELEMENT
 
 if TYPE_CHECKING:
@@ -56,6 +56,11 @@ BARE_SCALE = "scale"
 SCALE_LEAVES = ("weight_scale_inv", "weight_scale", BARE_SCALE)
 ACTIVATION_LEAVES = ("input_scale", "activation_scale")
 """Scales of activations, measured for another scheme."""
+CACHE_LEAVES = ("k_scale", "v_scale", "q_scale", "kv_scale", "prob_scale")
+"""Scales of attention's own numbers, its KV cache above all, one for a layer: beside the projections, as ModelOpt writes them,
+or beside their module."""
+
+_KEYS = ("k_proj", "qkv_proj", "kv_a_proj_with_mqa", "kv_b_proj")
 
 SHAPE_LEAF = "weight_shape"
 """Rows and columns of a packed weight."""
@@ -78,7 +83,7 @@ class Companions(NamedTuple):
     """Tensors that belong to a weight.
 
     scale_of: FP8, FP4 or INT4 weight -> its scales. shape_of: INT4 weight -> what says its shape. weight_of: both the other
-    way, and the scales of activations -> their weight.
+    way, and the scales of activations and of the KV cache (`of_activations`) -> their weight.
     """
 
     scale_of: dict[str, str]
@@ -200,6 +205,10 @@ def find_companions(location: str, config: Mapping[str, Any], tensors: Mapping[s
             raise not_readable(location, f"{name} is {header.dtype}")
         if leaf in ACTIVATION_LEAVES:
             of_activations[name] = f"{module}.weight"
+        if leaf in CACHE_LEAVES and math.prod(header.shape) == 1:
+            beside = [module, *(f"{module}.{projection}" for projection in _KEYS)]
+            if (scaled := next((m for m in beside if f"{m}.weight" in tensors), None)) is not None:
+                of_activations[name] = f"{scaled}.weight"
         if leaf == SHAPE_LEAF and (packed := tensors.get(f"{module}.weight")) is not None and packed.dtype == INT4:
             shape_of[packed.name] = name
         if not is_scale:
@@ -287,6 +296,41 @@ def _numberless(name: str) -> str:
 
 def _shown(value: Any) -> str:
     return ascii(value)[:60]
+
+
+def left_out_notes(of_activations: Set[str]) -> Iterator[str]:
+    """What is said of scales that no new checkpoint takes over."""
+    of_cache = sorted(name for name in of_activations if name.rpartition(".")[2] in CACHE_LEAVES)
+    if rest := sorted(of_activations - set(of_cache)):
+        yield f"{len(rest):,} scales of activations ({rest[0]}, ...) are left out"
+    if of_cache:
+        what = "they were measured for the checkpoint as it is; `kv_cache: fp8_calibrated` of a precision measures new ones"
+        yield f"{len(of_cache):,} scales of the KV cache ({of_cache[0]}, ...) are left out: {what}"
+
+
+def tied_note(config: Mapping[str, Any], tensors: Mapping[str, TensorHeader]) -> Iterator[str]:
+    """Of a head that is stored though config.json ties it to the embedding.
+
+    vLLM 0.32 takes the stored one (`ModelConfig.maybe_untie_word_embeddings`), as transformers 5 does if the two differ.
+    """
+    is_tied = config.get("tie_word_embeddings", text_of(config).get("tie_word_embeddings"))
+    head = next((name for name in tensors if name.endswith("lm_head.weight")), None)
+    if is_tied and head is not None:
+        yield (
+            f"{head} is stored, and config.json ties the head to the embedding (tie_word_embeddings): vLLM 0.32 serves the "
+            f"stored one, older loaders the embedding; set tie_word_embeddings to false, or delete {head} if the two are equal"
+        )
+
+
+def squeeze_scales(tensors: Mapping[str, TensorHeader]) -> tuple[dict[str, TensorHeader], tuple[str, ...]]:
+    """`tensors` with scales of blocks in two dimensions where ModelOpt's FP8_PB_WO has them in four, [rows, 1, columns, 1]."""
+    made, count = dict(tensors), 0
+    for name, header in tensors.items():
+        if name.rpartition(".")[2] in SCALE_LEAVES and len(header.shape) == 4 and header.shape[1::2] == (1, 1):
+            made[name] = header._replace(shape=header.shape[::2])
+            count += 1
+    note = f"{count:,} scales of blocks are [rows, 1, columns, 1], as ModelOpt's FP8_PB_WO writes them; they are read as 2-D"
+    return made, (note,) if count else ()
 
 
 def name_packed(

@@ -321,6 +321,8 @@ def publish(
         },
         seconds=seconds,
     )
+    for inside in sorted({(folder / name).parent for name in files} - {folder}):
+        fsync_folder(inside)
     write_file(folder / MANIFEST, _json_text(manifest.model_dump(mode="json")))
     fsync_folder(folder)
     return manifest

@@ -11,7 +11,7 @@ from typing import Any
 
 from assay.errors import PlanError
 from assay.recipes.families import names_of, unquantized
-from assay.recipes.mtp import declaring_none
+from assay.recipes.mtp import declared_layers, declaring_none
 from assay.records.plan import Plan
 from assay_quantize.formats.schemes import SCHEMES, Scheme
 from assay_quantize.formats.targets import targets_by_scheme
@@ -109,9 +109,12 @@ def _weights(row: Scheme) -> dict[str, Any]:
 
 
 def config_json(plan: Plan) -> dict[str, Any]:
-    """The new checkpoint's config: the source's, with `quantization_config`, and no MTP layers if they were dropped."""
+    """The new checkpoint's config: the source's, with `quantization_config`, and no MTP layers if none are kept.
+
+    A block may be declared and not be there: tools that fine-tune save a model without it, and its config as it was.
+    """
     config = unquantized(plan.config)
-    if plan.drops_mtp:
+    if plan.drops_mtp or (declared_layers(plan.config) and not plan.keeps_mtp):
         config = declaring_none(config)
     config["quantization_config"] = quantization_config(plan)
     return config

@@ -39,7 +39,16 @@ from assay_quantize.checkpoint.source_format import Companions, find_companions
 from assay_quantize.formats.schemes import check_shape
 from assay_quantize.formats.targets import kept_in_some_layers, targets_by_scheme
 from assay_quantize.formats.vllm_rules import MixedSchemes, group_of, runtime_modules
-from assay_quantize.plan.tensor_plans import Treatment, action_of, cache_scales, carried_weights, scale_plan, tensor_plan
+from assay_quantize.plan.agreement import check_shapes_declared
+from assay_quantize.plan.tensor_plans import (
+    FLOATS,
+    Treatment,
+    action_of,
+    cache_scales,
+    carried_weights,
+    scale_plan,
+    tensor_plan,
+)
 
 
 def make_plan(checkpoint: Checkpoint, recipe: PrecisionRecipe, *, model: str, family: str | None) -> Plan:
@@ -67,6 +76,9 @@ def make_plan(checkpoint: Checkpoint, recipe: PrecisionRecipe, *, model: str, fa
         first, also = problems[0], f" (and {len(problems) - 1} more like this)" if len(problems) > 1 else ""
         raise PlanError(f"{checkpoint.location}: {first.where} {first.what}{also}; {first.mend}")
     tensors = _tensor_plans(source, recipe)
+    declared = checkpoint.whole_config or checkpoint.config
+    check_shapes_declared(checkpoint.location, source.family, declared, source.classified, checkpoint.tensors)
+    _check_some_experts(source, recipe)
     if not any(tensor.scheme is not None for tensor in tensors):
         raise PlanError(f"precision {recipe.name}: nothing in {checkpoint.location} is quantized; name roles under `quantize`")
     plan = Plan(
@@ -148,7 +160,9 @@ def _tensor_plans(source: _Source, recipe: PrecisionRecipe) -> tuple[TensorPlan,
         else:
             unused = name in companions.of_activations
             plans.append(scale_plan(header, source.classified[weight], actions[weight], out, of_activations=unused))
-    return (*plans, *cache_scales(recipe, {plan.name: plan for plan in plans}, checkpoint.location))
+    added = cache_scales(recipe, {plan.name: plan for plan in plans}, checkpoint.location)
+    again = {plan.name for plan in added}  # scales of its own KV cache, which a source may have
+    return (*(plan for plan in plans if plan.name not in again), *added)
 
 
 def tensor_plans_of(checkpoint: Checkpoint, recipe: PrecisionRecipe) -> tuple[TensorPlan, ...]:
@@ -232,6 +246,23 @@ def _check_experts(source: _Source, names: list[str], layer: int) -> None:
             )
 
 
+def _check_some_experts(source: _Source, recipe: PrecisionRecipe) -> None:
+    """Where experts are to be quantized, there are some that the family knows as such."""
+    if "routed_expert" not in recipe.quantize or any(
+        what.part == "routed_expert" and what.linear for what in source.classified.values()
+    ):
+        return
+    names = names_of(source.family)
+    known = f"{names.layers}.LAYER.{names.experts}.EXPERT.{names.projections[0]}.weight" if names.projections else "none"
+    stacked = [f"{name} {list(h.shape)}" for name, h in source.checkpoint.tensors.items() if len(h.shape) == 3]
+    stored = f"; stored in three dimensions, as experts of a layer may be: {and_more(stacked)}" if stacked else ""
+    raise PlanError(
+        f"{source.checkpoint.location}: precision {recipe.name} quantizes routed experts, and no tensor is one by the names of "
+        f"family {source.family} ({known}){stored}; a checkpoint with all its experts in 16 bits is not made: name them in the "
+        "family's file, or leave routed_expert out of `quantize`"
+    )
+
+
 # ------------------------------------------------------------------------------------------------ shapes
 def _check_shapes(source: _Source, actions: Mapping[str, Treatment]) -> None:
     """Group sizes divide; members of a fused group agree in action, source dtype and columns.
@@ -248,7 +279,11 @@ def _check_shapes(source: _Source, actions: Mapping[str, Treatment]) -> None:
     for group, members in groups.items():
         if len({(*_must_agree(actions[m.name]), m.shape[-1:]) for m in members}) > 1:
             each = ", ".join(f"{m.name} {actions[m.name].action} {m.dtype} {list(m.shape)}" for m in members)
-            raise PlanError(f"{group}: vLLM loads its members into one parameter, but they disagree: {each}")
+            dtypes = sorted({member.dtype for member in members} & set(FLOATS))
+            is_dtype = len({(actions[m.name].action, actions[m.name].scheme, m.shape[-1:]) for m in members}) == 1
+            mend = f"; store all of them as {' or '.join(dtypes)} (load_file, Tensor.to and save_file of safetensors.torch)"
+            problem = "vLLM loads its members into one parameter, but they disagree"
+            raise PlanError(f"{group}: {problem}: {each}{mend if is_dtype else ''}")
         last = fused_of_family[group.rpartition(".")[2]][-1]
         followed |= {member.name for member in members if member.name.split(".")[-2] != last}
     for name, treatment in actions.items():

@@ -78,7 +78,7 @@ def shipped_model(model: str, *, every_expert: bool = False) -> ShippedModel:
         tensors[name] = TensorHeader(name, dtype, shape, shard, shards[shard], shards[shard] + size)
         shards[shard] += size
     planned = config if every_expert else _with_experts(config, PLANNED_EXPERTS)
-    checkpoint = Checkpoint(f"{data['source']} (shapes as shipped)", None, planned, tensors, shards, ())
+    checkpoint = Checkpoint(f"{data['source']} (shapes as shipped)", None, planned, tensors, shards, (), whole_config=config)
     return ShippedModel(model, data["source"], as_source(checkpoint), config)
 
 

@@ -23,7 +23,7 @@ from assay.records.run import WRITTEN_ABOUT
 from assay.safe_files import open_inside, read_json_object
 from assay.safetensors_index import INDEX_NAME
 from assay_quantize.checkpoint.checkpoint import Checkpoint
-from assay_quantize.checkpoint.copied_files import copied_of, is_copied
+from assay_quantize.checkpoint.copied_files import TEMPLATES, copied_of, is_copied, is_template_beside
 from assay_quantize.checkpoint.file_names import CONFIG, JOURNAL, WEIGHT_SUFFIXES
 from assay_quantize.checkpoint.headers import TensorHeader, read_shard_header
 from assay_quantize.storage.hash_files import hash_file
@@ -61,12 +61,14 @@ def check_files(folder: Path, manifest: Manifest, hashes: bool, findings: Findin
     if not hashes:
         findings.not_checked.append("hashes: not asked for")
     known = {shard.name for shard in manifest.shards} | manifest.files.keys() | WRITTEN_ABOUT | {JOURNAL}
-    for path in sorted(folder.iterdir()):
-        if path.name not in known and not path.name.startswith("."):
+    has_templates = any(map(is_template_beside, manifest.files))
+    for path in sorted([*folder.iterdir(), *((folder / TEMPLATES).iterdir() if (folder / TEMPLATES).is_dir() else ())]):
+        name = path.relative_to(folder).as_posix()
+        if name not in known and not path.name.startswith(".") and not (has_templates and name == TEMPLATES and path.is_dir()):
             what = "holds weights, but" if path.suffix in WEIGHT_SUFFIXES else "lies in the folder, but"
-            findings.damage("files", path.name, f"{what} the manifest does not know it")
-        elif path.name in manifest.files.keys() - MADE_ANEW and not is_copied(path.name, path.stat().st_size):
-            findings.damage("files", path.name, "is in the manifest, but quantizing makes and copies no such file")
+            findings.damage("files", name, f"{what} the manifest does not know it")
+        elif name in manifest.files.keys() - MADE_ANEW and not is_copied(name, path.stat().st_size):
+            findings.damage("files", name, "is in the manifest, but quantizing makes and copies no such file")
 
 
 def check_copies(folder: Path, manifest: Manifest, source: Checkpoint, findings: Findings) -> None:
@@ -155,7 +157,7 @@ def check_index(folder: Path, stored: Mapping[str, TensorHeader], findings: Find
             findings.damage("index", name, f"is in the index, but {shard} does not hold it")
     for name, header in stored.items():
         if name not in weight_map and header.shard in listed:
-            findings.damage("index", name, f"is in {header.shard}, but not in the index: vLLM never loads it")
+            findings.damage("index", name, f"is in {header.shard}, but not in the index: vLLM loads it all the same")
     num_bytes = sum(header.num_bytes for header in stored.values())
     metadata = index.get("metadata")
     total_size = metadata.get("total_size") if isinstance(metadata, dict) else None

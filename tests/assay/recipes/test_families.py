@@ -273,6 +273,7 @@ def test_family_of_each_model(model: str) -> None:
         "deepseek-v3": "deepseek_v3", "deepseek-v3.2": "deepseek_v32", "kimi-k2": "deepseek_v3",
         "kimi-k2-thinking": "deepseek_v3", "glm-4.7-flash": "glm4_moe_lite", "qwen3-30b-a3b": "qwen3_moe",
         "qwen3-next-80b-a3b": "qwen3_next", "minimax-m2": "minimax_m2", "qwen3.5-35b-a3b": "qwen3_5_moe",
+        "qwen3.5-35b-a3b-text": "qwen3_5_moe_text",
         "kimi-k2.5": "kimi_k25", "ernie-4.5-21b": "ernie4_5_moe", "step-3.5-flash": "step3p5",
         "mimo-v2-flash": "mimo_v2_flash", "nemotron-3-nano": "nemotron_h",
         "deepseek-v4-flash": "deepseek_v4", "deepseek-v4-pro": "deepseek_v4",
@@ -293,8 +294,12 @@ DRAFTS = "`assay family` drafts a family of what vLLM serves (docs/families.md);
          "config.json: LlamaForCausalLM is a dense model (it declares no experts); assay is for mixture-of-experts: "
          + SUPPORTED),
         ({"architectures": ["Glm4MoeForCausalLM"], "n_routed_experts": None},
-         "config.json: Glm4MoeForCausalLM is a dense model (it declares no experts); assay is for mixture-of-experts: "
+         "config.json: Glm4MoeForCausalLM declares no experts (none of n_routed_experts, num_experts, num_local_experts, "
+         "moe_num_experts, num_moe_experts): is it the config.json of the model's release?; assay is for mixture-of-experts: "
          + SUPPORTED),
+        ({"architectures": ["ArcticForCausalLM"], "moe": {"num_experts_of_layer": 8}},
+         "config.json: ArcticForCausalLM has none of n_routed_experts, num_experts, num_local_experts, moe_num_experts, "
+         "num_moe_experts, and moe is not read as a number of experts; assay is for mixture-of-experts: " + SUPPORTED),
         ({"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 8},
          "config.json: architecture MixtralForCausalLM is not known; " + DRAFTS + SUPPORTED),
         ({"model_type": "mixtral", "num_local_experts": 8},

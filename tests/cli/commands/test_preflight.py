@@ -173,7 +173,7 @@ def test_a_precision_that_cannot_be_made(run: Run, small: str, monkeypatch: pyte
     assert found(out)["plan", "w4a16"] == Check(
         check="plan", subject="w4a16", outcome="FAIL",
         detail=f"{folder}: {gone} is missing from the MTP block: vLLM would load it and draft noise",
-        remedy="complete the download, or take a precision with `mtp: drop`",
+        remedy="complete the download, or leave the block out with `--mtp drop`",
     )  # fmt: skip
 
 

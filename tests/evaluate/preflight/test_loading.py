@@ -61,7 +61,8 @@ def test_each_kind_is_one_line_with_what_to_do() -> None:
         Check(
             check="loading", subject="w4a16", outcome="FAIL",
             detail="refused: model.x: no such layer (and 2 more), on rank 0, 1",
-            remedy="take another profile or another precision, or a vLLM of your own (`interpreter:` of the profile)",
+            remedy="if vLLM refuses the unquantized model in the same words, correct the checkpoint or take a vLLM of your own "
+            "(`interpreter:` of the profile); if not, take another profile or another precision",
         ),
         Check(check="loading", subject="w4a16", outcome="UNKNOWN", detail="unknown: cannot tell"),
         Check(

@@ -17,7 +17,7 @@ from serving_interpreter import with_our_plugin
 
 from assay.errors import AssayError
 from assay.recipes.load import load_recipe
-from assay.recipes.model import ModelRecipe
+from assay.recipes.model import ModelRecipe, Serving
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay.records.preflight.replay import Replay
@@ -104,6 +104,11 @@ def whole(interpreter: str, sources: dict[str, Path]) -> Iterator[Candidate]:
         yield Candidate(f"{model} {precision}", quantized(sources[model], precision), on, serving)
     glm5 = load_recipe(ModelRecipe, "glm-5").serving
     yield Candidate("glm-5 FP8", fp8_release(sources["glm-5"]), profile(interpreter), glm5)
+    two, qwen3 = profile(interpreter, ranks=2), load_recipe(ModelRecipe, "qwen3-30b-a3b").serving
+    alone = quantized(hollow.hollow_model(sources["glm-5"].parent / "alone", "qwen3.5-35b-a3b-text"), "w4a16")
+    yield Candidate("without its wrapper", alone, profile(interpreter, ranks=4), Serving(num_speculative_tokens=1))
+    untied = quantized(sources["qwen3-30b-a3b"], "w4a16")
+    yield Candidate("head though tied", replace(untied, config={**untied.config, "tie_word_embeddings": True}), two, qwen3)
     experts = profile(interpreter, ranks=4, **{"enable-expert-parallel": True})
     yield Candidate("experts apart", quantized(sources["glm-5"], "w4a16"), experts, glm5)
 
@@ -159,6 +164,17 @@ def test_a_model_of_each_family_loads_on_every_rank(said: dict[str, Replay], mod
 def test_calibrated_and_mixed_precisions_are_taken(said: dict[str, Replay], model: str, precision: str, _: str) -> None:
     record = said[f"{model} {precision}"]
     assert (findings(record), record.outcome) == ([], "PASS")
+
+
+def test_a_head_that_is_stored_though_tied_is_loaded(said: dict[str, Replay]) -> None:
+    """vLLM finds it in the files (https://github.com/vllm-project/vllm/pull/51665); of a plan there are none yet."""
+    assert findings(said["head though tied"]) == []
+
+
+def test_the_language_model_of_qwen35_alone(said: dict[str, Replay]) -> None:
+    record = said["without its wrapper"]
+    assert findings(record) == []
+    assert [part.model_class.rpartition(".")[2] for part in record.parts] == ["Qwen3_5MoeForCausalLM", "Qwen3_5MoeMTP"]
 
 
 def test_a_cache_of_which_one_scale_is_missing_is_refused(said: dict[str, Replay]) -> None:

@@ -146,8 +146,9 @@ def _fp8_without_a_word(folder: Path) -> None:
          "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)), or download the safetensors release"),
         (_nothing, "{folder}: no *.safetensors; download the weights into this folder"),
         (lambda folder: (folder / INDEX_NAME).unlink(),
-         "{folder}: 2 safetensors file(s) but no model.safetensors.index.json; only a single model.safetensors needs no "
-         "index; download the index as well"),
+         "{folder}: holds model-00001-of-00002.safetensors and 1 more and no model.safetensors.index.json; only a single "
+         "model.safetensors needs no index: without one vLLM reads every *.safetensors; download the index as well, or move "
+         "away what is not the model's"),
         (lambda folder: (folder / SECOND).unlink(),
          "{folder}: model.safetensors.index.json names model-00002-of-00002.safetensors, not there; complete the download"),
         (_edit_index(lambda where: where.update({"model.norm.weight": FIRST})),
@@ -158,7 +159,7 @@ def _fp8_without_a_word(folder: Path) -> None:
          "it; download index and shards again"),
         (_edit_index(lambda where: where.pop("model.norm.weight")),
          "{folder}: model-00002-of-00002.safetensors holds model.norm.weight, which model.safetensors.index.json does not "
-         "list; vLLM would not load it; download index and shards again"),
+         "list; vLLM loads it all the same; list it, or write the shard again without it"),
         (_edit_index(lambda where: where.update({"model.norm.weight": "../evil.safetensors"})),
          "{folder}: model.safetensors.index.json: '../evil.safetensors' is not the name of a safetensors file in the same "
          "folder"),

@@ -75,6 +75,17 @@ def test_headers_from_the_hub_are_those_on_disk_and_weights_stay_there(served: H
         read_tensor(from_hub, "model.norm.weight")
 
 
+def test_further_chat_templates_are_among_what_is_copied(served: Hub) -> None:
+    """One folder of a repository is looked into, and of what is in it only templates count."""
+    for name in ("additional_chat_templates/tool_use.jinja", "additional_chat_templates/notes.txt", "other/x.jinja"):
+        (served.folder / name).parent.mkdir(exist_ok=True)
+        (served.folder / name).write_text(name)
+    data = open_hub_checkpoint("org/model").data
+    template = "additional_chat_templates/tool_use.jinja"
+    assert {name: content for name, content in data.items() if "/" in name} == {template: f"blob:{git_hash(template.encode())}"}
+    assert {name for name in open_checkpoint(served.folder).data if "/" in name} == {template}
+
+
 def test_a_header_longer_than_the_first_request_takes_a_second(served: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "FIRST_BYTES", 100)
     assert open_hub_checkpoint("org/model").tensors == open_checkpoint(served.folder).tensors

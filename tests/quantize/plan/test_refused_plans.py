@@ -68,23 +68,24 @@ def _reshape(**values: Any) -> Edit:
     ("edit", "message"),
     [
         (_without(r"layers\.4\."),
-         "{folder}: model.layers.4 is declared in config.json (MTP), but no shard holds any tensor of it; complete the "
-         "download, or take a precision with `mtp: drop`"),
+         "{folder}: model.layers.4 is declared in config.json (MTP), but no shard holds any tensor of it; transformers loads "
+         "and saves a model without the block, and so do tools that fine-tune with it: copy its tensors from the base model's "
+         "files, complete the download, or leave the block out with `--mtp drop`"),
         (_config(num_nextn_predict_layers=0),
-         "{folder}: model.layers.4 holds an MTP block, but config.json declares 0 MTP layers; correct the number, or take a "
-         "precision with `mtp: drop`"),
+         "{folder}: model.layers.4 holds an MTP block, but config.json declares 0 MTP layers; correct the number, or leave "
+         "the block out with `--mtp drop`"),
         (_without(r"layers\.4\.mlp\.experts\.2\."),
          "{folder}: model.layers.4.mlp.experts.2.down_proj.weight is missing from the MTP block: vLLM would load it and draft "
-         "noise (and 2 more like this); complete the download, or take a precision with `mtp: drop`"),
+         "noise (and 2 more like this); complete the download, or leave the block out with `--mtp drop`"),
         (_without(r"layers\.4\.mlp\.experts\."),
          "{folder}: model.layers.4.mlp.experts.0.down_proj.weight is missing from the MTP block: vLLM would load it and draft "
-         "noise (and 11 more like this); complete the download, or take a precision with `mtp: drop`"),
+         "noise (and 11 more like this); complete the download, or leave the block out with `--mtp drop`"),
         (_without(r"eh_proj"),
          "{folder}: model.layers.4.eh_proj.weight is missing from the MTP block: vLLM would load it and draft noise; complete "
-         "the download, or take a precision with `mtp: drop`"),
+         "the download, or leave the block out with `--mtp drop`"),
         (_without(r"layers\.4\.self_attn\.o_proj"),
          "{folder}: model.layers.4.self_attn.o_proj.weight is missing from the MTP block: vLLM would load it and draft noise; "
-         "complete the download, or take a precision with `mtp: drop`"),
+         "complete the download, or leave the block out with `--mtp drop`"),
         (_without(r"layers\.2\."),
          "{folder}: config.json declares 4 layers, but there is no tensor of layer 2; complete the download"),
         (_without(r"layers\.3\.self_attn\.k_proj\.weight"),
@@ -110,7 +111,8 @@ def _reshape(**values: Any) -> Edit:
          "model.layers.2.mlp.experts.0.extra: family glm4_moe has no such tensor; nearest known form: "
          "model.layers.{{layer}}.mlp.experts.{{expert}}.up_proj.weight; unknown tensors are never guessed"),
         (_config(architectures=["LlamaForCausalLM"], n_routed_experts=None),
-         "config.json: LlamaForCausalLM is a dense model (it declares no experts); assay is for mixture-of-experts: "
+         "config.json: LlamaForCausalLM has none of n_routed_experts, num_experts, num_local_experts, moe_num_experts, "
+         "num_moe_experts, and moe_intermediate_size is not read as a number of experts; assay is for mixture-of-experts: "
          + ", ".join(name for family in family_names() for name in names_of(family).architectures)),
     ],
 )  # fmt: skip

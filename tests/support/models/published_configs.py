@@ -50,6 +50,9 @@ QWEN35_35B: dict[str, Any] = {
     "vision_end_token_id": 248054, "vision_start_token_id": 248053,
 }  # fmt: skip
 
+QWEN35_35B_TEXT: dict[str, Any] = {**_QWEN35_TEXT, "architectures": ["Qwen3_5MoeForCausalLM"]}
+"""The language model alone, as tools cut it out."""
+
 KIMI_K25: dict[str, Any] = {
     "architectures": ["KimiK25ForConditionalGeneration"], "bos_token_id": 163584, "dtype": "bfloat16", "eos_token_id": 163585,
     "ignore_index": -100, "media_placeholder_token_id": 163605, "model_type": "kimi_k25", "pad_token_id": 163839,

@@ -17,7 +17,7 @@ from typing import Any
 
 import hollow_deepseek_v4
 import hollow_hybrids
-from published_configs import ERNIE_45_21B, KIMI_K25, MINIMAX_FP8, MINIMAX_M2, QWEN35_35B
+from published_configs import ERNIE_45_21B, KIMI_K25, MINIMAX_FP8, MINIMAX_M2, QWEN35_35B, QWEN35_35B_TEXT
 
 from assay_quantize.checkpoint.fused_experts import FUSED_PARTS
 from assay_quantize.plan.stored import StoredModel
@@ -133,7 +133,7 @@ FP8_CHANNELS = {
 }  # fmt: skip
 IN_FP32 = {
     "deepseek-v3.2": r"norm\.", "minimax-m2": r"\.gate\.weight", "ernie-4.5-21b": r"\.gate\.weight",
-    "qwen3.5-35b-a3b": r"linear_attn\.(A_log|norm\.weight)",
+    **dict.fromkeys(("qwen3.5-35b-a3b", "qwen3.5-35b-a3b-text"), r"linear_attn\.(A_log|norm\.weight)"),
     **dict.fromkeys(("deepseek-v4-flash", "deepseek-v4-pro"), rf"^{hollow_deepseek_v4.IN_FP32.pattern}$"),
 }  # fmt: skip
 """Model -> which names are stored as FP32 beside the router's bias."""
@@ -248,26 +248,31 @@ def _up_down_up(config: dict[str, Any]) -> tuple[tuple[int, int], ...]:
     return up, up[::-1], up
 
 
-def qwen35_shapes(config: dict[str, Any]) -> Shapes:
-    """Qwen3-Next, MTP block included, but in its layers four inputs of linear attention, and experts in 3-D; a vision tower."""
-    text = config["text_config"]
-    hidden, experts, width = text["hidden_size"], text["num_experts"], text["moe_intermediate_size"]
-    for name, shape in qwen3_next_shapes(text):
+def qwen35_text_shapes(config: dict[str, Any]) -> Shapes:
+    """Qwen3-Next, MTP block included, but in its layers four inputs of linear attention, and experts in 3-D."""
+    hidden, experts, width = config["hidden_size"], config["num_experts"], config["moe_intermediate_size"]
+    for name, shape in qwen3_next_shapes(config):
         layer, is_expert, _ = name.partition(".mlp.experts.")
         if name.startswith("mtp.") or not name.startswith("model."):
             yield name, shape
         elif is_expert and name.endswith(".0.down_proj.weight"):
-            yield f"{_wrapped(layer)}.mlp.experts.gate_up_proj", (experts, 2 * width, hidden)
-            yield f"{_wrapped(layer)}.mlp.experts.down_proj", (experts, hidden, width)
+            yield f"{layer}.mlp.experts.gate_up_proj", (experts, 2 * width, hidden)
+            yield f"{layer}.mlp.experts.down_proj", (experts, hidden, width)
         elif name.endswith("linear_attn.in_proj_qkvz.weight"):
-            value = text["linear_num_value_heads"] * text["linear_value_head_dim"]
-            yield _wrapped(name).replace("qkvz", "qkv"), (shape[0] - value, hidden)
-            yield _wrapped(name).replace("qkvz", "z"), (value, hidden)
+            value = config["linear_num_value_heads"] * config["linear_value_head_dim"]
+            yield name.replace("qkvz", "qkv"), (shape[0] - value, hidden)
+            yield name.replace("qkvz", "z"), (value, hidden)
         elif name.endswith("linear_attn.in_proj_ba.weight"):
-            yield _wrapped(name).replace("_ba", "_b"), (shape[0] // 2, hidden)
-            yield _wrapped(name).replace("_ba", "_a"), (shape[0] // 2, hidden)
+            yield name.replace("_ba", "_b"), (shape[0] // 2, hidden)
+            yield name.replace("_ba", "_a"), (shape[0] // 2, hidden)
         elif not is_expert:
-            yield _wrapped(name), shape
+            yield name, shape
+
+
+def qwen35_shapes(config: dict[str, Any]) -> Shapes:
+    """The language model inside a multimodal one, and a vision tower."""
+    for name, shape in qwen35_text_shapes(config["text_config"]):
+        yield _wrapped(name) if name.startswith("model.") else name, shape
     yield from _qwen_vision(config["vision_config"])
 
 
@@ -677,6 +682,7 @@ MODELS: dict[str, tuple[dict[str, Any], Any]] = {
     "qwen3-next-80b-a3b": (QWEN3_NEXT_CONFIG, qwen3_next_shapes),
     "minimax-m2": (MINIMAX_M2, minimax_shapes),
     "qwen3.5-35b-a3b": (QWEN35_35B, qwen35_shapes),
+    "qwen3.5-35b-a3b-text": (QWEN35_35B_TEXT, qwen35_text_shapes),
     "kimi-k2.5": (KIMI_K25, kimi_k25_shapes),
     "ernie-4.5-21b": (ERNIE_45_21B, ernie_shapes),
     **hollow_hybrids.MODELS,

@@ -117,8 +117,8 @@ class Hub:
     # -------------------------------------------------------------------------------------------- what is stated
     def list_of_files(self, *, with_blobs: bool = True) -> bytes:
         siblings = []
-        for path in sorted(self.folder.iterdir()):
-            one: dict[str, Any] = {"rfilename": path.name}
+        for path in sorted(path for path in self.folder.rglob("*") if path.is_file()):
+            one: dict[str, Any] = {"rfilename": path.relative_to(self.folder).as_posix()}
             if with_blobs:
                 one |= {"size": path.stat().st_size, "blobId": self._blob(path)}
                 if self._is_large(path) and self.states_hashes:
@@ -130,8 +130,9 @@ class Hub:
     def _tree(self) -> bytes:
         """The same as a whole download asks for it."""
         entries = []
-        for path in sorted(self.folder.iterdir()):
-            one: dict[str, Any] = {"type": "file", "path": path.name, "size": path.stat().st_size, "oid": self._blob(path)}
+        for path in sorted(path for path in self.folder.rglob("*") if path.is_file()):
+            name = path.relative_to(self.folder).as_posix()
+            one: dict[str, Any] = {"type": "file", "path": name, "size": path.stat().st_size, "oid": self._blob(path)}
             if self._is_large(path):
                 one["lfs"] = {"oid": self.sha256_of(path), "size": path.stat().st_size, "pointerSize": 134}
             entries.append(one)
@@ -177,7 +178,7 @@ class Hub:
 
             def _answer_as_hub(self, path: str, query: str) -> None:
                 path = path.replace("/datasets/org/", "/org/", 1).replace("/api/org/", "/api/models/org/", 1)
-                resolved = re.fullmatch(r"/org/model/resolve/(\w+)/([\w.-]+)", path)
+                resolved = re.fullmatch(r"/org/model/resolve/(\w+)/([\w.-]+(?:/[\w.-]+)*)", path)
                 if not path.startswith(("/org/model/", "/api/models/org/model/")):
                     self._send(404, b"", x_error_code="RepoNotFound", x_error_message="\x1b[31mRepository\x1b[0m not found")
                 elif path in ("/api/models/org/model/revision/main", f"/api/models/org/model/revision/{hub.commit}"):

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from assay_cli.options import BaseModelOption, JsonOption
+from assay_cli.options import BaseModelOption, JsonOption, MtpOption
 from assay_cli.terminal import emit, escape, results, say
 from assay_pipeline.model_recipe import inferred_recipe, write_recipe
 
@@ -18,6 +18,7 @@ def init(
         Path | None, typer.Option("--out", metavar="FILE.yaml", help="Where to write it. Default: NAME.yaml in this folder.")
     ] = None,
     base_model: BaseModelOption = None,
+    mtp: MtpOption = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -27,7 +28,7 @@ def init(
 
     Example: assay init /data/my-glm
     """
-    made = inferred_recipe(target, base_model)
+    made = inferred_recipe(target, base_model, mtp)
     path = write_recipe(made, out, force=force)
     for _, sentence in made.choices:
         say(f"note: {sentence}")

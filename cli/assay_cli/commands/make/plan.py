@@ -11,7 +11,7 @@ from assay.errors import AssayError
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
-from assay_cli.options import JsonOption, TargetArgument, named, recipe_option, refuse_unused
+from assay_cli.options import JsonOption, MtpOption, TargetArgument, named, recipe_option, refuse_unused
 from assay_cli.shown.hardware_plan import print_hardware_plan
 from assay_cli.terminal import emit, results, say
 from assay_pipeline.hardware.estimates import estimate_for, with_shapes
@@ -55,6 +55,7 @@ def plan(
     context: Annotated[
         str, typer.Option("--context", metavar="TOKENS", help="With --profile: of each, prompt and reply; 32k is 32768.")
     ] = "32k",
+    mtp: MtpOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what will happen to every tensor, the bytes of each role, and on which GPUs the result fits. Reads headers only.
@@ -70,14 +71,16 @@ def plan(
         where = load_recipe(ProfileRecipe, profile)
         length = tokens_of("--context", context)
         named_here = None if precision is None else [precision]
-        hardware_plan = plan_for_hardware(resolve_target(target), where, named_here, users=users, context=length, say=say)
+        hardware_plan = plan_for_hardware(
+            resolve_target(target, mtp=mtp), where, named_here, users=users, context=length, say=say
+        )
         if as_json:
             emit(hardware_plan)
         else:
             print_hardware_plan(hardware_plan, results())
         return
     refuse_unused(ctx, "without --profile", "users", "context")
-    resolved = resolve_target(target)
+    resolved = resolve_target(target, mtp=mtp)
     if precision is None:
         raise AssayError(
             "say --precision NAME, such as w4a16, nvfp4a16 or fp8 (`assay recipes precisions` lists all), "
