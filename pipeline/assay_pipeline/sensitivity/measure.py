@@ -1,4 +1,4 @@
-"""What `assay sensitivity` does: texts, proxies, servers and imported scores, put together into one record."""
+"""What `assay sensitivity` does: texts, proxies and servers, put together into one record."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ from assay_pipeline.sensitivity.request import (
 )
 
 if TYPE_CHECKING:
-    from assay.callbacks import Say
     from assay_evaluate.divergence.documents import Document
     from assay_quantize.sensitivity.direct import Cost
     from assay_quantize.sensitivity.parts import Key, Layout
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 
 IN_WORDS = {
     "kl": "the divergence itself, in transformers",
-    "fisher": "a second-order estimate from one backward pass",
     "hidden": "the relative squared error of the states behind a part's layer",
     "weights": "the relative squared error of the weights",
 }
@@ -53,7 +51,6 @@ def find_sensitivity(asked: Asked) -> Sensitivity | None:
     from assay_pipeline.targets import local_checkpoint
     from assay_quantize.checkpoint.checkpoint import open_checkpoint
     from assay_quantize.checkpoint.source_reader import SourceReader
-    from assay_quantize.sensitivity.imported import read_scores
     from assay_quantize.sensitivity.parts import find_parts
     from assay_quantize.sensitivity.rounded import Rounder
 
@@ -63,7 +60,6 @@ def find_sensitivity(asked: Asked) -> Sensitivity | None:
     checkpoint = open_checkpoint(folder)
     layout = find_parts(checkpoint, asked.schemes, model=asked.target.recipe.name, observer=asked.observer)
     layout = replace(layout, mixes=mixes_of(asked, layout))
-    imported = [read_scores(path, layout) for path in asked.scores]  # what is wrong with them is said before any work
     if asked.parts_of is None:
         say(
             f"{len(layout.sizes)} parts, {', '.join(layout.plans)}: {len(layout.pairs())} to measure by proxy {asked.proxy} "
@@ -96,10 +92,6 @@ def find_sensitivity(asked: Asked) -> Sensitivity | None:
             documents, texts_description = in_transformers
     if asked.served:
         _serve(asked, layout, folder, documents, figures)
-    for imported_scores in imported:
-        name = f"imported:{imported_scores.tool}"
-        figures.damage[name] = {**figures.damage.get(name, {}), **imported_scores.scores}
-        figures.not_measured |= {f"{name}, {i + 1}": note for i, note in enumerate(imported_scores.notes)}
     ended = os.times()
     spent = ended.user + ended.system - started.user - started.system + ended.children_user - started.children_user
     return _record(asked, layout, figures, documents, texts_description, round(spent, 1))
@@ -144,20 +136,18 @@ def _in_transformers(
     texts = scored(documents)
     asked.say(f"{len(texts)} texts, {sum(text.num_scored for text in texts):,} scored tokens: {texts_description}")
     runner = Runner(model, batched(texts, BATCH_TOKENS))
-    if asked.proxy == "kl":
-        structural = structural_kinds(folder)
-        if isinstance(structural, str):
-            figures.not_measured["structural tokens"] = structural
-        positions = positions_of(documents, None if isinstance(structural, str) else structural)
-        direct = Direct(layout, rounder, runner, texts, asked.keep, asked.say)
-        cost = direct.cost(layout.pairs())
-        asked.say(f"{_describe(cost)}; an interrupted run resumes from {asked.keep}")
-        take_found(dict(direct.wholes()), direct.parts(layout.pairs()), layout, positions, figures)
-        figures.noise = direct.noise()
-        if not any(kind == "context" for kind, _ in positions.masks):
-            figures.not_measured["long context"] = f"no text is longer than {positions.longest} tokens"
+    structural = structural_kinds(folder)
+    if isinstance(structural, str):
+        figures.not_measured["structural tokens"] = structural
+    positions = positions_of(documents, None if isinstance(structural, str) else structural)
+    direct = Direct(layout, rounder, runner, texts, asked.keep, asked.say)
+    asked.say(f"{_describe(direct.cost(layout.pairs()))}; an interrupted run resumes from {asked.keep}")
+    take_found(dict(direct.wholes()), direct.parts(layout.pairs()), layout, positions, figures)
+    figures.noise = direct.noise()
+    if not any(kind == "context" for kind, _ in positions.masks):
+        figures.not_measured["long context"] = f"no text is longer than {positions.longest} tokens"
     if asked.parts_of is None:  # else nothing is asked for but mixes as a whole
-        _by_fisher(layout, rounder, runner, texts, figures, asked.say)
+        by_weights(layout, rounder, figures, asked.say)
     return documents, texts_description
 
 
@@ -170,9 +160,6 @@ def _say_cost(asked: Asked, layout: Layout, rounder: Rounder, model: Any, folder
     if not asked.text and asked.run is None:
         minutes = _minutes_to_write(asked, model, folder)
         asked.say(f"estimate: the model first writes its texts, about {minutes:.1f} minutes of one core")
-    if asked.proxy != "kl":
-        asked.say("estimate: three passes of the whole model over the texts, one of them backward")
-        return
     texts = random_texts(model, min(asked.num_tokens, BATCH_TOKENS), asked.length)
     runner = Runner(model, batched(texts, BATCH_TOKENS))
     runner.run()  # the first pass also allocates and compiles
@@ -202,20 +189,6 @@ def _minutes_to_write(asked: Asked, model: Any, folder: Path) -> float:
     ended = os.times()
     seconds = ended.user + ended.system - started.user - started.system
     return seconds / 60 * asked.length / num_tokens * math.ceil(len(questions) / at_once)
-
-
-def _by_fisher(layout: Layout, rounder: Rounder, runner: Any, texts: Any, figures: Figures, say: Say) -> None:
-    from assay_quantize.sensitivity import fisher
-    from assay_quantize.sensitivity.rounded import relative_error
-    from assay_quantize.sensitivity.texts import batched
-
-    by_weight = fisher.curvatures(runner.model, runner.addresses, batched(texts, 1), say)
-    num_scored = sum(text.num_scored for text in texts)
-    figures.damage |= {"proxy:fisher": {}, "proxy:weights": {}}
-    for pair in layout.pairs():
-        rounded = list(rounder.weights(*pair))
-        figures.damage["proxy:fisher"][pair], figures.worst[pair] = fisher.damage(rounded, by_weight, num_scored)
-        figures.damage["proxy:weights"][pair], _ = relative_error(rounded)
 
 
 # ------------------------------------------------------------------------------------------------ servers

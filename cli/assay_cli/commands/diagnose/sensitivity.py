@@ -44,9 +44,9 @@ def sensitivity(
             "--proxy",
             metavar="|".join(get_args(Proxy)),
             callback=choice(*get_args(Proxy)),
-            help="kl: the divergence itself, part by part, in transformers; fisher: an estimate from one backward pass; "
-            "hidden: relative squared error of the states behind the part's layer, one layer in memory at a time; weights: "
-            "relative squared error of the weights, without running a model.",
+            help="kl: the divergence itself, part by part, in transformers; hidden: relative squared error of the states "
+            "behind the part's layer, one layer in memory at a time; weights: relative squared error of the weights, without "
+            "running a model.",
         ),
     ] = "kl",
     observer: Annotated[
@@ -102,16 +102,6 @@ def sensitivity(
         ),
     ] = 0,
     profile: ProfileOption = None,
-    scores: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--import",
-            metavar="FILE,...",
-            callback=several,
-            help="Scores of AutoRound's AutoScheme (its JSON cache) or of ModelOpt's AutoQuantize (`candidate_stats` as JSON), "
-            "to be compared with ours.",
-        ),
-    ] = None,
     show_scheme: Annotated[
         str | None,
         typer.Option(
@@ -164,7 +154,7 @@ def sensitivity(
         observer=observer,  # type: ignore[arg-type]  # likewise
         method=method,  # type: ignore[arg-type]  # likewise
         run=run, text=() if text == ["own"] else tuple(map(Path, text or ())), num_tokens=tokens, length=length, served=served,
-        profile=profile_for(resolved, profile) if served else None, scores=tuple(map(Path, scores or ())),
+        profile=profile_for(resolved, profile) if served else None,
         seed=seed, keep=place.records / "sensitivity", only_estimate=estimate, by_layer=by_layer,
         memory_bytes=None if memory is None else parse_memory(memory), hardware=hardware,
         own=text == ["own"], mixes=tuple(load_recipe(PrecisionRecipe, name) for name in mix or ()), say=say,
