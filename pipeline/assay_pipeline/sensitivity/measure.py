@@ -7,21 +7,27 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from assay.callbacks import say_nothing
+from assay.callbacks import Say, say_nothing
 from assay.quantities import size
 from assay.recipes.calibrated.methods import INTEGERS
+from assay.recipes.load import load_recipe
+from assay.recipes.precision import PrecisionRecipe
 from assay.records.base import sha256_of
-from assay.records.diagnosis.sensitivity import RankCorrelation, Sensitivity, SensitivityPart
+from assay.records.diagnosis.sensitivity import SENSITIVITY_NAME, RankCorrelation, Sensitivity, SensitivityPart
+from assay_pipeline.interrupted import interruptible
+from assay_pipeline.places import check_places, place_for
 from assay_pipeline.sensitivity.request import (
     GPTQ,
     Asked,
     Figures,
     Pair,
+    Proxy,
     by_weights,
+    check_asked,
     check_texts,
     measure,
     mixes_of,
@@ -34,15 +40,101 @@ from assay_pipeline.sensitivity.request import (
 
 if TYPE_CHECKING:
     from assay_evaluate.divergence.documents import Document
+    from assay_quantize.estimate.sensitivity_time import SensitivityEstimate
     from assay_quantize.sensitivity.direct import Cost
     from assay_quantize.sensitivity.parts import Key, Layout
     from assay_quantize.sensitivity.rounded import CalibratedWeights, Rounder
 
+DEFAULT_SCHEMES = ("w4a16", "w4a16_g32", "nvfp4a16", "fp8_block")
 IN_WORDS = {
     "kl": "the divergence itself, in transformers",
     "hidden": "the relative squared error of the states behind a part's layer",
     "weights": "the relative squared error of the weights",
 }
+
+
+@dataclass(frozen=True)
+class SensitivityResult:
+    """file: where the record was written. Both None: only the cost was asked for. hours: that of a machine that was named, with
+    the bytes of the whole model in FP32; None: no machine was named, or no model is run."""
+
+    record: Sensitivity | None = None
+    file: Path | None = None
+    hours: SensitivityEstimate | None = None
+    whole_bytes: int | None = None
+
+
+def measure_sensitivity(
+    target: str,
+    *,
+    schemes: Sequence[str] = DEFAULT_SCHEMES,
+    proxy: Proxy = "kl",
+    observer: Literal["minmax", "mse"] = "minmax",
+    method: Literal["none", "gptq"] = "none",
+    text: Sequence[str] = (),
+    num_tokens: int = 16_384,
+    length: int = 256,
+    mixes: Sequence[str] = (),
+    served: int = 0,
+    profile: str | None = None,
+    seed: int = 0,
+    by_layer: bool | None = None,
+    memory: str | None = None,
+    hardware: str | None = None,
+    only_estimate: bool = False,
+    run: Path | None = None,
+    out: Path | None = None,
+    say: Say = say_nothing,
+) -> SensitivityResult:
+    """What it costs to quantize each role of each layer by itself, in nats a token and in bytes; the record is written.
+
+    target: a model recipe's name, a checkpoint folder or a hub id. schemes: that every part is tried in. text: files, or `own`:
+    what the model samples; none: texts of the reference of `run`, else the model's replies to generated questions. mixes:
+    precisions that are measured as a whole as well. served: so many parts are also served, with `profile`. by_layer: hold one
+    layer in memory at a time; None: where the model does not fit into `memory`. only_estimate: measure nothing, say the cost,
+    of `hardware` if it is named. run, out: folder of the record; neither: a new temporary one. AssayError: options that do not
+    go together, or a model that cannot be measured here.
+    """
+    from assay_pipeline.profiles import profile_for
+    from assay_pipeline.sensitivity.by_layer import estimate_hours
+    from assay_pipeline.targets import resolve_target
+    from assay_quantize.engine.budget import parse_memory
+
+    check_places(run, out)
+    resolved, is_own = resolve_target(target), list(text) == ["own"]
+    place = place_for("sensitivity", ".", run=run, out=out, say=say)
+    asked = Asked(
+        target=resolved,
+        schemes=tuple(schemes),
+        proxy=proxy,
+        observer=observer,
+        method=method,
+        run=run,
+        text=() if is_own else tuple(map(Path, text)),
+        own=is_own,
+        num_tokens=num_tokens,
+        length=length,
+        mixes=tuple(load_recipe(PrecisionRecipe, name) for name in mixes),
+        served=served,
+        profile=profile_for(resolved, profile) if served else None,
+        seed=seed,
+        by_layer=by_layer,
+        memory_bytes=None if memory is None else parse_memory(memory),
+        hardware=hardware,
+        only_estimate=only_estimate,
+        keep=place.records / "sensitivity",
+        say=say,
+    )
+    check_asked(asked)
+    if hardware is not None:
+        hours, whole_bytes = estimate_hours(asked)
+        return SensitivityResult(hours=hours, whole_bytes=whole_bytes)
+    with interruptible(lambda: f"what was measured is kept in {asked.keep}; the same command goes on from there"):
+        record = find_sensitivity(asked)
+    if record is None:
+        return SensitivityResult()
+    record.save(place.records / SENSITIVITY_NAME)
+    return SensitivityResult(record, place.records / SENSITIVITY_NAME)
 
 
 def find_sensitivity(asked: Asked) -> Sensitivity | None:
