@@ -53,7 +53,7 @@ def test_a_prediction_fills_a_cell_and_is_not_chosen(tmp_path: Path) -> None:
     drafting = {at: at * 512 / seconds(*times, 2.4) for at, times in ((1, (186.3, 13155.1)), (32, (3702.1, 32627.6)))}
     assert [cell.model_dump(exclude_defaults=True) for cell in choice.cells if cell.state == "predicted"] == [
         {
-            "setup": "fp8", "concurrency": at, "state": "predicted", "why": "nobody measured it",
+            "setup": "fp8", "concurrency": at, "state": "predicted", "why": "not measured",
             "output_tokens_s": pytest.approx(speed), "tokens_s_user": pytest.approx(speed / at),
             "tpot_s": pytest.approx(step / 2.4 / 511 / 1000), "source": "AIConfigurator 0.12.0, 5 tokens drafted a step",
         }
