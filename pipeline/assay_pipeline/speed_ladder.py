@@ -1,4 +1,4 @@
-"""Speeds in a run: which checkpoints are measured, how they are served and what they are asked; rows imported or predicted."""
+"""Speeds in a run: which checkpoints are measured, how they are served and what they are asked; rows imported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from assay.callbacks import Say, say_nothing
 from assay.errors import AssayError, did_you_mean
 from assay.foreign_text import shown
 from assay.recipes.load import load_recipe, recipe_names
-from assay.recipes.model import ModelRecipe, is_automatic
+from assay.recipes.model import ModelRecipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
@@ -158,7 +158,7 @@ def measure_speed(
     place = place_of(target, runs)
     where = profile_for(place.target, profile, tensor_parallel_size=tensor_parallel_size)
     record = measure_in_run(place, checkpoints, where, options or {}, say)
-    known = ("emulated:", "nothing drafts:", "not predicted:", "not imported")
+    known = ("emulated:", "nothing drafts:", "not imported")
     lost = any(row.origin == "measured" and row.why_refused is not None for row in record.rows)
     return RunSpeed(place, record, lost or any(not point.reason.startswith(known) for point in record.not_measured))
 
@@ -210,39 +210,6 @@ def default_ladder(recipe: ModelRecipe, profile: ProfileRecipe, options: Mapping
         "output_tokens": 64 if on_cpu else 512,
     }
     return Ladder(**(chosen | recipe.speed.options() | dict(options)))
-
-
-def predict_speed(
-    target: str,
-    interpreter: Path,
-    profile: str,
-    *,
-    runs: Path = Path("runs"),
-    acceptance_length: float | None = None,
-    labels: Sequence[str] | None = None,
-    options: Mapping[str, Any] | None = None,
-) -> RunSpeed:
-    """Rows that AIConfigurator predicts for a profile whose GPUs need not be here, put into the run's record.
-
-    interpreter: a Python that has it. labels: precisions of the model, or labels in the record; None: all that the record has,
-    else those of the model's recipe.
-    """
-    from assay_evaluate.speed.predicted import acceptance_of, predict
-
-    place = place_of(target, runs)
-    recipe, where = place.target.recipe, load_recipe(ProfileRecipe, profile)
-    ladder = default_ladder(recipe, where, options or {})
-    reference = [] if recipe.reference.precision is None else [recipe.reference.precision]
-    before = SpeedRecord.load_if_there(place.run_dir / SPEED_RECORD)
-    schemes_before = {row.checkpoint: row.scheme for row in (() if before is None else before.rows)}
-    own = [name for name in recipe.precisions if not is_automatic(name)]  # a mix has no kernel of its own to predict
-    labels_asked = labels or list(schemes_before) or list(dict.fromkeys((*reference, *own)))
-    schemes = {label: schemes_before.get(label) or scheme_of(label) for label in labels_asked}
-    acceptance = acceptance_of(before, acceptance_length, ladder.speculation)
-    model = place.target.location.path or place.target.location.hub
-    assert model is not None, "a source is a folder or on the hub"
-    rows, left_out = predict(schemes, model, where, ladder, interpreter, acceptance)
-    return RunSpeed(place, _with_rows(place, rows, left_out))
 
 
 def import_speed(

@@ -1,4 +1,4 @@
-"""The `assay speed` command: how fast the checkpoints of a run are served; measured here, imported or predicted."""
+"""The `assay speed` command: how fast the checkpoints of a run are served; measured here or imported."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from assay_cli.options import (
 )
 from assay_cli.shown.speed import print_speed
 from assay_cli.terminal import emit, results, say
-from assay_pipeline.speed_ladder import import_speed, measure_speed, predict_speed
+from assay_pipeline.speed_ladder import import_speed, measure_speed
 
 OFF = {"off": "0"}
 MOST = 4096
@@ -32,7 +32,6 @@ MOST = 4096
 MEASURED_ONLY = ("checkpoints", "concurrency", "output_tokens", "prompt_tokens", "profile", "tensor_parallel_size")
 LADDER_ONLY = ("prompts", "repeats", "starts", "requests", "objective", "seed")
 IMPORTED_ONLY = ("form", "label", "hardware", "prompt_kind")
-PREDICTED_ONLY = ("acceptance_length",)
 
 
 def numbers(option: str, values: list[str] | None, least: int) -> tuple[int, ...] | None:
@@ -127,20 +126,6 @@ def speed(
     prompt_kind: Annotated[
         str | None, typer.Option("--prompt-kind", help="With --import: what was asked, e.g. `random 1024/512`.")
     ] = None,
-    aiconfigurator: Annotated[
-        Path | None,
-        typer.Option(
-            "--aiconfigurator", metavar="PYTHON",
-            help="Predict instead of measuring, for the GPUs of --profile: a Python that has aiconfigurator-core.",
-        ),
-    ] = None,
-    acceptance_length: Annotated[
-        float | None,
-        typer.Option(
-            "--acceptance-length", min=1,
-            help="With --aiconfigurator: tokens that a step with drafts yields. Default: as measured or imported.",
-        ),
-    ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of prompts and of the order.")] = 0,
     runs: RunsOption = Path("runs"),
     as_json: JsonOption = False,
@@ -154,7 +139,7 @@ def speed(
     refuse_runs(ctx, target)
     drafted = numbers("--speculation", speculation, 0)
     if imported is not None:
-        refuse_unused(ctx, "with --import", *MEASURED_ONLY, *LADDER_ONLY, *PREDICTED_ONLY)
+        refuse_unused(ctx, "with --import", *MEASURED_ONLY, *LADDER_ONLY)
         only_label, names = labels_of(label)
         if drafted is not None and len(drafted) > 1:
             raise AssayError("--speculation: with --import it is one number, of all rows of the file, or `off`")
@@ -173,22 +158,10 @@ def speed(
             "prompt_tokens": prompt_tokens, "objective": {} if objective is None else parse_objective(objective), "seed": seed,
         }  # fmt: skip
         options = {name: value for name, value in given.items() if value is not None}  # others are left to the default
-        if aiconfigurator is None:
-            refuse_unused(ctx, "without --aiconfigurator", *PREDICTED_ONLY)
-            run_speed = measure_speed(
-                target, runs=runs, checkpoints=checkpoints, profile=profile, tensor_parallel_size=tensor_parallel_size,
-                options=options, say=say,
-            )  # fmt: skip
-        else:
-            refuse_unused(ctx, "with --aiconfigurator", *LADDER_ONLY, "tensor_parallel_size")
-            if profile is None:
-                raise AssayError(
-                    "--aiconfigurator: say for which GPUs, with --profile (8xh200, or another of recipes/profiles/)"
-                )
-            run_speed = predict_speed(
-                target, aiconfigurator, profile, runs=runs, acceptance_length=acceptance_length, labels=checkpoints,
-                options=options,
-            )  # fmt: skip
+        run_speed = measure_speed(
+            target, runs=runs, checkpoints=checkpoints, profile=profile, tensor_parallel_size=tensor_parallel_size,
+            options=options, say=say,
+        )  # fmt: skip
     if as_json:
         emit(run_speed.record)
     else:
