@@ -183,15 +183,14 @@ def automatic_of(name: str) -> Automatic:
 class AutomaticMix(Section):
     """`automatic:` of a model's recipe: how `auto-BUDGET` is chosen (`assay sensitivity`, then `assay recipe`).
 
-    proxy: kl: the divergence itself, part by part; fisher: an estimate from one backward pass. schemes: that are measured and
-    chosen from. base: the precision that says which roles are chosen for and what is kept; None: w4a16. hardware: profile of
-    the GPUs it must run on; None: a choice by bytes alone. texts: that damages are measured on, replies: the model's to
-    generated questions, which are none of a suite's; own: what it samples by itself, as calibrations do; or files, as for
-    `assay sensitivity --text`, which a model that does not fit into memory needs. tokens, length: of these. slack: as of
-    `assay recipe`.
+    proxy: kl: the divergence itself, part by part. schemes: that are measured and chosen from. base: the precision that
+    says which roles are chosen for and what is kept; None: w4a16. hardware: profile of the GPUs it must run on; None: a
+    choice by bytes alone. texts: that damages are measured on, replies: the model's to generated questions, which are none
+    of a suite's; own: what it samples by itself, as calibrations do; or files, as for `assay sensitivity --text`, which a
+    model that does not fit into memory needs. tokens, length: of these. slack: as of `assay recipe`.
     """
 
-    proxy: Literal["kl", "fisher"] = "kl"
+    proxy: Literal["kl"] = "kl"
     schemes: tuple[SchemeName, ...] = Field(default=("w4a16", "w4a16_g32", "nvfp4a16", "fp8_block"), min_length=1)
     base: str | None = None
     hardware: str | None = None

@@ -9,26 +9,19 @@ from __future__ import annotations
 
 import functools
 import gc
-import inspect
-import math
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer import Abort
 from typer._click.exceptions import NoArgsIsHelpError, NoSuchOption, UsageError  # typer has no public name for them
-from typer.core import TyperCommand, TyperOption
 
 from assay import __version__
 from assay.errors import AssayError
-from assay.foreign_text import one_line, shown
-from assay.installation import missing
-from assay.safe_files import MAX_INTEGER
+from assay.foreign_text import one_line
 from assay_cli.commands.about.doctor import doctor
 from assay_cli.commands.about.family import family
 from assay_cli.commands.about.recipes import list_recipes
@@ -59,80 +52,14 @@ from assay_cli.commands.results.gate import gate
 from assay_cli.commands.results.publish import publish
 from assay_cli.commands.results.report import report
 from assay_cli.commands.results.status import status
-from assay_cli.interrupted import Commands
 from assay_cli.options import QuietOption, VerboseOption
-from assay_cli.terminal import is_quiet, is_verbose, say, say_error, set_verbosity
+from assay_cli.terminal import is_verbose, say, say_error, set_verbosity
+from assay_cli.typer_commands import Command, Commands
 from assay_pipeline.interrupted import Interrupted
-
-VALUES = {bool: "", int: "NUMBER", float: "NUMBER", str: "TEXT", Path: "PATH"}
-"""What --help shows for the value of an option that names none. A flag takes no value."""
-
-
-SINGLE_LINE_END = re.compile(r"(?<!\n)\n(?!\n)")
-
-
-EARLIER_NAMES = {
-    "recipe": {"--hardware": "--profile"},
-    "probe": {"--model": "--served-model-name"},
-    "lever": {"--model": "--served-model-name"},
-    "locate": {"--tensor-parallel": "--tensor-parallel-size", "--prompts": "--num-prompts"},
-}
-"""Command -> earlier name of an option, which still works -> its name."""
-
-
-class Command(TyperCommand):
-    """A command whose --help shows `TARGET` and `--json`, where typer would show `{TARGET}` and `--json <bool>`."""
-
-    def __init__(self, *args: Any, help: str | None = None, **options: Any) -> None:
-        """help: a docstring; its paragraphs are set to the width of the terminal, not broken where the source is."""
-        super().__init__(*args, help=help and SINGLE_LINE_END.sub(" ", help), **options)
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        return [piece.replace("{", "").replace("}...", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
-
-    def get_params(self, ctx: Any) -> Any:
-        return named_values(super().get_params(ctx))
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        names = EARLIER_NAMES.get(str(self.name), {})
-        words = [word.partition("=") for word in args]
-        return super().parse_args(ctx, [names.get(name, name) + equals + value for name, equals, value in words])
-
-    def invoke(self, ctx: Any) -> Any:
-        """AssayError: a number that no option means, though it is within its limits; a package that an extra installs."""
-        for param in self.params:
-            if isinstance(value := ctx.params.get(param.name), float) and not math.isfinite(value):
-                raise AssayError(f"{param.opts[0]} {value}: is no number; give a finite one")
-            if isinstance(value, int) and abs(value) > MAX_INTEGER:
-                raise AssayError(f"{param.opts[0]} {shown(value, 24)}: beyond 64 bits; give a smaller number")
-        try:
-            return super().invoke(ctx)
-        except ModuleNotFoundError as error:
-            if (line := missing(error, ctx.command_path)) is None:
-                raise
-            raise AssayError(line) from error
-        except BrokenPipeError:  # with its number typer would exit 1
-            raise BrokenPipeError from None
-
-
-class AllCommands(Commands):
-    """The group of all commands, with the same --help."""
-
-    def get_params(self, ctx: Any) -> Any:
-        return named_values(super().get_params(ctx))
-
-
-def named_values(params: Any) -> Any:
-    """The parameters of a command; an option without a metavar takes it from VALUES."""
-    for param in params:
-        if isinstance(param, TyperOption) and param.metavar is None:
-            param.metavar = VALUES.get(param.type_descriptor.annotation)
-    return params
-
 
 app = typer.Typer(
     name="assay",
-    cls=AllCommands,
+    cls=Commands,
     help="Quantize a mixture-of-experts checkpoint for vLLM, and measure what was lost.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -141,7 +68,7 @@ app = typer.Typer(
 
 
 diagnosis = typer.Typer(
-    cls=AllCommands,
+    cls=Commands,
     help="Failures that are not in the weights: probe a server, find the setting or the layer they depend on.",
     no_args_is_help=True,
 )
@@ -234,28 +161,9 @@ VERBS, WHOLE, BEFORE, CHECKPOINTS, RUNS = "Commands", "Step by step", "Beforehan
 """Panels of `assay --help`."""
 
 
-def _with_verbosity(function: Callable[..., None]) -> Callable[..., None]:
-    """A command that takes --quiet and --verbose behind its name too."""
-
-    @functools.wraps(function)
-    def command(*, quiet: bool, verbose: bool, **options: Any) -> None:
-        if quiet or verbose:
-            set_verbosity(quiet=quiet or is_quiet(), verbose=verbose or is_verbose())
-        function(**options)
-
-    more = {"quiet": QuietOption, "verbose": VerboseOption}
-    of_command = inspect.signature(function, eval_str=True)
-    added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=what) for name, what in more.items()
-    ]
-    command.__annotations__ = function.__annotations__ | more
-    command.__signature__ = of_command.replace(parameters=[*of_command.parameters.values(), *added])  # type: ignore[attr-defined]
-    return command
-
-
 def _add(panel: str, *functions: Callable[..., None], to: typer.Typer = app) -> None:
     for function in functions:
-        to.command(function.__name__.replace("_", "-"), cls=Command, rich_help_panel=panel)(_with_verbosity(function))
+        to.command(function.__name__.replace("_", "-"), cls=Command, rich_help_panel=panel)(function)
 
 
 _add(VERBS, quantize, judge, choose, publish)
@@ -266,8 +174,8 @@ _add(WHOLE, evaluate, deployment, speed, gate, report, card)
 _add(CHECKPOINTS, verify, serve, family)
 _add(RUNS, status, compare)
 _add("This installation", setup, doctor)
-app.command("recipes", cls=Command, rich_help_panel="This installation")(_with_verbosity(list_recipes))
+app.command("recipes", cls=Command, rich_help_panel="This installation")(list_recipes)
 for command in (probe, lever, locate, gpu_check):
     name = command.__name__.replace("_", "-")
-    diagnosis.command(name, cls=Command)(_with_verbosity(command))
-    app.command(name, cls=Command, hidden=True)(_with_verbosity(command))
+    diagnosis.command(name, cls=Command)(command)
+    app.command(name, cls=Command, hidden=True)(command)

@@ -35,7 +35,7 @@ from assay_evaluate.run.candidate import Candidate
 from assay_evaluate.run.evaluate import evaluate
 from assay_evaluate.serving.server import Server, ServerSpec
 from assay_pipeline.gate_choice import ChosenGates, load_gates, register_gates
-from assay_pipeline.judging import judge_and_write, load_measurements
+from assay_pipeline.judging import judge, load_measurements
 
 MODEL = "tiny-swe"
 SCRIPTS: dict[str, dict[str, Behaviour]] = {"careful": CAREFUL, "hasty": HASTY}
@@ -83,7 +83,7 @@ def run_demo(runs: Path, dataset: Path) -> GateReport:
         start_server=serve_script,
         foresee=lambda spec: None,
     )
-    return judge_and_write(gates, run_dir, measured)
+    return judge(run_dir, gates, measurements=measured)
 
 
 def main() -> int:

@@ -18,7 +18,7 @@ from assay_pipeline.comparison.planned_run import check_released, problem_before
 from assay_pipeline.comparison.sides import given_endpoints, model_of, of_sides, parse_sides, profile_of
 from assay_pipeline.gate_choice import ChosenGates, choose_gates, describe_gates, register_gates, suite_for
 from assay_pipeline.interrupted import interruptible
-from assay_pipeline.judging import judge_and_write, load_measurements
+from assay_pipeline.judging import judge, load_measurements
 from assay_pipeline.profiles import check_folder_served
 from assay_pipeline.run_folders import open_run
 from assay_pipeline.targets import resolve_target
@@ -175,7 +175,8 @@ def evaluate(
                 own_texts=bool(target.recipe.deployment_profiles) if own_texts is None else own_texts,
             )  # fmt: skip
         measurements = load_measurements(run_dir)
-        return Judged(run_dir, measurements, judge_and_write(limits, run_dir, measurements, target.recipe.published, say))
+        judged = judge(run_dir, limits, measurements=measurements, published=target.recipe.published, say=say)
+        return Judged(run_dir, measurements, judged)
 
 
 def check_budgets(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,14 +25,38 @@ if TYPE_CHECKING:
     from assay_reports.schema import Report
 
 
-def judge(run_dir: Path, gates: str | None = None, *, say: Say = say_nothing) -> GateReport:
-    """Verdicts of a run from its records; report and cards are written again.
+def judge(
+    run_dir: Path,
+    gates: str | GateRecipe | None = None,
+    *,
+    measurements: Sequence[Measurement] | None = None,
+    published: Mapping[str, PublishedScore] | None = None,
+    say: Say = say_nothing,
+) -> GateReport:
+    """Verdicts of a run, then everything that is written from records: gates.json, report, cards.
 
-    gates: a recipe's name or file; None: those that were registered before the run. AssayError: nothing was measured, or the
-    gates do not go with the suite.
+    gates: a recipe's name or file, or the recipe as it applies to the run's suite; None: those that were registered before the
+    run. measurements: None: those of the run. published: scores of the model's recipe; None: those that the run was judged with
+    before, or of the shipped recipe of its model. AssayError: nothing was measured, or the gates do not go with the suite.
     """
-    measurements = load_measurements(run_dir)
-    return judge_and_write(gates_of_run(run_dir, measurements, gates, say), run_dir, measurements, say=say)
+    from assay_evaluate.verdicts.gates import judge as judge_measurements
+
+    measured = load_measurements(run_dir) if measurements is None else list(measurements)
+    limits = gates if isinstance(gates, GateRecipe) else gates_of_run(run_dir, measured, gates, say)
+    judged = judge_measurements(
+        measured,
+        limits,
+        model=measured[0].model,
+        registered=registered_gates(run_dir),
+        probes=load_probes(run_dir),
+        published=_published_before(run_dir, measured[0].model) if published is None else published,
+        earlier=earlier_attempts(run_dir, measured),
+    )
+    judged.save(run_dir / "gates.json")
+    with suppress(OSError):  # a folder of runs that is read-only keeps no list; the verdict stands
+        note_attempts(run_dir, measured, judged)
+    write_again(run_dir, say)
+    return judged
 
 
 def report(run_dir: Path) -> Path:
@@ -49,37 +73,6 @@ def load_measurements(run_dir: Path) -> list[Measurement]:
     if not measurements:
         raise AssayError(f"{run_dir}: nothing was measured yet; run `assay evaluate` first")
     return measurements
-
-
-def judge_and_write(
-    gates: GateRecipe,
-    run_dir: Path,
-    measurements: list[Measurement],
-    published: Mapping[str, PublishedScore] | None = None,
-    say: Say = say_nothing,
-) -> GateReport:
-    """Verdicts, then everything that is written from records: gates.json, report, cards.
-
-    gates: as they apply to the run's suite. published: scores of the model's recipe; None: those that the run was judged with
-    before, or of the shipped recipe of its model.
-    """
-    from assay_evaluate.verdicts.gates import judge as judge_measurements
-
-    earlier = earlier_attempts(run_dir, measurements)
-    judged = judge_measurements(
-        measurements,
-        gates,
-        model=measurements[0].model,
-        registered=registered_gates(run_dir),
-        probes=load_probes(run_dir),
-        published=_published_before(run_dir, measurements[0].model) if published is None else published,
-        earlier=earlier,
-    )
-    judged.save(run_dir / "gates.json")
-    with suppress(OSError):  # a folder of runs that is read-only keeps no list; the verdict stands
-        note_attempts(run_dir, measurements, judged)
-    write_again(run_dir, say)
-    return judged
 
 
 def write_again(run_dir: Path, say: Say = say_nothing) -> None:

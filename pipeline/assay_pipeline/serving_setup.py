@@ -29,12 +29,13 @@ def build_serving_environment(python: Path | None, say: Callable[[str], None], *
     python: that it is made with; None: the one that runs. AssayError: it cannot be built; the message names the log.
     """
     folder, constraints = serving_environment(), data_file("constraints")
-    stamp = _stamp(constraints)
-    if not again and (folder / "bin" / "python").is_file() and _text_of(folder / STAMP) == stamp:
+    stamp, ready = _stamp(constraints), folder / STAMP
+    is_ready = (folder / "bin" / "python").is_file() and ready.is_file() and ready.read_text(encoding="utf-8") == stamp
+    if is_ready and not again:
         say(f"{folder} is ready; --again builds it anew")
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    (folder / STAMP).unlink(missing_ok=True)
+    ready.unlink(missing_ok=True)
     environment = os.environ | {"PYTHON": str(python or sys.executable)}
     kept = "what was downloaded is kept in pip's cache; the same command goes on"
     with tempfile.TemporaryDirectory(prefix="assay-setup-") as temporary, interruptible(lambda: kept):
@@ -54,25 +55,19 @@ def build_serving_environment(python: Path | None, say: Callable[[str], None], *
                 raise
     if building.returncode != 0:
         raise AssayError(errors[-1] if errors else f"{folder}: could not be built (exit {building.returncode})")
-    (folder / STAMP).write_text(stamp, encoding="ascii")
+    ready.write_text(stamp, encoding="ascii")
     return folder
 
 
 def _stamp(constraints: Path) -> str:
-    """Changes with the pins, with how they are installed, and with assay."""
+    """Changes with the pins, with how they are installed, and with assay: two wheels of one version may differ."""
     pins = b"".join(path.read_bytes() for path in sorted([*constraints.glob("serve-*.hashes.txt"), constraints / "install.sh"]))
-    return hashlib.sha256(pins).hexdigest() + " " + (f"{clone()}" if clone() else _identity_of_this())
-
-
-def _text_of(path: Path) -> str | None:
-    return path.read_text(encoding="utf-8") if path.is_file() else None
-
-
-def _identity_of_this() -> str:
-    """Of the installed files: two wheels of one version may differ."""
+    of_pins = hashlib.sha256(pins).hexdigest()
+    if (folder := clone()) is not None:
+        return f"{of_pins} {folder}"
     record = importlib.metadata.distribution(DISTRIBUTION).read_text("RECORD") or ""
     lines = [line for line in record.splitlines() if line.partition(",")[0].endswith((".py", ".yaml", ".json"))]
-    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+    return f"{of_pins} {hashlib.sha256(chr(10).join(sorted(lines)).encode()).hexdigest()}"
 
 
 def _wheel_of_this(folder: Path) -> Path:

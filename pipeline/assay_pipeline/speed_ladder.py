@@ -1,4 +1,4 @@
-"""Speeds in a run: which checkpoints are measured, how they are served and what they are asked; rows imported or predicted."""
+"""Speeds in a run: which checkpoints are measured, how they are served and what they are asked; rows imported."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.callbacks import Say
+from assay.callbacks import Say, say_nothing
 from assay.errors import AssayError, did_you_mean
 from assay.foreign_text import shown
 from assay.recipes.load import load_recipe, recipe_names
-from assay.recipes.model import ModelRecipe, is_automatic
+from assay.recipes.model import ModelRecipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
@@ -24,12 +24,12 @@ from assay.safe_files import read_json_object
 from assay_pipeline.comparison.checkpoints import source_now
 from assay_pipeline.gate_choice import suite_for
 from assay_pipeline.interrupted import interruptible
+from assay_pipeline.profiles import profile_for
 from assay_pipeline.run_folders import choose_run, find_run, locked_run, open_run, read_run
 from assay_pipeline.targets import Target, resolve_target, source_label
 
 if TYPE_CHECKING:
     from assay_evaluate.speed.ladder import Ladder
-    from assay_evaluate.speed.stated import Stated
 
 
 @dataclass(frozen=True)
@@ -130,13 +130,43 @@ def scheme_of(label: str, folder: Path | None = None) -> str | None:
     return None if of_experts is None else of_experts.split("_")[0]
 
 
-def measure_in_run(
-    place: Place, checkpoints: Sequence[str] | None, where: ProfileRecipe, options: dict[str, Any], say: Say
-) -> SpeedRecord:  # fmt: skip
-    """Measure what is missing of the ladder of a run's checkpoints; the run is held meanwhile. options: fields of `Ladder`.
+@dataclass(frozen=True)
+class RunSpeed:
+    """The speed record of a run, and where it lies. failed: something that has kernels here could not be measured."""
 
-    AssayError: the profile serves less at once than is asked for, or there is no such checkpoint, or no such kind of prompts.
+    place: Place
+    record: SpeedRecord
+    failed: bool = False
+
+
+def measure_speed(
+    target: str,
+    *,
+    runs: Path = Path("runs"),
+    checkpoints: Sequence[str] | None = None,
+    profile: str | None = None,
+    tensor_parallel_size: int | None = None,
+    options: Mapping[str, Any] | None = None,
+    say: Say = say_nothing,
+) -> RunSpeed:
+    """Measure what is missing of the ladder of a run's checkpoints, by vLLM's own benchmark; RUN/speed.json holds it.
+
+    target: a run's folder, its name under `runs`, or a model, whose run is begun. checkpoints: labels; None: all of the run.
+    profile: how vLLM is run; None: from the hardware. options: fields of `Ladder`; others are the model's, or defaults.
+    AssayError: the profile serves less at once than is asked for, no such checkpoint, or no such kind of prompts.
     """
+    place = place_of(target, runs)
+    where = profile_for(place.target, profile, tensor_parallel_size=tensor_parallel_size)
+    record = measure_in_run(place, checkpoints, where, options or {}, say)
+    known = ("emulated:", "nothing drafts:", "not imported")
+    lost = any(row.origin == "measured" and row.why_refused is not None for row in record.rows)
+    return RunSpeed(place, record, lost or any(not point.reason.startswith(known) for point in record.not_measured))
+
+
+def measure_in_run(
+    place: Place, checkpoints: Sequence[str] | None, where: ProfileRecipe, options: Mapping[str, Any], say: Say
+) -> SpeedRecord:  # fmt: skip
+    """The same of a run that is known, which is held meanwhile."""
     from assay_evaluate.client.journal import Journal
     from assay_evaluate.run.identity import checkpoint_sha256, identity_of
     from assay_evaluate.speed.measure import LadderRun, Subject, check_concurrency
@@ -166,7 +196,7 @@ def measure_in_run(
         return LadderRun(subjects, ladder, prompts, where, place.target.recipe.serving, run_dir, say).run()
 
 
-def default_ladder(recipe: ModelRecipe, profile: ProfileRecipe, options: dict[str, Any]) -> Ladder:
+def default_ladder(recipe: ModelRecipe, profile: ProfileRecipe, options: Mapping[str, Any]) -> Ladder:
     """As the options say, else the model's recipe (`speed:`); else few requests on a CPU, more where GPUs are, with the
     drafts that the model is served with and without.
     """
@@ -179,48 +209,32 @@ def default_ladder(recipe: ModelRecipe, profile: ProfileRecipe, options: dict[st
         "speculation": (0,) if drafts is None else (0, drafts),
         "output_tokens": 64 if on_cpu else 512,
     }
-    return Ladder(**(chosen | recipe.speed.options() | options))
+    return Ladder(**(chosen | recipe.speed.options() | dict(options)))
 
 
-def predict_in_run(
-    place: Place,
-    interpreter: Path,
-    profile: str,
-    acceptance_length: float | None,
-    labels: Sequence[str] | None,
-    options: dict[str, Any],
-) -> SpeedRecord:
-    """Rows that AIConfigurator predicts for a profile whose GPUs need not be here, put into the run's record.
+def import_speed(
+    target: str,
+    path: Path,
+    *,
+    runs: Path = Path("runs"),
+    form: str | None = None,
+    label: str | None = None,
+    names: Mapping[str, str] | None = None,
+    hardware: str | None = None,
+    num_drafted: int | None = None,
+    prompts: str | None = None,
+    say: Say = say_nothing,
+) -> RunSpeed:
+    """Rows of a file that another tool wrote, put into the record of a run; nothing is measured.
 
-    labels: precisions of the model, or labels in the record; None: all that the record has, else those of the model's recipe.
-    """
-    from assay_evaluate.speed.predicted import acceptance_of, predict
-
-    recipe, where = place.target.recipe, load_recipe(ProfileRecipe, profile)
-    ladder = default_ladder(recipe, where, options)
-    reference = [] if recipe.reference.precision is None else [recipe.reference.precision]
-    before = SpeedRecord.load_if_there(place.run_dir / SPEED_RECORD)
-    schemes_before = {row.checkpoint: row.scheme for row in (() if before is None else before.rows)}
-    own = [name for name in recipe.precisions if not is_automatic(name)]  # a mix has no kernel of its own to predict
-    labels_asked = labels or list(schemes_before) or list(dict.fromkeys((*reference, *own)))
-    schemes = {label: schemes_before.get(label) or scheme_of(label) for label in labels_asked}
-    acceptance = acceptance_of(before, acceptance_length, ladder.speculation)
-    model = place.target.location.path or place.target.location.hub
-    assert model is not None, "a source is a folder or on the hub"
-    rows, left_out = predict(schemes, model, where, ladder, interpreter, acceptance)
-    return _with_rows(place, rows, left_out)
-
-
-def import_in_run(
-    target: str, runs: Path, path: Path, form: str | None, stated: Stated, names: Mapping[str, str], say: Say
-) -> tuple[Place, SpeedRecord]:  # fmt: skip
-    """Rows of a file that another tool wrote, put into the record of a run. names: what the file calls a checkpoint -> label.
-
-    AssayError: the file cannot be read or lacks what a row needs, or none of its rows is a speed.
+    form: of the file; None: detected. label: of all rows; names: what the file calls a checkpoint -> label. hardware,
+    num_drafted, prompts: what the file does not say. AssayError: the file cannot be read or lacks what a row needs, or none of
+    its rows is a speed.
     """
     from assay_evaluate.speed.imported import notes_of, read_imported, renamed
+    from assay_evaluate.speed.stated import Stated
 
-    rows = renamed(read_imported(path, form, stated), names, path.name)
+    rows = renamed(read_imported(path, form, Stated(label, hardware, num_drafted, prompts)), names or {}, path.name)
     place = place_of(target, runs)
     believed = [row for row in rows if row.why_refused is None]
     if not believed:
@@ -246,7 +260,7 @@ def import_in_run(
     ]  # fmt: skip
     record = _with_rows(place, believed, refused)
     say(f"{len(believed)} imported row{'s' if len(believed) != 1 else ''}")
-    return place, record
+    return RunSpeed(place, record)
 
 
 def _with_rows(place: Place, rows: Sequence[SpeedRow], left_out: Sequence[NotMeasured]) -> SpeedRecord:

@@ -22,7 +22,7 @@ from assay.records.plan import Plan
 from assay.records.run import CARD
 from assay_reports.cards import columns, metadata, serving
 from assay_reports.cards.licence import find_licence
-from assay_reports.limits import find_limits
+from assay_reports.find_limits import find_limits
 from assay_reports.numbers import build_report, describe_calibration, plan_numbers, verification_numbers
 from assay_reports.report import environment, why_none
 from assay_reports.run import Run, load_checkpoint, load_run

@@ -62,7 +62,34 @@ class Comparison:
         return english.DIFFERENCES.format(run=self.run, changes=and_list(changes[:NAMED]), more=more)
 
 
-def comparison_of(run: str, record: Mapping[str, Any], differences: Sequence[str]) -> Comparison:
+def differences_of(record: Mapping[str, Any]) -> list[str]:
+    """What is not alike in two runs, a sentence each. record: `assay compare --json`."""
+    first, second = record["first"], record["second"]
+    lines = []
+    if first["model"] != second["model"]:
+        lines.append(english.OTHER_MODELS.format(first=first["model"], second=second["model"]))
+    if first["reference_sha256"] != second["reference_sha256"]:
+        lines.append(english.OTHER_REFERENCES.format(first=first["reference_sha256"], second=second["reference_sha256"]))
+    if first["suite_sha256"] != second["suite_sha256"]:
+        lines.append(
+            english.OTHER_SUITES.format(
+                first=first["suite"], first_sha256=first["suite_sha256"], second=second["suite"],
+                second_sha256=second["suite_sha256"],
+            )
+        )  # fmt: skip
+    if None not in (limits := {first["gate_recipe_sha256"], second["gate_recipe_sha256"]}) and len(limits) > 1:
+        lines.append(english.OTHER_LIMITS)
+    for which in ("first", "second"):
+        if record[which]["only_here"]:
+            lines.append(english.ONLY_HERE.format(which=which, checkpoints=", ".join(record[which]["only_here"])))
+    lines = lines or [english.ALL_THE_SAME]
+    for name, template in (("asked", english.ASKED_DIFFERENTLY), ("served", english.SERVED_DIFFERENTLY)):
+        if fields := record[f"{name}_differently"]:
+            lines.append(template.format(fields="; ".join(fields)))
+    return lines
+
+
+def comparison_of(run: str, record: Mapping[str, Any]) -> Comparison:
     """record: `assay compare --json` of the first run and this one."""
     rows = [
         Loss(
@@ -72,7 +99,7 @@ def comparison_of(run: str, record: Mapping[str, Any], differences: Sequence[str
         )
         for checkpoint in record["checkpoints"] for task in checkpoint["tasks"]
     ]  # fmt: skip
-    return Comparison(run, tuple(differences), tuple(rows))
+    return Comparison(run, tuple(differences_of(record)), tuple(rows))
 
 
 def _interval(data: Any) -> Interval | None:

@@ -23,7 +23,7 @@ from assay_evaluate.statistics import swe_difference as swe
 from assay_evaluate.statistics.clustered import clustered_proportion
 from assay_evaluate.statistics.drafts import acceptance_difference
 from assay_evaluate.statistics.item_pairs import accuracy_of, compare_output_tokens, find_task, pair_items, truncation_share
-from assay_reports.limits import find_limits
+from assay_reports.find_limits import find_limits
 from assay_reports.run import Run
 from assay_reports.schema import (
     LanguageNumbers,
@@ -91,13 +91,16 @@ def _row(run: Run, reference: Measurement, measured: Measurement, level: float) 
     label, divergence = measurement.label, measurement.divergence
     floor = run.noise_floor.divergence if run.noise_floor else None
     has_floor = divergence is not None and floor is not None and floor.kl_mean.value > 0
+    reason = english.IS_REFERENCE if is_reference else english.NOT_JUDGED_YET
+    if not is_reference and run.gates is not None and label in run.gates.overall:
+        reason = f"{run.gates.reasons.get(label, english.JUDGED_BEFORE)}."
     sides = reference.acceptance, measurement.acceptance
     sizes = measurement.checkpoint_bytes, reference.checkpoint_bytes
     return Row(
         label=label,
         kind="reference" if is_reference else ("noise floor" if measurement.is_noise_floor else "candidate"),
         status=None if is_reference else run.status(label),
-        sentence=english.IS_REFERENCE if is_reference else _reason(run, label),
+        sentence=reason,
         checkpoint=portable_name(measurement.checkpoint),
         checkpoint_sha256=measurement.checkpoint_sha256,
         checkpoint_bytes=measurement.checkpoint_bytes,
@@ -147,13 +150,6 @@ def portable_name(path: str) -> str:
     """The end of a path that says which checkpoint it is, without the folders of the machine: w4a16/checkpoint."""
     parts = Path(path).parts
     return "/".join(parts[-2:]) if parts and parts[-1] == "checkpoint" else (parts[-1] if parts else path)
-
-
-def _reason(run: Run, label: str) -> str:
-    """Why a candidate has its verdict, in one line."""
-    if run.gates is None or label not in run.gates.overall:
-        return english.NOT_JUDGED_YET
-    return f"{run.gates.reasons.get(label, english.JUDGED_BEFORE)}."
 
 
 # ------------------------------------------------------------------------------------------------ tasks
@@ -336,15 +332,9 @@ def _describe_mix(plan: Plan) -> str | None:
         (first, num_first), *others = sorted(
             ((scheme, len(of)) for scheme, of in schemes.items()), key=lambda entry: (entry[1], entry[0])
         )
-        alone = f"{role} {first}"
-        parts.append(
-            ", ".join(
-                [
-                    f"{alone} in {num_first} of {total} layers" if others else alone,
-                    *(f"{name} in {number}" for name, number in others),
-                ]
-            )
-        )
+        template = english.SCHEME_OF_LAYERS if others else english.ONE_SCHEME
+        more = (english.MORE_LAYERS.format(scheme=scheme, number=number) for scheme, number in others)
+        parts.append(", ".join([template.format(role=role, scheme=first, number=num_first, layers=total), *more]))
     return "; ".join(parts)
 
 
@@ -352,17 +342,15 @@ def _treatment(plan: Plan, tensor: TensorPlan) -> str:
     """`quantized to w4a16`, `kept in BF16`, `cast to F32`, `dequantized to BF16`, `dropped`..."""
     action, scheme = tensor.action, tensor.scheme
     if action == "quantize":
-        return f"quantized to {scheme}"
-    fixed = {"drop": "dropped", "add": "scales from the calibration", "consume": "scales folded into their weights"}
-    if action in fixed:
-        return fixed[action]
+        return english.QUANTIZED.format(scheme=scheme)
+    treatment = english.TREATMENTS[action].format(dtypes="/".join(sorted({output.dtype for output in tensor.outputs})))
+    if action in ("drop", "add", "consume"):
+        return treatment
     if scheme is not None:
-        return f"kept in {scheme}, as the source has it"
-    verb = {"keep": "kept in", "cast": "cast to", "dequantize": "dequantized to"}[action]
-    treatment = f"{verb} {'/'.join(sorted({output.dtype for output in tensor.outputs}))}"
+        return english.KEPT_AS_IN_SOURCE.format(scheme=scheme)
     is_scaled = plan.calibrated is not None and tensor.role in ("norm", "router")
     scales = SCALED_BY.get(plan.calibrated.method) if is_scaled and plan.calibrated else None
-    return treatment if scales is None else f"{treatment}, some scaled by {scales}"
+    return treatment if scales is None else treatment + english.SCALED.format(scales=scales)
 
 
 def verification_numbers(name: str, record: Verification, measurement: Measurement | None) -> VerificationNumbers:

@@ -52,11 +52,7 @@ def percent(share: float | None) -> str:
 
 def coverage(level: float) -> str:
     """What the intervals of a table cover, whose cells have no room to say it one by one."""
-    of = quantities.percent_plain(level)
-    return (
-        f"Intervals cover {of}; those from fewer than 15 differing replies, several looks, two counts, rare events or means "
-        f"over texts (KL, agreement) cover at least {of}"
-    )
+    return english.COVERAGE.format(level=quantities.percent_plain(level))
 
 
 def percent_interval(interval: TextMean | None) -> str:
@@ -126,7 +122,7 @@ def stop_sentence(stop: StopChance) -> str:
 
 
 def _texts(mean: Estimate) -> str:
-    return f"({count_of(mean.n, 'text')})"
+    return english.TEXTS.format(texts=count_of(mean.n, "text"))
 
 
 def size(num_bytes: float | None) -> str:
@@ -200,36 +196,28 @@ def error(number: float | None) -> str:
 
 def gates_title(chosen: Chosen | None) -> str:
     """When the limits were chosen, as a heading. None: nothing was judged."""
-    titles: dict[Chosen | None, str] = {
-        "before the run": "Gates, written before the run",
-        "after the run": "Gates chosen after the run",
-        "not recorded": "Gates; when they were chosen is not recorded",
-        None: "Gates",
-    }
-    return titles[chosen]
+    return english.GATES_TITLES[chosen]
 
 
 def missing_part(suite: str, asked: bool, reasons: Iterable[str | None]) -> str:
     """Why no checkpoint of a run has a part of a report; `reasons`: what the measurements say, each once."""
     if not asked:
-        return f"Not part of suite {suite}."
+        return english.NOT_IN_SUITE.format(suite=suite)
     listed = "; ".join(dict.fromkeys(reason for reason in reasons if reason))
-    return f"{NOT_MEASURED}: {listed or 'no reason recorded'}."
+    return english.MISSING_PART.format(status=NOT_MEASURED, reasons=listed or english.NO_REASON)
 
 
 def yes_no(value: bool | None) -> str:
-    return "unknown" if value is None else ("yes" if value else "no")
+    return english.YES_NO[value]
 
 
 def computed(emulated: bool | None) -> str:
     """How quantized formats were computed, as it continues "they were"."""
-    return {True: "emulated", False: "computed by native kernels", None: "computed in an unknown way, or there were none"}[
-        emulated
-    ]
+    return english.COMPUTED[emulated]
 
 
 def flag_value(value: Any) -> str:
-    return "on" if value is True else ("off" if value is False else str(value))
+    return english.ON_OFF[value] if isinstance(value, bool) else str(value)
 
 
 def latency_s(row: SpeedRow, what: str) -> float | None:

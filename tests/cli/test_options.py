@@ -16,7 +16,8 @@ from assay.recipes.profile import ProfileRecipe
 from assay.records.diagnosis.lever import LeverName
 from assay.records.probe import ProbeName
 from assay_cli.options import several
-from assay_cli.root import EARLIER_NAMES, SINGLE_LINE_END, app
+from assay_cli.root import app
+from assay_cli.typer_commands import EARLIER_NAMES, SINGLE_LINE_END
 from assay_evaluate.diagnosis.levers.settings import LEVERS
 from assay_evaluate.diagnosis.probes.run_probes import PROBES
 from assay_pipeline.targets import url_in

@@ -32,7 +32,7 @@ from assay.records.verification import Verification
 from assay_reports import text
 from assay_reports.card import render_card, write_card
 from assay_reports.cards.serving import serve_command
-from assay_reports.limits import LIMITS, best_of, find_limits
+from assay_reports.find_limits import LIMITS, best_of, find_limits
 from assay_reports.report import write_report
 from assay_reports.run import Run, load_run
 from assay_reports.schema import Report

@@ -15,7 +15,7 @@ from assay.records.base import Interval
 from assay.records.measurement import Measurement
 from assay_reports import text
 from assay_reports.card import write_card
-from assay_reports.limits import find_limits
+from assay_reports.find_limits import find_limits
 from assay_reports.numbers import build_report
 from assay_reports.report import write_report
 from assay_reports.run import load_run

@@ -22,7 +22,7 @@ thinking or answer; the tokens before it (`context`)."""
 
 
 class WorstTensor(Part):
-    """One weight and its share of the part's error, 0 to 1: activation-weighted squared error where activations were seen."""
+    """One weight and its share of the part's squared rounding error, 0 to 1."""
 
     name: str
     share: float
@@ -113,7 +113,7 @@ class RankCorrelation(Part):
     all its schemes."""
 
     of: str
-    """`proxy:NAME`, `imported:modelopt`, `imported:autoround`."""
+    """`proxy:NAME`."""
     beside: str
     """`served`, or a `proxy:` that it is compared with."""
     spearman: Interval | None
@@ -152,9 +152,9 @@ class Sensitivity(Record):
     weights_sha256: str | None = None
     """Which weights these are (`checkpoint/identity/weights.py`). None: a record from before it, or a source on the hub."""
     method: str
-    """Of `damage_nats`: `served`, `proxy:NAME`, `imported:modelopt`, `imported:autoround`."""
+    """Of `damage_nats`: `proxy:NAME`."""
     in_nats: bool = True
-    """False: `damage_nats` are figures of another kind (a relative error, another tool's score): only their order counts."""
+    """False: `damage_nats` are figures of another kind (a relative error): only their order counts."""
     observer: Literal["minmax", "mse"] = "minmax"
     calibration: dict[str, str | int | float] | None = Field(default=None, exclude_if=lambda options: options is None)
     """How INT4 weights were calibrated, as precision recipes say it. None: all schemes are computed from the weights alone."""

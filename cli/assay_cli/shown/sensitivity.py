@@ -28,7 +28,8 @@ def show(record: Sensitivity, out: Console, scheme: str | None = None) -> None:
     """scheme: of the map; None: the first that was measured."""
     schemes = list(dict.fromkeys(part.scheme for part in record.parts if part.scheme != "bf16"))
     mapped = scheme or schemes[0]
-    out.print(escape(_headline(record)))
+    texts = f"{record.num_texts:,} texts, {record.num_tokens:,} tokens ({record.texts})" if record.num_texts else "no text"
+    out.print(escape(f"{record.model}: {record.method} over {texts}; {record.cpu_seconds:,.0f} s of CPU time"))
     _map(record, mapped, out)
     out.print("worst parts" if record.in_nats else "largest relative errors")
     print_rows(
@@ -38,11 +39,6 @@ def show(record: Sensitivity, out: Console, scheme: str | None = None) -> None:
     _shares(record, schemes, out)
     for line in _lines(record):
         out.print(escape(line))
-
-
-def _headline(record: Sensitivity) -> str:
-    texts = f"{record.num_texts:,} texts, {record.num_tokens:,} tokens ({record.texts})" if record.num_texts else "no text"
-    return f"{record.model}: {record.method} over {texts}; {record.cpu_seconds:,.0f} s of CPU time"
 
 
 def _unit(record: Sensitivity) -> str:

@@ -16,6 +16,7 @@ from assay.records.base import Interval
 from assay.records.choice.record import Cell, Choice, Flip, Pick, Quality, Regret
 from assay.records.speed import SpeedRow
 from assay.records.verdict import GateReport
+from assay_evaluate.choice import english
 from assay_evaluate.choice.curves import LEVEL, NOBODY, ROUNDING, Curve, Envelope, Known, envelope, gap, turns
 from assay_evaluate.choice.quality import mean_losses, quality_of
 from assay_evaluate.choice.rows import Key, SelectedRows, latencies, select_rows
@@ -25,7 +26,6 @@ from assay_evaluate.speed.noise import Noise, noise_of_rows, sample_of
 from assay_evaluate.speed.ratio import Estimate, mean_of, output_tokens_s, ratio, why_unlike
 
 SEED, NUM_DRAWS = 17, 2000
-LIMITS = {"ttft_s": "TTFT", "tpot_s": "TPOT", "end_to_end_s": "end to end"}
 OPEN = ("UNDERPOWERED", "NOT MEASURED")
 OneBeside = Callable[[SpeedRow], RooflineComparison | None]
 
@@ -166,7 +166,7 @@ def _without_rows(
             tpot = None if guess is None else latencies(guess)[0].get("tpot_s")
             source = None if guess is None else guess.source
             if guess is not None and guess.speculation:
-                source = f"{source}, {guess.speculation} tokens drafted a step"
+                source = english.DRAFTED.format(source=source, tokens=guess.speculation)
             made[(label, 0, (), ()), at] = Cell(
                 setup=label,
                 concurrency=at,
@@ -192,12 +192,12 @@ def _why_no_row(label: str, rows: Sequence[SpeedRow], request: ChoiceRequest) ->
     if (reason := (request.infeasible or {}).get(label)) is not None:
         return reason
     if any(row.emulated for row in rows):
-        return "emulated here, which says nothing about speed"
+        return english.EMULATED
     if (lost := next((row for row in rows if row.speculation is not None and not row.is_comparable), None)) is not None:
-        return f"its row {lost.why_not_chosen}"
+        return english.ITS_ROW.format(reason=lost.why_not_chosen)
     if any(row.origin != "predicted" for row in rows):
-        return "only rows that may not be compared with the others"
-    return (request.not_measured or {}).get(label, "nobody measured it")
+        return english.NOT_COMPARABLE
+    return (request.not_measured or {}).get(label, english.NOT_MEASURED)
 
 
 def _why_missing(selected: SelectedRows, key: Key, at: int, request: ChoiceRequest) -> str:
@@ -205,22 +205,22 @@ def _why_missing(selected: SelectedRows, key: Key, at: int, request: ChoiceReque
         return reason
     elsewhere = [row for row in selected.others if row.checkpoint == key[0] and row.concurrency == at]
     if elsewhere and elsewhere[0].speculation is not None and elsewhere[0].why_not_chosen is not None:
-        return f"its row {elsewhere[0].why_not_chosen}"
+        return english.ITS_ROW.format(reason=elsewhere[0].why_not_chosen)
     if elsewhere:
-        return f"{elsewhere[0].origin} under other conditions only"
-    return "nobody measured it"
+        return english.OTHER_CONDITIONS.format(origin=elsewhere[0].origin)
+    return english.NOT_MEASURED
 
 
 def _against(known: Mapping[str, float], objective: Mapping[str, float]) -> tuple[bool | None, str | None]:
     """(whether the objective is met, what is missed)."""
     over = [name for name, most in objective.items() if known.get(name, 0.0) > most * (1 + ROUNDING)]
     times = {name: f"{1e3 * known[name]:.1f} ms" if known[name] < 1 else f"{known[name]:.2f} s" for name in over}
-    missed = [f"{LIMITS[name]} {time}" for name, time in times.items()]
+    missed = [f"{english.LIMITS[name]} {time}" for name, time in times.items()]
     if missed:
         return False, ", ".join(missed)
-    unknown = [LIMITS[name] for name in objective if name not in known]
+    unknown = [english.LIMITS[name] for name in objective if name not in known]
     if unknown:
-        return None, f"{', '.join(unknown)} not known"
+        return None, english.NOT_KNOWN.format(limits=", ".join(unknown))
     return (True if objective else None), None
 
 
@@ -299,21 +299,21 @@ def _pick(
 
 def _why_none(cells_there: Sequence[Cell], may: Sequence[Key], selected: SelectedRows) -> str:
     if not may:
-        return "no checkpoint that has rows may be chosen: see quality"
+        return english.NONE_MAY_BE_CHOSEN
     names = {selected.setups[key].name for key in may}
     known = [cell for cell in cells_there if cell.setup in names and cell.output_tokens_s is not None]
     if not known:
-        return "nobody measured one that may be chosen"
+        return english.NONE_WAS_MEASURED
     near = max(known, key=lambda cell: cell.output_tokens_s or 0.0)
-    return f"none meets the objective; {near.setup}, the fastest, misses it: {near.misses}"
+    return english.NONE_MEETS.format(setup=near.setup, misses=near.misses)
 
 
 def _why_between(selected: SelectedRows, key: Key, cell: Cell, objective: Mapping[str, float]) -> str:
     """Of who is ahead by rows on both sides, and has none there, or one that lacks what is limited."""
     known = [at for (of, at), row in selected.rows.items() if of == key and objective.keys() <= latencies(row)[0].keys()]
     below, above = max(at for at in known if at < cell.concurrency), min(at for at in known if at > cell.concurrency)
-    what = f"nobody measured {cell.setup} there" if cell.output_tokens_s is None else f"{cell.misses} of {cell.setup} there"
-    return f"{what}, which is ahead by its speeds at {below} and {above} streams"
+    template = english.NOT_MEASURED_THERE if cell.output_tokens_s is None else english.MISSED_THERE
+    return english.AHEAD.format(what=template.format(setup=cell.setup, misses=cell.misses), below=below, above=above)
 
 
 def _flips(selected: SelectedRows, best: Envelope, curves: Sequence[Curve], objective: Mapping[str, float]) -> list[Flip]:

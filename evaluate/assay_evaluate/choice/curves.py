@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from assay_evaluate.choice import english
 from assay_evaluate.speed.noise import Noise, Sample, noise_of
 
 Array = npt.NDArray[np.float64]
@@ -243,9 +244,9 @@ def gap(envelope: Envelope, turn: Turn, curves: Sequence[Curve], objective: Mapp
     above, below = envelope.streams[envelope.streams > turn.at].min(), envelope.streams[envelope.streams < turn.at].max()
     clauses = []
     if turn.before != NOBODY and max(_known(curves[turn.before], objective)) < above:
-        clauses.append(f"beyond which nothing is known of {curves[turn.before].setup}")
+        clauses.append(english.UNKNOWN_BEYOND.format(setup=curves[turn.before].setup))
     if turn.after != NOBODY and min(_known(curves[turn.after], objective)) > below:
-        clauses.append(f"below which nothing is known of {curves[turn.after].setup}")
+        clauses.append(english.UNKNOWN_BELOW.format(setup=curves[turn.after].setup))
     return " and ".join(clauses) or None
 
 

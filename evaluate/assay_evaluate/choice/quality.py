@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from assay.records.choice.record import Quality
 from assay.records.verdict import GateReport, Verdict
+from assay_evaluate.choice import english
 from assay_evaluate.statistics.proportions import normal_quantile
 
 WHOLE = "whole"
@@ -16,14 +17,14 @@ WHOLE = "whole"
 def quality_of(gates: GateReport | None, label: str) -> Quality:
     """Of a checkpoint that has rows. gates: None: quality is assumed."""
     if gates is None:
-        return Quality(checkpoint=label, word="ASSUMED", may_be_chosen=True, detail="quality was not measured")
+        return Quality(checkpoint=label, word="ASSUMED", may_be_chosen=True, detail=english.ASSUMED)
     if label in ("reference", gates.reference):
-        return Quality(checkpoint=label, word="REFERENCE", may_be_chosen=True, detail="what the others are compared with")
+        return Quality(checkpoint=label, word="REFERENCE", may_be_chosen=True, detail=english.REFERENCE)
     if label not in gates.overall:
         return Quality(
             checkpoint=label, word="NOT MEASURED", may_be_chosen=False,
-            detail=f"no candidate of this run ({', '.join(gates.overall) or 'it has none'})",
-            to_run=(f"measure {label}: `assay evaluate`",),
+            detail=english.NO_CANDIDATE.format(candidates=", ".join(gates.overall) or english.NO_CANDIDATES),
+            to_run=(english.TO_EVALUATE.format(label=label),),
         )  # fmt: skip
     word = gates.overall[label]
     verdicts = [verdict for verdict in gates.verdicts if verdict.candidate == label and verdict.has_say]
@@ -31,7 +32,7 @@ def quality_of(gates: GateReport | None, label: str) -> Quality:
         checkpoint=label,
         word=word,
         may_be_chosen=word == "PASS",
-        detail=gates.reasons.get(label) or f"its gates say {word}",
+        detail=gates.reasons.get(label) or english.GATES_SAY.format(status=word),
         to_run=()
         if word in ("PASS", "FAIL")
         else tuple(map(_to_run, (verdict for verdict in verdicts if verdict.status == word))),
@@ -43,13 +44,13 @@ def _to_run(verdict: Verdict) -> str:
     """`GSM8K: 1,819 paired items (250 were asked)`."""
     what = verdict.title or verdict.gate.removeprefix("score ")
     if verdict.status == "NOT MEASURED":
-        return f"{what}: {verdict.clause or verdict.detail}"
-    num_items = verdict.observed.n if verdict.observed is not None else 0
+        return english.TO_RUN.format(task=what, reason=verdict.clause or verdict.detail)
+    asked = verdict.observed.n if verdict.observed is not None else 0
     if verdict.items_needed_at_loss is not None:
-        return f"{what}: {verdict.items_needed_at_loss:,} paired items ({num_items:,} were asked)"
-    if verdict.items_needed is not None and verdict.items_needed > num_items:
-        return f"{what}: {verdict.items_needed:,} paired items ({num_items:,} were asked)"
-    return f"{what}: no number of items decides it if the loss seen is the true one ({num_items:,} were asked)"
+        return english.ITEMS_NEEDED.format(task=what, needed=verdict.items_needed_at_loss, asked=asked)
+    if verdict.items_needed is not None and verdict.items_needed > asked:
+        return english.ITEMS_NEEDED.format(task=what, needed=verdict.items_needed, asked=asked)
+    return english.NO_ITEMS_DECIDE.format(task=what, asked=asked)
 
 
 def _chance_of_failing(gates: GateReport, label: str) -> float | None:

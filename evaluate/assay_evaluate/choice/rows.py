@@ -10,6 +10,7 @@ from assay.errors import AssayError, did_you_mean
 from assay.foreign_text import shown
 from assay.records.choice.record import Setup
 from assay.records.speed import SpeedRow
+from assay_evaluate.choice import english
 from assay_evaluate.speed.ratio import end_to_end_s, mean_of, tpot_s, ttft_s, why_unlike
 
 ORIGINS = ("measured", "imported", "predicted")
@@ -27,7 +28,7 @@ def conditions(row: SpeedRow) -> Conditions:
 def key_of(row: SpeedRow, in_several_schemes: Collection[str]) -> Key:
     """Of a row that states its speculation. in_several_schemes: checkpoints of whose name rows state more than one scheme."""
     settings = (f"{name} {value}" for name, value in sorted(row.settings.items()))
-    scheme = [row.scheme or "scheme not stated"] if row.checkpoint in in_several_schemes else []
+    scheme = [row.scheme or english.SCHEME_NOT_STATED] if row.checkpoint in in_several_schemes else []
     return row.checkpoint, row.speculation or 0, tuple(sorted(row.parallelism.items())), (*scheme, *settings)
 
 
@@ -80,7 +81,7 @@ def select_rows(rows: Sequence[SpeedRow], prompts: str | None, concurrency: Sequ
         if row.is_comparable and prompts in (None, row.prompts):
             groups[conditions(row)].append(row)
     if not groups:
-        reason = "; ".join(_left_out(rows, None)[:3]) if rows else "there are no rows"
+        reason = "; ".join(_left_out(rows, None)[:3]) if rows else english.NO_ROWS
         raise AssayError(f"no speeds to choose by: {reason}; measure with `assay speed`, or import with --speed FILE")
 
     def worth(group: Conditions) -> tuple[int, int]:
@@ -93,7 +94,9 @@ def select_rows(rows: Sequence[SpeedRow], prompts: str | None, concurrency: Sequ
     for row in groups[chosen]:
         if (at := (key_of(row, several), row.concurrency)) in taken:
             aside.append(
-                f"{row.checkpoint} at {row.concurrency} from {row.source}: there is another row from {taken[at].source}"
+                english.ANOTHER_ROW.format(
+                    checkpoint=row.checkpoint, streams=row.concurrency, source=row.source, other=taken[at].source
+                )
             )
         else:
             taken[at] = row
@@ -114,8 +117,8 @@ def _setups(rows: Mapping[tuple[Key, int], SpeedRow]) -> dict[Key, Setup]:
         if not drafting:
             return checkpoint
         if not speculation:
-            return f"{checkpoint} without MTP"
-        return f"{checkpoint} with MTP" + (f" {speculation}" if lengths[key[0]] > 1 else "")
+            return english.WITHOUT_MTP.format(checkpoint=checkpoint)
+        return english.WITH_MTP.format(checkpoint=checkpoint) + (f" {speculation}" if lengths[key[0]] > 1 else "")
 
     same = Counter(map(short, keys))
     made = {}
@@ -132,24 +135,24 @@ def _left_out(rows: Iterable[SpeedRow], chosen: Conditions | None) -> list[str]:
         if chosen is not None and row.origin == "predicted" != chosen[0]:
             continue  # it fills a cell
         if row.emulated:
-            reason = "emulated, which says nothing about speed"
+            reason = english.EMULATED_ROW
         elif row.speculation is None:
-            reason = "nobody states whether they drafted"
+            reason = english.DRAFTS_NOT_STATED
         elif row.why_not_chosen is not None:
-            reason = f"at {row.concurrency}: it {row.why_not_chosen}"
+            reason = english.NOT_CHOSEN_AT.format(streams=row.concurrency, reason=row.why_not_chosen)
         elif chosen is not None:
-            names = ("origin", "prompts", "hardware", "number of GPUs", "engine")
             unlike = [
-                f"{name} {shown(str(value)) if value is not None else 'not stated'}"
-                for name, value, chosen_value in zip(names, conditions(row), chosen, strict=True)
+                f"{name} {shown(str(value)) if value is not None else english.NOT_STATED}"
+                for name, value, chosen_value in zip(english.CONDITIONS, conditions(row), chosen, strict=True)
                 if value != chosen_value
             ]
-            reason = f"under other conditions ({', '.join(unlike)})"
+            reason = english.UNLIKE_ROWS.format(unlike=", ".join(unlike))
         rows_by_reason[reason].append(row)
     lines = []
     for reason, left_out in rows_by_reason.items():
-        of = ", ".join(sorted({row.checkpoint for row in left_out}))
-        lines.append(f"{len(left_out)} row{'s' * (len(left_out) != 1)} of {of}: {reason}")
+        checkpoints = ", ".join(sorted({row.checkpoint for row in left_out}))
+        num_rows = f"{len(left_out)} row{'s' * (len(left_out) != 1)}"
+        lines.append(english.ROWS_OF.format(rows=num_rows, checkpoints=checkpoints, reason=reason))
     return lines
 
 
@@ -174,18 +177,22 @@ def _refused(rows: Iterable[SpeedRow]) -> list[str]:
         ]
         if not rivals:
             continue
-        others = " and ".join(f"{row.checkpoint} ({row.tokens_s:g}, {_drafts(row)})" for row in rivals)
-        lines.append(
-            f"no ratio of {fastest.checkpoint} ({fastest.tokens_s:g} tokens/s, {_drafts(fastest)}) to {others} at "
-            f"{first} stream{'s' * (first != 1)}: a ratio would be of drafting and checkpoint together"
+        others = " and ".join(
+            english.OTHER_SPEED.format(checkpoint=row.checkpoint, speed=row.tokens_s, drafts=_drafts(row)) for row in rivals
         )
+        lines.append(
+            english.NO_RATIO.format(
+                fastest=fastest.checkpoint, speed=fastest.tokens_s, drafts=_drafts(fastest), others=others,
+                streams=english.streams(first),
+            )
+        )  # fmt: skip
     return lines
 
 
 def _drafts(row: SpeedRow) -> str:
     if row.speculation is None:
-        return "drafting not stated"
-    return f"{row.speculation} drafted" if row.speculation else "nothing drafted"
+        return english.DRAFTING_NOT_STATED
+    return english.NUM_DRAFTED.format(tokens=row.speculation) if row.speculation else english.NOTHING_DRAFTED
 
 
 # ------------------------------------------------------------------------------------------------ latencies

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from assay.records.choice.record import Flip, Pick, Quality
+from assay_evaluate.choice import english
 from assay_evaluate.choice.curves import NOBODY, Envelope
 
 SURE = 0.8
@@ -13,7 +14,6 @@ SURE = 0.8
 so many at some number of streams between them."""
 LEAST_LIKELY = 0.1
 """Share of the draws in which a setup is the best from which it is named among those that cannot be told apart."""
-HOW = {"measured": "", "imported": "", "predicted": "predicted, not measured: "}
 
 
 def recommendation(
@@ -24,9 +24,9 @@ def recommendation(
 
     limited: there is an objective.
     """
-    prefix = "quality was not measured (--quality assumed): " if assumed else ""
+    prefix = english.QUALITY_ASSUMED if assumed else ""
     ties = [] if origin == "predicted" else _alike(names, best, flips, points)
-    return "; ".join([f"{prefix}{HOW[origin]}{_clause(names, best, flips, points, picks, limited)}", *ties])
+    return "; ".join([f"{prefix}{english.FROM[origin]}{_clause(names, best, flips, points, picks, limited)}", *ties])
 
 
 def _alike(names: Sequence[str], best: Envelope, flips: Sequence[Flip], points: Sequence[int]) -> list[str]:
@@ -43,20 +43,16 @@ def _alike(names: Sequence[str], best: Envelope, flips: Sequence[Flip], points: 
             places.setdefault((number, *rivals), []).append(at)
     clauses = []
     for (number, *rivals), streams in places.items():
-        where = f"at {_and(list(map(str, streams)))} stream{'s' * (streams != [1])}"
-        clauses.append(f"{where} {_and([names[rival] for rival in rivals])} may be as fast as {names[number]}")
+        where, setups = english.and_list(list(map(str, streams))), english.and_list([names[rival] for rival in rivals])
+        clauses.append(english.AS_FAST.format(streams=english.streams(where), setups=setups, chosen=names[number]))
     return clauses
-
-
-def _and(words: list[str]) -> str:
-    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
 def _clause(
     names: Sequence[str], best: Envelope, flips: Sequence[Flip], points: Sequence[int], picks: Sequence[Pick], limited: bool
 ) -> str:  # fmt: skip
     if picks and all(pick.setup is None for pick in picks):
-        return f"nothing can be recommended: {picks[0].why_none}"
+        return english.NOTHING.format(reason=picks[0].why_none)
     numbers, flips, _ = _without_noise(best, flips)
     if len(numbers) == 1:
         few, many = min(points), max(points)
@@ -65,20 +61,24 @@ def _clause(
     parts = []
     for place, (number, flip) in enumerate(itertools.zip_longest(numbers, flips)):
         what = nothing(flips[max(0, place - 1) : place + 1], limited) if number == NOBODY else names[number]
-        parts.append(f"{'then ' if place else ''}{what}" + (f" up to about {about(flip)}" if flip else ""))
+        until = english.UP_TO.format(streams=about(flip)) if flip else ""
+        parts.append(f"{english.THEN if place else ''}{what}{until}")
     return ", ".join(parts)
 
 
 def within_noise(names: Sequence[str], best: Envelope, flips: Sequence[Flip]) -> tuple[str, ...]:
     """What the recommendation leaves out, one clause each."""
     return tuple(
-        f"{_place(to, fro)} {names[number]} is ahead, within the noise" for number, to, fro in _without_noise(best, flips)[2]
+        english.AHEAD_WITHIN_NOISE.format(where=_place(to, fro), setup=names[number])
+        for number, to, fro in _without_noise(best, flips)[2]
     )
 
 
 def _place(to: Flip, fro: Flip) -> str:
     low, high = f"{to.at:.0f}", f"{fro.at:.0f}"
-    return f"at about {low} stream{'s' * (low != '1')}" if low == high else f"from about {low} to {high} streams"
+    if low == high:
+        return english.ABOUT.format(streams=english.streams(low))
+    return english.ABOUT_FROM.format(low=low, high=high)
 
 
 def _without_noise(best: Envelope, flips: Sequence[Flip]) -> tuple[list[int], list[Flip], list[tuple[int, Flip, Flip]]]:
@@ -108,13 +108,13 @@ def _may_be_best(best: Envelope, number: int, begin: int, end: int) -> bool:
 def nothing(beside: Sequence[Flip], limited: bool) -> str:
     """What to call nobody, between these flips."""
     if not limited:
-        return "nothing that may be chosen"
-    return f"nothing {'known to meet' if any(flip.gap is not None for flip in beside) else 'that meets'} the objective"
+        return english.NONE_FOR_QUALITY
+    return english.NONE_KNOWN_FOR_LIMITS if any(flip.gap is not None for flip in beside) else english.NONE_FOR_LIMITS
 
 
 def about(flip: Flip) -> str:
     """`15 streams`, or `15 streams (12 to 18)`, or `8 streams, beyond which nothing is known of w4a16`."""
-    text = f"{flip.at:.0f} stream{'s' * (round(flip.at) != 1)}"
+    text = english.streams(f"{flip.at:.0f}")
     if flip.gap is not None:
         return f"{text}, {flip.gap}"
     if flip.low is None or flip.high is None or round(flip.low) == round(flip.high):
@@ -124,8 +124,12 @@ def about(flip: Flip) -> str:
 
 def without_speed(quality: Quality) -> str:
     """Of a checkpoint that is undecided, and has no row either."""
-    run = f"; to decide it: {'; '.join(quality.to_run)}" if quality.to_run else ""
-    return f"{quality.checkpoint} is {quality.word}, which is no quality{run}; its speed is not known either"
+    return english.NO_SPEED_EITHER.format(undecided=_undecided(quality))
+
+
+def _undecided(quality: Quality) -> str:
+    run = english.TO_DECIDE.format(what="; ".join(quality.to_run)) if quality.to_run else ""
+    return english.UNDECIDED.format(checkpoint=quality.checkpoint, status=quality.word, run=run)
 
 
 def if_passed(
@@ -133,8 +137,7 @@ def if_passed(
     limited: bool,
 ) -> str:  # fmt: skip
     """What to run, and whether it matters."""
-    run = f"; to decide it: {'; '.join(quality.to_run)}" if quality.to_run else ""
-    text = f"{quality.checkpoint} is {quality.word}, which is no quality{run}"
     if not changes:
-        return f"{text}; it would not be chosen if it passed"
-    return f"{text}; if it passed: {_clause(names, then, flips, points, [], limited)}"
+        return english.NOT_CHOSEN_ANYWAY.format(undecided=_undecided(quality))
+    clause = _clause(names, then, flips, points, [], limited)
+    return english.IF_PASSED.format(undecided=_undecided(quality), recommendation=clause)

@@ -1,12 +1,10 @@
 """How both sides are asked for the log-probabilities of a text's own tokens (teacher forcing), and what a server offers for it.
 
-    completions  /v1/completions with `prompt_logprobs`: every vLLM; decodes each of the k ids to text and back to JSON
-    generate     /inference/v1/generate (--enable-scale-out): token ids in and out, nothing is decoded
-    packed       the same with assay's plugin in the server: one array instead of an object per id
-    exact ids    `prompt_logprob_token_ids` (vLLM's second model runner, on GPUs): the candidate's log-probability of each of
-                 the *reference's* top k, so that no id is missing from the sum because the candidate likes it less
-
-What each costs beside the bare prompts: benchmarks/evaluate/divergence_cost.py.
+completions  /v1/completions with `prompt_logprobs`: every vLLM; decodes each of the k ids to text and back to JSON
+generate     /inference/v1/generate (--enable-scale-out): token ids in and out, nothing is decoded
+packed       the same with assay's plugin in the server: one array instead of an object per id
+exact ids    `prompt_logprob_token_ids` (vLLM's second model runner, on GPUs): the candidate's log-probability of each of
+             the *reference's* top k, so that no id is missing from the sum because the candidate likes it less
 """
 
 from __future__ import annotations

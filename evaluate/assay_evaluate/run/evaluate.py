@@ -11,9 +11,8 @@ import datetime
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from assay.callbacks import Say
 from assay.errors import AssayError, MeasureError
@@ -25,8 +24,7 @@ from assay.recipes.suite import SuiteRecipe
 from assay.records.divergence import EXACT_MODE
 from assay.records.measurement import Measurement, TaskResult
 from assay.records.probe import probes_place
-from assay.records.serving import Fingerprint, Signature
-from assay_evaluate.asking.signature import describe_distance, take_signature
+from assay.records.serving import Fingerprint
 from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.client.journal import Identity, Journal
 from assay_evaluate.diagnosis.probes.run_probes import probe_served
@@ -43,26 +41,14 @@ from assay_evaluate.run.candidate import (
     server_spec,
     split_reference,
 )
-from assay_evaluate.run.identity import checkpoint_bytes, identity, identity_of, require_same_serving
+from assay_evaluate.run.identity import checkpoint_bytes, identity_of, require_same_serving
+from assay_evaluate.run.label_weights import LabelWeights
 from assay_evaluate.run.own_texts import find_own_texts, write_own_texts
 from assay_evaluate.run.rounds import AHEAD, DueLooks, Rounds, describe_look, extend_measurement
 from assay_evaluate.run.set_aside import make_room_for, make_room_for_probes, set_aside_label, set_aside_others
 from assay_evaluate.run.suite import ServedCheckpoint, ask_tasks, measure_suite
 from assay_evaluate.run.weight_bits import weight_bits, weight_shares
-from assay_evaluate.run.weights import (
-    KnownWeights,
-    check_weights,
-    count_remeasurement,
-    distrust_replies,
-    keep_weights,
-    key_of_label,
-    named_sha256,
-    require_different_weights,
-    require_separate_servers,
-    same_weights_pairs,
-    sign_given,
-    times_remeasured,
-)
+from assay_evaluate.run.weights import count_remeasurement, require_separate_servers
 from assay_evaluate.serving.server import Server, ServerSpec, planned_fingerprint, serve
 from assay_evaluate.tasks.lm_eval.load import require_lm_eval
 from assay_evaluate.tasks.published.choice import settle_sources
@@ -118,11 +104,12 @@ def evaluate(
             start_server,
             foresee,
             Rounds(suite, gates),
+            LabelWeights(journal, profile, suite.name, on_progress),
             own_suite(suite) if own_texts else None,
         )
         run.check_serving(reference, others)
         if reference.endpoint is not None:
-            run.know_weights([reference, *others], same_weights=same_weights)
+            run.weights.know([reference, *others], same_weights=same_weights)
         run.forget([reference, *others], again)
         first, repeat = run.measure_reference(reference)
         run.report(*set_aside_others(first, run_dir))  # of older runs, whose reference was there already
@@ -149,18 +136,9 @@ class _Evaluation:
     start_server: StartServer
     foresee: Callable[[ServerSpec], Fingerprint | None]
     rounds: Rounds
+    weights: LabelWeights
     own_suite: SuiteRecipe | None
     """The suite with the texts that candidates write themselves. None: they write none."""
-    known: dict[str, KnownWeights] = field(default_factory=dict)
-    """Of labels with servers of their own."""
-    signed: dict[str, tuple[str, Signature]] = field(default_factory=dict)
-    """Of those measured, now or by an earlier run: label -> (which checkpoint, signature)."""
-    notes: dict[str, str] = field(default_factory=dict)
-    """Label -> what the report must say of its weights."""
-    keys: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Of labels whose checkpoint another label has as well: part of the key of their replies."""
-    num_remeasured: dict[str, int] = field(default_factory=dict)
-    """Label -> how often it was measured anew."""
 
     def report(self, *lines: str | None) -> None:
         for line in lines:
@@ -182,15 +160,6 @@ class _Evaluation:
         if candidate.endpoint is None:
             return self.foresee(self.spec(candidate))
         return join_server(candidate, self.profile).fingerprint
-
-    def who(self, label: str, checkpoint: str, fingerprint: Fingerprint) -> Identity:
-        if label not in self.num_remeasured:
-            self.num_remeasured[label] = times_remeasured(label, self.journal)
-        attempt = self.num_remeasured[label] + (self.known[label].attempt if label in self.known else 0)
-        return identity(checkpoint, fingerprint, self.suite.name, attempt, self.keys.get(label))
-
-    def who_measured(self, label: str, measurement: Measurement) -> Identity:
-        return self.who(label, measurement.checkpoint_sha256, measurement.fingerprint)
 
     def served(
         self, candidate: Candidate, server: Server, who: Identity, label: str, suite: SuiteRecipe | None = None
@@ -219,22 +188,6 @@ class _Evaluation:
             if reference_fingerprint is not None and fingerprint is not None:
                 require_same_serving(reference_fingerprint, fingerprint, reference.label, candidate.label)
 
-    def know_weights(self, candidates: Sequence[Candidate], *, same_weights: bool) -> None:
-        """Let all given servers sign, before anything is measured. MeasureError: weights are not what their labels say."""
-        signed: dict[str, tuple[str, Signature]] = {}
-        servers = [join_server(candidate, self.profile) for candidate in candidates]
-        for candidate, server in zip(candidates, servers, strict=True):
-            signature, self.known[candidate.label] = check_weights(candidate, server, self.journal)
-            signed[candidate.label] = server.base_url, signature
-        if not same_weights:
-            require_different_weights(signed)
-        for _, other, sentence in same_weights_pairs(signed):
-            self.notes[other] = f"{sentence}, which --same-weights allows"
-        for candidate, server in zip(candidates, servers, strict=True):
-            sha256 = self.known[candidate.label].checkpoint_sha256
-            if (key := key_of_label(candidate, server, sha256, self.journal, same_weights=same_weights)) is not None:
-                self.keys[candidate.label] = key
-
     def forget(self, candidates: Sequence[Candidate], again: Sequence[str]) -> None:
         """Of labels that are measured anew: set aside their measurements, and let no reply of before be found.
 
@@ -251,7 +204,7 @@ class _Evaluation:
     # ------------------------------------------------------------------------------------------------ round one
     def measure_reference(self, reference: Candidate) -> tuple[Measurement, Measurement]:
         """The reference, and once more in another batch composition on the same server: the noise floor."""
-        checkpoint = self.checkpoint(reference)
+        checkpoint = self.weights.checkpoint(reference)
         label, repeat_label = reference.label, f"{reference.label}-repeat"
         first = self.find(reference, label, checkpoint, checkpoint)
         repeat = self.find(reference, repeat_label, checkpoint, checkpoint)
@@ -267,12 +220,12 @@ class _Evaluation:
             return self.look_ahead(reference, server, first, repeat), repeat
 
     def measure_candidate(self, candidate: Candidate, reference: Measurement) -> Measurement:
-        checkpoint = self.checkpoint(candidate)
+        checkpoint = self.weights.checkpoint(candidate)
         if candidate.endpoint is None and checkpoint == reference.checkpoint_sha256:
-            self.keys[candidate.label] = {"label": candidate.label}  # a copy of the reference is asked all the same
+            self.weights.keys[candidate.label] = {"label": candidate.label}  # a copy of the reference is asked all the same
         earlier = self.find(candidate, candidate.label, checkpoint, reference.checkpoint_sha256)
         if earlier is not None:
-            who = self.who_measured(candidate.label, earlier)
+            who = self.weights.who_measured(candidate.label, earlier)
             writes = self.own_suite is not None and candidate.endpoint is None
             if not writes or find_own_texts(self.journal, self.suite, who) is not None:
                 return earlier  # `decide_open_tasks` asks further where that is due
@@ -285,10 +238,6 @@ class _Evaluation:
             self.write_own_texts(candidate, server, checkpoint, earlier.tasks)
             return earlier
 
-    def checkpoint(self, candidate: Candidate) -> str:
-        """Identity of what is measured."""
-        return named_sha256(candidate, self.journal) or self.known[candidate.label].checkpoint_sha256
-
     def find(self, candidate: Candidate, label: str, checkpoint: str, reference: str) -> Measurement | None:
         """The measurement written by an earlier run, if it is of this checkpoint, suite, reference and way of serving."""
         try:
@@ -298,14 +247,14 @@ class _Evaluation:
         planned = self.planned(candidate)
         is_same = (
             planned is not None
-            and self.who(candidate.label, checkpoint, planned) == identity_of(measurement)
+            and self.weights.who(candidate.label, checkpoint, planned) == identity_of(measurement)
             and (measurement.checkpoint_sha256, measurement.suite_sha256) == (checkpoint, self.suite.sha256)
             and (measurement.reference_checkpoint_sha256, measurement.model) == (reference, self.model)
         )
         if not is_same:
             return None
         if measurement.signature is not None:
-            self.signed[candidate.label] = checkpoint, measurement.signature
+            self.weights.signed[candidate.label] = checkpoint, measurement.signature
         day = measurement.started.partition("T")[0]
         again = f"`--again {candidate.label}` measures it anew"
         if candidate.endpoint is not None and label == candidate.label:
@@ -331,9 +280,9 @@ class _Evaluation:
     ) -> Measurement:
         """Run the suite on `server` and write the measurement. text: None for the reference, which writes it."""
         started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
-        who = self.who(candidate.label, checkpoint, server.fingerprint)
+        who = self.weights.who(candidate.label, checkpoint, server.fingerprint)
         self.on_progress(f"{label}: suite {self.suite.name}, {self.profile.concurrency} requests in flight")
-        signature = self.begin(candidate, server, checkpoint)
+        signature = self.weights.begin(candidate, server, checkpoint)
         if candidate.endpoint is not None and not is_noise_floor:
             self.ask_again(candidate, who, "asked before")
         tasks = self.rounds.first_tasks(of_reference=candidate.is_reference, is_noise_floor=is_noise_floor)
@@ -341,7 +290,7 @@ class _Evaluation:
         results = measure_suite(served, text, is_noise_floor=is_noise_floor, tasks=tasks)
         results["tasks"] = tuple(self.rounds.with_round(results["tasks"], tasks, {}, {}))
         self.write_own_texts(candidate, server, checkpoint, results["tasks"])
-        self.end(candidate, server, signature)
+        self.weights.end(candidate, server, signature)
         if self.suite.probes is not None and not is_noise_floor:
             # Before the measurement is written: with it, the run counts as done.
             self.report(make_room_for_probes(self.run_dir, label, checkpoint))
@@ -353,12 +302,12 @@ class _Evaluation:
                 place=probes_place(self.run_dir, label),
                 on_progress=self.reporter(label),
             )
-            self.end(candidate, server, signature)  # of probes as well
+            self.weights.end(candidate, server, signature)  # of probes as well
         folder = candidate.checkpoint
         fewest_bits = None if folder is None else weight_bits(folder)
         notes = [*candidate.notes]
-        if candidate.label in self.notes:
-            notes.append(self.notes[candidate.label])
+        if candidate.label in self.weights.notes:
+            notes.append(self.weights.notes[candidate.label])
         if folder is None:
             notes.append(f"no folder of it was named; its server says that it loaded {shown(server.root)}")
         measurement = Measurement(
@@ -392,7 +341,7 @@ class _Evaluation:
     # ------------------------------------------------------------------------------------------------ texts
     def text_of(self, reference: Measurement) -> ReferenceText | None:
         """What the reference wrote and how it scored it, from the journal; None if the journal does not have it."""
-        who = self.who_measured(reference.label, reference)
+        who = self.weights.who_measured(reference.label, reference)
         return reference_text(self.journal, self.suite, who, reference.not_measured.get("divergence"))
 
     def known_text(self, reference: Measurement) -> ReferenceText:
@@ -410,7 +359,7 @@ class _Evaluation:
         if self.own_suite is None or candidate.is_reference or candidate.checkpoint is None or candidate.endpoint is not None:
             return
         self.on_progress(f"{candidate.label}: texts of its own, for deployment profiles")
-        who = self.who(candidate.label, checkpoint, server.fingerprint)
+        who = self.weights.who(candidate.label, checkpoint, server.fingerprint)
         write_own_texts(self.served(candidate, server, who, candidate.label, self.own_suite), tasks)
 
     def measure_exactly(
@@ -427,7 +376,7 @@ class _Evaluation:
             # Of the same checkpoint, profile and emulation: a server that gives hidden states instead of replies.
             log_path = self.run_dir / "logs" / f"vllm-{of.label}-hidden-states.log"
             states_spec = dataclasses.replace(self.spec(of), speculate=False, hidden_states=True, log_path=log_path)
-            who = self.who_measured(of.label, measured)
+            who = self.weights.who_measured(of.label, measured)
             return ExactSide(measured, who, lambda: self.start_server(states_spec, self.on_progress))
 
         try:
@@ -492,55 +441,10 @@ class _Evaluation:
             state = ": asking all items at once" if reason == AHEAD else " is still undecided, asking more"
             self.on_progress(f"{label}: {name}{state} ({describe_look(look, of_reference=of_reference)}): {reason}")
         tasks = [self.rounds.task_at(name, look, of_reference=of_reference) for name, (look, _) in due.items()]
-        signature = None if candidate.endpoint is None else self.begin(candidate, server, checkpoint)
-        served = self.served(candidate, server, self.who(label, checkpoint, server.fingerprint), label)
-        results = ask_tasks(served, tasks, self.who_measured(reference.label, reference))
-        self.end(candidate, server, signature)
+        signature = None if candidate.endpoint is None else self.weights.begin(candidate, server, checkpoint)
+        served = self.served(candidate, server, self.weights.who(label, checkpoint, server.fingerprint), label)
+        results = ask_tasks(served, tasks, self.weights.who_measured(reference.label, reference))
+        self.weights.end(candidate, server, signature)
         reasons: Mapping[str, str] = {name: reason for name, (_, reason) in due.items()}
         results = self.rounds.with_round(results, tasks, {task.task: task for task in measurement.tasks}, reasons)
         return self.save(extend_measurement(measurement, results, time.monotonic() - clock))
-
-    # ------------------------------------------------------------------------------------------------ whose weights answer
-    def begin(self, candidate: Candidate, server: Server, checkpoint: str) -> Signature | None:
-        """The signature before a measurement. None: a server started here gives no log-probabilities."""
-        if candidate.endpoint is None:
-            return self.sign_started(candidate, server, checkpoint)
-        signature, known = check_weights(candidate, server, self.journal, self.known.get(candidate.label))
-        known = dataclasses.replace(known, is_open=True)
-        self.known[candidate.label] = keep_weights(candidate, server, self.journal, known)
-        return signature
-
-    def end(self, candidate: Candidate, server: Server, before: Signature | None) -> None:
-        """MeasureError: the weights of a given server changed meanwhile. One started here has loaded its folder once."""
-        if candidate.endpoint is None or before is None:
-            return
-        known = self.known[candidate.label]
-        after = sign_given(candidate.label, server)
-        if not before.agrees_with(after):
-            distrust_replies(candidate, server, self.journal, known)
-            raise MeasureError(
-                f"{candidate.label}: the weights behind {server.base_url} changed while it was measured "
-                f"({describe_distance(before, after)}); nothing was written, and what was answered is not used again; serve "
-                "its checkpoint and run again"
-            )
-        known = dataclasses.replace(known, is_open=False)
-        self.known[candidate.label] = keep_weights(candidate, server, self.journal, known)
-
-    def sign_started(self, candidate: Candidate, server: Server, checkpoint: str) -> Signature | None:
-        """Of a server that was started on a known folder: equal weights of two checkpoints are worth a note, no refusal.
-
-        A lossless copy in another format has them, and so have checkpoints that differ in their MTP layers only.
-        """
-        try:
-            signature = take_signature(server)
-        except NotMeasured:
-            return None
-        for label, (other_checkpoint, other_signature) in self.signed.items():
-            if other_checkpoint != checkpoint and other_signature.agrees_with(signature):
-                self.notes[candidate.label] = (
-                    f"answers as {label} does, though their files differ: a copy without loss, a difference in MTP layers only "
-                    "(they change no reply), or a wrong folder"
-                )
-                self.on_progress(f"{candidate.label}: {self.notes[candidate.label]}")
-        self.signed[candidate.label] = checkpoint, signature
-        return signature

@@ -26,7 +26,6 @@ from assay_evaluate.serving.hardware import describe_hardware, find_gpus
 from assay_evaluate.serving.server import Server, ServerSpec, planned_fingerprint, serve
 from assay_evaluate.speed.bench import Job, benchmark, write_prompts
 from assay_evaluate.speed.ladder import Ladder, Point, deal_repeats, shuffled, shuffled_servers
-from assay_evaluate.speed.predicted import NOT_PREDICTED
 from assay_evaluate.speed.prompts import LONG, Prompts, has_chat_template, token_counter
 from assay_evaluate.speed.rows import WHERE, count, repeat_of, tokens_each
 from assay_evaluate.speed.watch import Watch
@@ -131,10 +130,7 @@ class LadderRun:
                 self.on_progress(f"{row.checkpoint}: {row.prompts} at {row.concurrency} is measured again: {staleness}")
             else:
                 self.rows[_key(row)] = row
-        others = (
-            entry for entry in before.not_measured if entry.checkpoint not in labels or entry.reason.startswith(NOT_PREDICTED)
-        )
-        self.left_out = list(others)
+        self.left_out = [entry for entry in before.not_measured if entry.checkpoint not in labels]
         self.versions = dict(before.versions)
 
     def _why_stale(self, row: SpeedRow, subject: Subject, *, same: bool) -> str | None:

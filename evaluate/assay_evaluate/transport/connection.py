@@ -1,7 +1,7 @@
 """One kept-alive HTTP connection of one thread, from the standard library: every request to a server goes through here.
 
 A worker that waits for one reply at a time needs no pool: per request this takes a sixth of the CPU time of a shared
-`httpx.Client` at 64 in flight (benchmarks/evaluate/client_overhead.py).
+`httpx.Client` at 64 in flight.
 
 What the other side may do is bounded: how long connecting, silence within a reply and a whole reply take, and how many bytes it
 sends. The standard library bounds single reads only, so that a reply which trickles never ends; here every read gets what is

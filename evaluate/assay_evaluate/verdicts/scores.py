@@ -313,16 +313,16 @@ def repeated_interval(for_fail: list[Interval], for_pass: list[Interval], level:
 
 def rounds_sentence(looks: Sequence[LookSeen]) -> str:
     """What was asked at each look, and its p values beside the level that would have decided."""
+    levels = [
+        f"{look.level:.2g} decides"
+        if look.fail_level is None or look.fail_level == look.level
+        else f"{look.level:.2g} and {look.fail_level:.2g} decide"
+        for look in looks
+    ]
     asked = [
         f"{look.reference_samples} + {look.candidate_samples} replies to {look.num_items} items (p {look.p_pass:.2g} for PASS, "
-        f"{look.p_fail:.2g} for FAIL; {_levels(look)})"
-        for look in looks
+        f"{look.p_fail:.2g} for FAIL; {level})"
+        for look, level in zip(looks, levels, strict=True)
     ]
     times = "once" if len(looks) == 1 else f"{len(looks)} times"
     return f"Looked at {times}: {', then '.join(asked)}; alpha spent {looks[-1].alpha_spent:.2g}."
-
-
-def _levels(look: LookSeen) -> str:
-    if look.fail_level is None or look.fail_level == look.level:
-        return f"{look.level:.2g} decides"
-    return f"{look.level:.2g} and {look.fail_level:.2g} decide"

@@ -1,4 +1,4 @@
-"""The calibration file of a run: which precisions take one, and how a run makes it in its folder where none was given.
+"""Calibration files: one that is asked for, or a run's: which precisions take one, and how a run makes it where none was given.
 
 RUN/calibration/HASH/                what a calibration that is stopped goes on from
 RUN/calibration/HASH.safetensors     what `assay calibrate` writes, and its record beside it; named after what was asked for
@@ -23,12 +23,56 @@ from assay.records.plan import Plan
 from assay.records.run import source_of
 from assay_pipeline.calibration.layers import check_texts, text_asked
 from assay_pipeline.calibration.sentences import lines
+from assay_pipeline.calibration.texts import calibration_text
+from assay_pipeline.targets import Target, local_checkpoint, resolve_target
 
 if TYPE_CHECKING:
     from assay_pipeline.quantize_options import QuantizeOptions
-    from assay_pipeline.targets import Target
 
 FOLDER = "calibration"
+
+
+def calibrate(
+    target: str,
+    out: Path,
+    *,
+    text: Sequence[str] = (),
+    withhold: Sequence[str] | None = None,
+    runs: Path = Path("runs"),
+    num_tokens: int = 65_536,
+    tokens_per_expert: int | None = None,
+    length: int = 512,
+    min_tokens: int = 64,
+    device: str = "auto",
+    seed: int = 0,
+    say: Say = say_nothing,
+) -> Calibration:
+    """Run a model, whole in memory, in transformers, and write what enters every weight to `out`, its record beside it.
+
+    target: a model recipe's name, a checkpoint folder or a hub id. text: sources, as of `--text`; none: what the model itself
+    writes from `seed`. withhold: suites and runs whose items no text may hold; None: all shipped suites, and this model's runs.
+    num_tokens: most that go through the model, in sequences of `length`; tokens_per_expert: end once every routed expert saw so
+    many. min_tokens: weights that see fewer are left out. AssayError: no such source, or it does not fit.
+    """
+    from assay_quantize.calibration.calibrate import calibrate as write_calibration
+    from assay_quantize.kernels.devices import device_here
+
+    resolved, where = resolve_target(target), device_here(device)
+    text_source, items = calibration_text(text, withhold, runs, resolved.recipe.name, seed)
+    made = write_calibration(
+        local_checkpoint(resolved.location, say=say),
+        out,
+        replace(text_source, withheld=items()),
+        model_name=resolved.recipe.name,
+        num_tokens=num_tokens,
+        length=length,
+        min_tokens=min_tokens,
+        tokens_per_expert=tokens_per_expert,
+        device=where,
+        report=say,
+    )
+    made.save(record_of(out))
+    return made
 
 
 def with_importance(made: Plan, path: Path | None, say: Say = say_nothing) -> Plan:
@@ -164,11 +208,10 @@ def _made(target: Target, plan: Plan, folder: Path, options: QuantizeOptions) ->
     before = Calibration.load_if_there(record_of(file))
     if before is not None and file.is_file() and sha256_of_file(file) == before.file_sha256:
         return file
-    from assay_pipeline.targets import local_checkpoint
-    from assay_quantize.calibration.calibrate import calibrate
+    from assay_quantize.calibration.calibrate import calibrate as write_calibration
 
     options.say(f"{plan.precision}: is calibrated first, for all precisions of the run that need it: {file}")
-    made = calibrate(
+    made = write_calibration(
         local_checkpoint(target.location, source_of(plan), options.say),
         file,
         text,

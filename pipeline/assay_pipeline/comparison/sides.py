@@ -72,7 +72,8 @@ def _url_of(text: str) -> str | None:
 def parse_side(side: str, text: str, endpoints: Mapping[str, GivenServer], api_key_env: str | None) -> Side:
     """side: `reference` or `candidate`, for messages. AssayError: the text means nothing."""
     if text in endpoints and not Path(text).is_dir():
-        return _of_profile(text, endpoints[text])
+        endpoint = endpoints[text]
+        return Side(text, None if endpoint.checkpoint is None else Path(endpoint.checkpoint), endpoint)
     labelled = None if Path(text).exists() else _LABELLED.fullmatch(text)
     label, what = (labelled[1], labelled[2]) if labelled else (None, text)
     address, _, folder = what.partition(",")
@@ -85,10 +86,6 @@ def parse_side(side: str, text: str, endpoints: Mapping[str, GivenServer], api_k
     if (problem := problem_with(url)) is not None:
         raise AssayError(f"{side}: {problem}")
     return Side(label, Path(folder) if folder else None, GivenServer(url=url, api_key_env=api_key_env))
-
-
-def _of_profile(label: str, endpoint: GivenServer) -> Side:
-    return Side(label, None if endpoint.checkpoint is None else Path(endpoint.checkpoint), endpoint)
 
 
 def _served_at(side: Side, endpoints: Mapping[str, GivenServer]) -> Side:

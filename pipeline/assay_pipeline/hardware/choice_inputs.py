@@ -128,7 +128,6 @@ def objective_of(text: str) -> dict[str, float]:
 def speed_rows(run_dir: Path | None, files: Sequence[Path]) -> tuple[list[SpeedRow], dict[str, str]]:
     """(rows of the run's speed record and of every file, checkpoint -> why it was not measured). AssayError: there are none."""
     from assay_evaluate.speed.imported import read_imported
-    from assay_evaluate.speed.predicted import NOT_PREDICTED
     from assay_evaluate.speed.stated import Stated
 
     rows: list[SpeedRow] = []
@@ -153,7 +152,7 @@ def speed_rows(run_dir: Path | None, files: Sequence[Path]) -> tuple[list[SpeedR
         rows += of_these_bytes.rows
         reasons |= dict.fromkeys(other, OTHER_BYTES)
         for left in of_these_bytes.not_measured:
-            if left.concurrency is None and not left.reason.startswith(NOT_PREDICTED):
+            if left.concurrency is None:
                 reasons[left.checkpoint] = left.reason
     return rows, reasons
 

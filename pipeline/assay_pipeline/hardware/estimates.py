@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assay.callbacks import Say, say_nothing
 from assay.errors import CheckpointError
 from assay.foreign_text import one_line
+from assay.recipes.load import load_recipe
+from assay.recipes.precision import PrecisionRecipe
 from assay.records.plan import Plan
-from assay_pipeline.targets import Target, open_source
+from assay_pipeline.planning import plan_for
+from assay_pipeline.targets import Target, open_source, resolve_target
 
 if TYPE_CHECKING:
     from assay_quantize.estimate.calibration_time import CalibrationEstimate, TorchRates
@@ -50,8 +53,19 @@ def machine_for(made: Plan, hardware: str, *, with_torch: bool) -> tuple[Machine
     return parse_hardware(hardware, here), rates, measured_torch(made) if with_torch else MEASURED_CALIBRATION
 
 
-def estimate_for(made: Plan, hardware: str) -> tuple[Estimate, tuple[CalibrationEstimate, ...]]:
-    """Time, disk and memory on the hardware that is named.
+@dataclass(frozen=True)
+class EstimatedPlan:
+    """What making a checkpoint takes on a machine. calibration: of a calibrated precision, on each device of the machine."""
+
+    plan: Plan
+    estimate: Estimate
+    calibration: tuple[CalibrationEstimate, ...]
+
+
+def estimate_plan(
+    target: str, precision: str, hardware: str, *, mtp: str | None = None, say: Say = say_nothing
+) -> EstimatedPlan:
+    """The plan of a precision, with time, disk and memory on the hardware that is named.
 
     Of a calibrated precision also what its calibration takes: on a GPU where the machine has one, and on its cores.
     """
@@ -59,7 +73,9 @@ def estimate_for(made: Plan, hardware: str) -> tuple[Estimate, tuple[Calibration
     from assay_quantize.estimate.hardware_time import estimate
     from assay_quantize.plan.calibrated import is_calibrated
 
-    machine, rates, of_torch = machine_for(made, hardware, with_torch=is_calibrated(made))
-    whole = estimate(made, machine, rates)
-    where = () if not is_calibrated(made) else (False,) if machine.gpu is None else (True, False)
-    return whole, tuple(estimate_calibration(made, machine, rates, of_torch, gpu=gpu) for gpu in where)
+    resolved = with_shapes(resolve_target(target, mtp=mtp), say)
+    plan = plan_for(resolved, open_source(resolved, say), load_recipe(PrecisionRecipe, precision))
+    machine, rates, of_torch = machine_for(plan, hardware, with_torch=is_calibrated(plan))
+    devices = () if not is_calibrated(plan) else (False,) if machine.gpu is None else (True, False)
+    calibration = tuple(estimate_calibration(plan, machine, rates, of_torch, gpu=gpu) for gpu in devices)
+    return EstimatedPlan(plan, estimate(plan, machine, rates), calibration)

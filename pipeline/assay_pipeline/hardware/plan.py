@@ -18,7 +18,7 @@ from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay.records.choice.hardware import HardwarePlan, PrecisionOnHardware, StepRead
 from assay.records.plan import Plan
-from assay_pipeline.targets import Target, open_source, source_label
+from assay_pipeline.targets import Target, open_source, resolve_target, source_label
 
 if TYPE_CHECKING:
     from assay_evaluate.roofline.weights import StepWeights
@@ -103,15 +103,22 @@ def experts_scheme(plan: Plan) -> str | None:
 
 # ------------------------------------------------------------------------------------------------ the table
 def plan_for_hardware(
-    target: Target,
-    profile: ProfileRecipe,
-    precisions: Sequence[str] | None,
+    target_name: str,
+    profile_name: str,
+    precision: str | None = None,
     *,
-    users: int,
-    context: int,
+    users: int = 32,
+    context: str = "32k",
+    mtp: str | None = None,
     say: Say = say_nothing,
 ) -> HardwarePlan:
-    """precisions: None: the source, what the recipe names for the profile, and the usual ones. AssayError: no GPU is named."""
+    """What each precision of a model needs on a profile's GPUs: memory with KV cache, kernels, bytes of a step.
+
+    target_name: a model recipe's name, a checkpoint folder or a hub id. precision: None: the source, what the recipe names for
+    the profile, and the usual ones. users: sequences in flight, of `context` tokens each. mtp: as in a model's recipe. AssayError: no GPU is named.
+    """
+    profile, length = load_recipe(ProfileRecipe, profile_name), tokens_of("--context", context)
+    target = resolve_target(target_name, mtp=mtp)
     from assay_quantize.plan.fits import WORKSPACE_BYTES, fit_on
 
     hardware = profile.hardware
@@ -122,7 +129,7 @@ def plan_for_hardware(
         )
     known = known_model(target, say)
     serving = target.recipe.serving
-    rows = list(_rows(known, target, profile, precisions, users, context))
+    rows = list(_rows(known, target, profile, None if precision is None else [precision], users, length))
     fit = fit_on(known.source_itself, profile, serving)
     assumptions = [
         "weights, KV cache and kernels by names, shapes and tables; nothing was measured",
@@ -141,7 +148,7 @@ def plan_for_hardware(
         workspace_bytes=WORKSPACE_BYTES,
         kv_dtype=fit.kv_dtype,
         users=users,
-        context=context,
+        context=length,
         rows=tuple(sorted(rows, key=lambda row: -(row.weight_bytes or 0))),
         assumptions=tuple(assumptions),
     )

@@ -251,7 +251,7 @@ def _asked(target: Target, record: Path, say: Say) -> Asked:
     return Asked(
         target=target, schemes=tuple(how.schemes), proxy=how.proxy, observer=observer,  # type: ignore[arg-type]  # of a recipe
         run=None, text=() if isinstance(how.texts, str) else tuple(map(Path, how.texts)), num_tokens=how.tokens,
-        length=how.length, served=0, profile=None, scores=(), seed=how.seed, keep=keep, only_estimate=False,
+        length=how.length, served=0, profile=None, seed=how.seed, keep=keep, only_estimate=False,
         own=how.texts == "own", say=say,
         method=method,  # type: ignore[arg-type]  # likewise
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""`assay recipe`: joins headers, a sensitivity record, what kernels compute and what a run measured; writes what comes out."""
+"""A mix: joins headers, a sensitivity record, what kernels compute and what a run measured; asks vLLM's loaders."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from assay.atomic_files import remove_leftovers
 from assay.callbacks import Say, say_nothing
-from assay.errors import AssayError, RecipeError, did_you_mean
+from assay.errors import AssayError, did_you_mean
 from assay.foreign_text import one_line, safe_name, shown
 from assay.quantities import Budget
 from assay.recipes.families import split_layer
-from assay.recipes.load import load_recipe, parse_recipe, recipe_names
-from assay.recipes.precision import TAKEN_NAMES, PrecisionRecipe, SchemeName
+from assay.recipes.load import load_recipe, recipe_names
+from assay.recipes.precision import PrecisionRecipe, SchemeName
 from assay.recipes.profile import ProfileRecipe
-from assay.records.base import sha256_of, write_text_atomically
-from assay.records.choice.mix import KEPT, Mix, PredictedMeasured
+from assay.records.base import sha256_of
+from assay.records.choice.mix import KEPT, PredictedMeasured
 from assay.records.diagnosis.sensitivity import Sensitivity
 from assay.records.measurement import Measurement
 from assay.records.plan import Plan
@@ -44,7 +43,7 @@ def check_adds_up(sensitivity: Sensitivity, path: Path) -> None:
     if not sensitivity.in_nats:
         raise AssayError(
             f"{path}: its damages are no nats ({sensitivity.method}): they order parts, and do not add up to what a mix loses; "
-            "measure with `assay sensitivity --proxy kl`, or estimate with `--proxy fisher`"
+            "measure with `assay sensitivity --proxy kl`"
         )
     for part in sensitivity.parts:
         where = f"{path}: layer {part.layer} {part.role}"
@@ -290,62 +289,3 @@ def _one_gpu(profile: ProfileRecipe) -> ProfileRecipe:
     hardware = profile.hardware.model_copy(update={"num_gpus": 1, "memory_bytes_each": None})
     flags = {name: value for name, value in profile.flags.items() if not name.endswith("-parallel-size")}
     return profile.model_copy(update={"name": f"one of {profile.name}", "hardware": hardware, "vllm": flags})
-
-
-# ------------------------------------------------------------------------------------------------ files
-def check_out(out: Path | None) -> None:
-    """AssayError: it cannot be a recipe's file."""
-    if out is None:
-        return
-    if out.suffix != ".yaml":
-        raise AssayError(f"--out {shown(str(out))}: is no .yaml file; a recipe is one")
-    if out.stem in TAKEN_NAMES or out.stem.endswith(("-repeat", ".json")):
-        raise AssayError(
-            f"--out {shown(str(out))}: {shown(out.stem)} already means something in a run's folder; give another name"
-        )
-    if not out.parent.is_dir():
-        raise AssayError(f"--out {shown(str(out))}: there is no folder {out.parent}; make it, or give another name")
-
-
-def check_free(out: Path | None, made: Proposal) -> None:
-    """AssayError: something else than this proposal lies where its files go. What a killed command wrote of it may."""
-    for path, text in () if out is None else _files(out, made).items():
-        try:
-            existing = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            continue
-        except (OSError, UnicodeDecodeError):
-            existing = ""
-        if existing != text and not (path.suffix == ".json" and _is_but_for_replay(path, made)):
-            raise AssayError(f"--out {shown(str(out))}: {path} exists already; give another name, or delete it")
-
-
-def _is_but_for_replay(path: Path, made: Proposal) -> bool:
-    """Whether a record says the same, but for what vLLM's loaders said."""
-    try:
-        return Mix.load(path).model_copy(update={"replayed": made.mix.replayed}) == made.mix
-    except AssayError:
-        return False
-
-
-def _files(out: Path, made: Proposal) -> dict[Path, str]:
-    """Where what is written; the recipe last: where it is, the others are."""
-    from assay_reports.page.frontier import frontier_svg
-
-    return {out.with_suffix(".json"): made.mix.as_text(), out.with_suffix(".svg"): str(frontier_svg(made.mix)), out: made.text}
-
-
-def write(out: Path, made: Proposal) -> None:
-    """The recipe, its record and its picture beside it, as far as they are not there; the recipe is read back as any other."""
-    check_free(out, made)
-    for path, text in _files(out, made).items():
-        if path.exists():  # of a command that was killed, with what it was writing
-            remove_leftovers(path)
-        if not path.exists() or path.suffix == ".json":
-            write_text_atomically(path, text, only_new=not path.exists())
-    try:
-        again = parse_recipe(PrecisionRecipe, out)
-    except RecipeError:
-        out.unlink()
-        raise
-    assert again.sha256 == made.recipe.sha256, "the file does not say what was chosen"

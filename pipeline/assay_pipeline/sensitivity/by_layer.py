@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def is_by_layer(asked: Asked, layout: Layout) -> bool:
-    """Whether one layer at a time is held. AssayError: a proxy that needs the model whole, which does not fit."""
+    """Whether one layer at a time is held: where that was asked for, or the model does not fit."""
     from assay_quantize.sensitivity.layered import whole_bytes
 
     if asked.proxy == "hidden" or asked.by_layer:
@@ -28,13 +28,8 @@ def is_by_layer(asked: Asked, layout: Layout) -> bool:
     memory, limit_text = _memory(asked)
     if needed <= memory or asked.by_layer is False:
         return False
-    if asked.proxy == "kl":
-        asked.say(f"{limit_text}: the model takes {size(needed)} in FP32, {size(memory)} are left: one layer at a time is held")
-        return True
-    raise AssayError(
-        f"{limit_text}: --proxy {asked.proxy} holds the model whole, {size(needed)} in FP32, {size(memory)} are left; "
-        "--proxy kl and hidden hold one layer at a time, --proxy weights one weight"
-    )
+    asked.say(f"{limit_text}: the model takes {size(needed)} in FP32, {size(memory)} are left: one layer at a time is held")
+    return True
 
 
 def _memory(asked: Asked) -> tuple[int, str]:
@@ -88,7 +83,6 @@ def run_by_layer(
         take_found(whole, ((key, s, damage) for key, s, damage in results if key is not None), layout, positions, figures)
         if not any(kind == "context" for kind, _ in positions.masks):
             figures.not_measured["long context"] = f"no text is longer than {positions.longest} tokens"
-        figures.not_measured["proxy fisher"] = "it holds the model whole"
     else:
         figures.not_measured["divergence"] = "proxy hidden goes no further than a part's own layer"
     figures.damage["proxy:weights"] = {pair: error for pair, (error, _) in layered.weights.items()}
@@ -106,8 +100,6 @@ def estimate_hours(asked: Asked) -> tuple[SensitivityEstimate, int | None]:
     from assay_quantize.sensitivity.parts import find_parts
 
     assert asked.hardware is not None
-    if asked.proxy == "fisher":
-        raise AssayError("--hardware: of proxies kl, hidden and weights; fisher holds the model whole: see `--estimate` alone")
     target = with_shapes(asked.target, asked.say)
     layout = find_parts(open_source(target), asked.schemes, model=target.recipe.name, observer=asked.observer)
     layout = replace(layout, mixes=mixes_of(asked, layout))

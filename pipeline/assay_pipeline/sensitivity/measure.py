@@ -1,4 +1,4 @@
-"""What `assay sensitivity` does: texts, proxies, servers and imported scores, put together into one record."""
+"""What `assay sensitivity` does: texts, proxies and servers, put together into one record."""
 
 from __future__ import annotations
 
@@ -7,21 +7,27 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from assay.callbacks import say_nothing
+from assay.callbacks import Say, say_nothing
 from assay.quantities import size
 from assay.recipes.calibrated.methods import INTEGERS
+from assay.recipes.load import load_recipe
+from assay.recipes.precision import PrecisionRecipe
 from assay.records.base import sha256_of
-from assay.records.diagnosis.sensitivity import RankCorrelation, Sensitivity, SensitivityPart
+from assay.records.diagnosis.sensitivity import SENSITIVITY_NAME, RankCorrelation, Sensitivity, SensitivityPart
+from assay_pipeline.interrupted import interruptible
+from assay_pipeline.places import check_places, place_for
 from assay_pipeline.sensitivity.request import (
     GPTQ,
     Asked,
     Figures,
     Pair,
+    Proxy,
     by_weights,
+    check_asked,
     check_texts,
     measure,
     mixes_of,
@@ -33,18 +39,102 @@ from assay_pipeline.sensitivity.request import (
 )
 
 if TYPE_CHECKING:
-    from assay.callbacks import Say
     from assay_evaluate.divergence.documents import Document
+    from assay_quantize.estimate.sensitivity_time import SensitivityEstimate
     from assay_quantize.sensitivity.direct import Cost
     from assay_quantize.sensitivity.parts import Key, Layout
     from assay_quantize.sensitivity.rounded import CalibratedWeights, Rounder
 
+DEFAULT_SCHEMES = ("w4a16", "w4a16_g32", "nvfp4a16", "fp8_block")
 IN_WORDS = {
     "kl": "the divergence itself, in transformers",
-    "fisher": "a second-order estimate from one backward pass",
     "hidden": "the relative squared error of the states behind a part's layer",
     "weights": "the relative squared error of the weights",
 }
+
+
+@dataclass(frozen=True)
+class SensitivityResult:
+    """file: where the record was written. Both None: only the cost was asked for. hours: that of a machine that was named, with
+    the bytes of the whole model in FP32; None: no machine was named, or no model is run."""
+
+    record: Sensitivity | None = None
+    file: Path | None = None
+    hours: SensitivityEstimate | None = None
+    whole_bytes: int | None = None
+
+
+def measure_sensitivity(
+    target: str,
+    *,
+    schemes: Sequence[str] = DEFAULT_SCHEMES,
+    proxy: Proxy = "kl",
+    observer: Literal["minmax", "mse"] = "minmax",
+    method: Literal["none", "gptq"] = "none",
+    text: Sequence[str] = (),
+    num_tokens: int = 16_384,
+    length: int = 256,
+    mixes: Sequence[str] = (),
+    served: int = 0,
+    profile: str | None = None,
+    seed: int = 0,
+    by_layer: bool | None = None,
+    memory: str | None = None,
+    hardware: str | None = None,
+    only_estimate: bool = False,
+    run: Path | None = None,
+    out: Path | None = None,
+    say: Say = say_nothing,
+) -> SensitivityResult:
+    """What it costs to quantize each role of each layer by itself, in nats a token and in bytes; the record is written.
+
+    target: a model recipe's name, a checkpoint folder or a hub id. schemes: that every part is tried in. text: files, or `own`:
+    what the model samples; none: texts of the reference of `run`, else the model's replies to generated questions. mixes:
+    precisions that are measured as a whole as well. served: so many parts are also served, with `profile`. by_layer: hold one
+    layer in memory at a time; None: where the model does not fit into `memory`. only_estimate: measure nothing, say the cost,
+    of `hardware` if it is named. run, out: folder of the record; neither: a new temporary one. AssayError: options that do not
+    go together, or a model that cannot be measured here.
+    """
+    from assay_pipeline.profiles import profile_for
+    from assay_pipeline.sensitivity.by_layer import estimate_hours
+    from assay_pipeline.targets import resolve_target
+    from assay_quantize.engine.budget import parse_memory
+
+    check_places(run, out)
+    resolved, is_own = resolve_target(target), list(text) == ["own"]
+    place = place_for("sensitivity", ".", run=run, out=out, say=say)
+    asked = Asked(
+        target=resolved,
+        schemes=tuple(schemes),
+        proxy=proxy,
+        observer=observer,
+        method=method,
+        run=run,
+        text=() if is_own else tuple(map(Path, text)),
+        own=is_own,
+        num_tokens=num_tokens,
+        length=length,
+        mixes=tuple(load_recipe(PrecisionRecipe, name) for name in mixes),
+        served=served,
+        profile=profile_for(resolved, profile) if served else None,
+        seed=seed,
+        by_layer=by_layer,
+        memory_bytes=None if memory is None else parse_memory(memory),
+        hardware=hardware,
+        only_estimate=only_estimate,
+        keep=place.records / "sensitivity",
+        say=say,
+    )
+    check_asked(asked)
+    if hardware is not None:
+        hours, whole_bytes = estimate_hours(asked)
+        return SensitivityResult(hours=hours, whole_bytes=whole_bytes)
+    with interruptible(lambda: f"what was measured is kept in {asked.keep}; the same command goes on from there"):
+        record = find_sensitivity(asked)
+    if record is None:
+        return SensitivityResult()
+    record.save(place.records / SENSITIVITY_NAME)
+    return SensitivityResult(record, place.records / SENSITIVITY_NAME)
 
 
 def find_sensitivity(asked: Asked) -> Sensitivity | None:
@@ -53,7 +143,6 @@ def find_sensitivity(asked: Asked) -> Sensitivity | None:
     from assay_pipeline.targets import local_checkpoint
     from assay_quantize.checkpoint.checkpoint import open_checkpoint
     from assay_quantize.checkpoint.source_reader import SourceReader
-    from assay_quantize.sensitivity.imported import read_scores
     from assay_quantize.sensitivity.parts import find_parts
     from assay_quantize.sensitivity.rounded import Rounder
 
@@ -63,7 +152,6 @@ def find_sensitivity(asked: Asked) -> Sensitivity | None:
     checkpoint = open_checkpoint(folder)
     layout = find_parts(checkpoint, asked.schemes, model=asked.target.recipe.name, observer=asked.observer)
     layout = replace(layout, mixes=mixes_of(asked, layout))
-    imported = [read_scores(path, layout) for path in asked.scores]  # what is wrong with them is said before any work
     if asked.parts_of is None:
         say(
             f"{len(layout.sizes)} parts, {', '.join(layout.plans)}: {len(layout.pairs())} to measure by proxy {asked.proxy} "
@@ -96,10 +184,6 @@ def find_sensitivity(asked: Asked) -> Sensitivity | None:
             documents, texts_description = in_transformers
     if asked.served:
         _serve(asked, layout, folder, documents, figures)
-    for imported_scores in imported:
-        name = f"imported:{imported_scores.tool}"
-        figures.damage[name] = {**figures.damage.get(name, {}), **imported_scores.scores}
-        figures.not_measured |= {f"{name}, {i + 1}": note for i, note in enumerate(imported_scores.notes)}
     ended = os.times()
     spent = ended.user + ended.system - started.user - started.system + ended.children_user - started.children_user
     return _record(asked, layout, figures, documents, texts_description, round(spent, 1))
@@ -144,20 +228,18 @@ def _in_transformers(
     texts = scored(documents)
     asked.say(f"{len(texts)} texts, {sum(text.num_scored for text in texts):,} scored tokens: {texts_description}")
     runner = Runner(model, batched(texts, BATCH_TOKENS))
-    if asked.proxy == "kl":
-        structural = structural_kinds(folder)
-        if isinstance(structural, str):
-            figures.not_measured["structural tokens"] = structural
-        positions = positions_of(documents, None if isinstance(structural, str) else structural)
-        direct = Direct(layout, rounder, runner, texts, asked.keep, asked.say)
-        cost = direct.cost(layout.pairs())
-        asked.say(f"{_describe(cost)}; an interrupted run resumes from {asked.keep}")
-        take_found(dict(direct.wholes()), direct.parts(layout.pairs()), layout, positions, figures)
-        figures.noise = direct.noise()
-        if not any(kind == "context" for kind, _ in positions.masks):
-            figures.not_measured["long context"] = f"no text is longer than {positions.longest} tokens"
+    structural = structural_kinds(folder)
+    if isinstance(structural, str):
+        figures.not_measured["structural tokens"] = structural
+    positions = positions_of(documents, None if isinstance(structural, str) else structural)
+    direct = Direct(layout, rounder, runner, texts, asked.keep, asked.say)
+    asked.say(f"{_describe(direct.cost(layout.pairs()))}; an interrupted run resumes from {asked.keep}")
+    take_found(dict(direct.wholes()), direct.parts(layout.pairs()), layout, positions, figures)
+    figures.noise = direct.noise()
+    if not any(kind == "context" for kind, _ in positions.masks):
+        figures.not_measured["long context"] = f"no text is longer than {positions.longest} tokens"
     if asked.parts_of is None:  # else nothing is asked for but mixes as a whole
-        _by_fisher(layout, rounder, runner, texts, figures, asked.say)
+        by_weights(layout, rounder, figures, asked.say)
     return documents, texts_description
 
 
@@ -170,9 +252,6 @@ def _say_cost(asked: Asked, layout: Layout, rounder: Rounder, model: Any, folder
     if not asked.text and asked.run is None:
         minutes = _minutes_to_write(asked, model, folder)
         asked.say(f"estimate: the model first writes its texts, about {minutes:.1f} minutes of one core")
-    if asked.proxy != "kl":
-        asked.say("estimate: three passes of the whole model over the texts, one of them backward")
-        return
     texts = random_texts(model, min(asked.num_tokens, BATCH_TOKENS), asked.length)
     runner = Runner(model, batched(texts, BATCH_TOKENS))
     runner.run()  # the first pass also allocates and compiles
@@ -202,20 +281,6 @@ def _minutes_to_write(asked: Asked, model: Any, folder: Path) -> float:
     ended = os.times()
     seconds = ended.user + ended.system - started.user - started.system
     return seconds / 60 * asked.length / num_tokens * math.ceil(len(questions) / at_once)
-
-
-def _by_fisher(layout: Layout, rounder: Rounder, runner: Any, texts: Any, figures: Figures, say: Say) -> None:
-    from assay_quantize.sensitivity import fisher
-    from assay_quantize.sensitivity.rounded import relative_error
-    from assay_quantize.sensitivity.texts import batched
-
-    by_weight = fisher.curvatures(runner.model, runner.addresses, batched(texts, 1), say)
-    num_scored = sum(text.num_scored for text in texts)
-    figures.damage |= {"proxy:fisher": {}, "proxy:weights": {}}
-    for pair in layout.pairs():
-        rounded = list(rounder.weights(*pair))
-        figures.damage["proxy:fisher"][pair], figures.worst[pair] = fisher.damage(rounded, by_weight, num_scored)
-        figures.damage["proxy:weights"][pair], _ = relative_error(rounded)
 
 
 # ------------------------------------------------------------------------------------------------ servers

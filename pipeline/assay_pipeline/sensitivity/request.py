@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from assay_quantize.sensitivity.parts import Key, Layout
     from assay_quantize.sensitivity.rounded import Rounder
 
-Proxy = Literal["kl", "fisher", "hidden", "weights"]
+Proxy = Literal["kl", "hidden", "weights"]
 Pair = tuple["Key", str]
 GPTQ = GptqCalibration(method="gptq")
 """As the shipped precisions have it, so that what is measured is what `assay quantize` makes."""
@@ -44,7 +44,6 @@ class Asked:
     length: int
     served: int
     profile: ProfileRecipe | None
-    scores: tuple[Path, ...]
     seed: int
     keep: Path
     only_estimate: bool

@@ -1,7 +1,7 @@
 """The candidates of the scale search: literal numbers, read by the definition and by the fused kernels.
 
 Each list is tried after the min-max scale itself, in this order. Why these: search_reference.py; what they bring:
-benchmarks/scale_search.py.
+docs/decisions/kernels.md.
 """
 
 from __future__ import annotations

@@ -18,8 +18,7 @@ where the outlier is clipped. But the model needs just these: on tiny-glm the pl
 the KL, nearly all of it in the down projections of a few experts, whose largest weights are 12 times the root mean square and
 meet the largest activations (the "super weights" of arXiv 2411.07191). ggml weighs INT4 by w^2, too (`make_qx_quants`,
 rmse_type 1). FP4 has fine steps near zero, coarse ones far out and groups of 16: there the plain error is better. FP8 gains
-little either way. benchmarks/scale_search.py has the figures. Where channel weights say which inputs are large, w^2 need not
-stand in for it alone.
+little either way. Where channel weights say which inputs are large, w^2 need not stand in for it alone.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@
                them; proxy `weights`: relative squared error of the weights; reads the checkpoint, runs nothing, any size
     direct     proxy `kl`: the divergence itself, part by part, by the whole model in transformers
     layered    proxies `kl` and `hidden`, one layer in memory at a time, for a model that does not fit
-    fisher     proxy `fisher`: squared error weighted by inputs and gradients, one forward and backward pass for all parts
-    imported   scores that NVIDIA's AutoQuantize and Intel's AutoScheme have left behind
 
 In: a checkpoint, schemes, texts. Out: numbers for each part; the record is put together by the command, which also serves. May
 import calibration, engine, plan and everything below them.

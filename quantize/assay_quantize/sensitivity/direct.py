@@ -181,7 +181,7 @@ def _layers_of(model: Any) -> nn.ModuleList:
     lists = (module for name, module in model.named_modules() if isinstance(module, nn.ModuleList) and name.endswith("layers"))
     layers = next((modules for modules in lists if len(modules) == count), None)
     if layers is None:
-        raise QuantizeError(f"{type(model).__name__}: no list of its {count} layers is found; use --proxy fisher or weights")
+        raise QuantizeError(f"{type(model).__name__}: no list of its {count} layers is found; use --proxy weights")
     return layers
 
 

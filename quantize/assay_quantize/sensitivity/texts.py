@@ -82,8 +82,7 @@ def sample_replies(
 ) -> list[ScoredText]:
     """What the model replies to each question at temperature 1, through its chat template where it has one.
 
-    On text drawn from the model itself proxy `fisher` is the curvature of KL, and divergence is that of what it will say.
-    QuantizeError: the tokenizer cannot be loaded.
+    Divergence on it is that of what the model will say. QuantizeError: the tokenizer cannot be loaded.
     """
     import torch
     from transformers import AutoTokenizer

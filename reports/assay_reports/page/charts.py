@@ -133,8 +133,9 @@ def quality_and_size(marks: Sequence[Point]) -> Markup | None:
     uses = [point.use for point in marks if point.use is not None]
     if not uses:
         return None
-    unit, each = _unit(max(point.num_bytes for point in marks))
-    right = 1.1 * max(point.num_bytes for point in marks) / each
+    largest = max(point.num_bytes for point in marks)
+    unit, each = ("GB", 1e9) if largest >= 1e9 else ("MB", 1e6)
+    right = 1.1 * largest / each
     top = max(1.25, *(min(use.high, 6.0) for use in uses))
     bottom = min(0.0, *(max(use.low, -1.0) for use in uses))
     hints = [f"{point.name}, {size(point.num_bytes)}: {point.hint}" for point in marks]
@@ -168,10 +169,6 @@ def quality_and_size(marks: Sequence[Point]) -> Markup | None:
         return picture.drawn()
 
     return on_screen_and_phone(draw, 560)
-
-
-def _unit(num_bytes: int) -> tuple[str, float]:
-    return ("GB", 1e9) if num_bytes >= 1e9 else ("MB", 1e6)
 
 
 def _within(value: float, low: float, high: float) -> float:

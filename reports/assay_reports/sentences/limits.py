@@ -1,4 +1,4 @@
-"""Limits of a run. `assay_reports/limits.py` says when each of them holds."""
+"""Limits of a run. `assay_reports/find_limits.py` says when each of them holds."""
 
 # ------------------------------------------------------------------------------------------------ nothing there at all
 UNMEASURED = "Nothing was measured: no score, no divergence, no verdict."

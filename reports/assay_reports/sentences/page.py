@@ -111,8 +111,41 @@ GATES = "Required gates by candidate, optional ones not counted: {counts}"
 NO_GATES = "none"
 CALIBRATED = "{method} on {tokens:,} tokens of text{withheld}"
 WITHHELD = ", checked against the items of {tasks} ({texts} left out)"
+ONE_SCHEME = "{role} {scheme}"
+SCHEME_OF_LAYERS, MORE_LAYERS = "{role} {scheme} in {number} of {layers} layers", "{scheme} in {number}"
+QUANTIZED = "quantized to {scheme}"
+KEPT_AS_IN_SOURCE = "kept in {scheme}, as the source has it"
+TREATMENTS = {
+    "drop": "dropped",
+    "add": "scales from the calibration",
+    "consume": "scales folded into their weights",
+    "keep": "kept in {dtypes}",
+    "cast": "cast to {dtypes}",
+    "dequantize": "dequantized to {dtypes}",
+}
+"""Action of a plan -> what was done with the tensor."""
+SCALED = ", some scaled by {scales}"
 
 # ------------------------------------------------------------------------------------------------ notes
+COVERAGE = (
+    "Intervals cover {level}; those from fewer than 15 differing replies, several looks, two counts, rare events or means over "
+    "texts (KL, agreement) cover at least {level}"
+)
+GATES_TITLES = {
+    "before the run": "Gates, written before the run",
+    "after the run": "Gates chosen after the run",
+    "not recorded": "Gates; when they were chosen is not recorded",
+    None: "Gates",
+}
+"""When the limits were chosen -> heading. None: nothing was judged."""
+NOT_IN_SUITE = "Not part of suite {suite}."
+MISSING_PART = "{status}: {reasons}."
+NO_REASON = "no reason recorded"
+YES_NO = {True: "yes", False: "no", None: "unknown"}
+COMPUTED = {True: "emulated", False: "computed by native kernels", None: "computed in an unknown way, or there were none"}
+"""Whether formats were emulated -> how they were computed, as it continues "they were"."""
+ON_OFF = {True: "on", False: "off"}
+TEXTS = "({texts})"
 SUBTITLE = "{model} on suite {suite}, compared with {reference}"
 COMMANDS_WHERE = "Run the commands in the folder that holds {run}."
 NOTHING_MISSING = "Nothing that was requested is missing."

@@ -42,7 +42,7 @@ def test_a_budget_stands_in_the_name() -> None:
          "precisions: precision auto-64bpw: bits per weight lie between 4 and 16; write 4.5bpw, or a size such as 405GB: "
          "auto-405GB, auto-4.5bpw"),
         ("precisions: [w4a16]\nautomatic: {proxy: weights}\n",
-         "automatic.proxy: Input should be 'kl' or 'fisher' (got 'weights')"),
+         "automatic.proxy: Input should be 'kl' (got 'weights')"),
         ("precisions: [w4a16]\nautomatic: {schemes: [fp8_static]}\n",
          "automatic: schemes: fp8_static needs a calibration file and has the weights of fp8_channel; name that"),
         ("precisions: [w4a16]\ncalibration: {file: a.safetensors, tokens: 5}\n",

@@ -150,13 +150,8 @@ REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     ),
     "form": (("--as", "csv"), "--as csv: it takes one of: vllm-bench, inferencex, guidellm, table"),
     "label": (("--label", "a"), "--label is not used without --import; leave it out"),
-    "acceptance": (("--acceptance-length", "2"), "--acceptance-length is not used without --aiconfigurator; leave it out"),
     "requests": (("--import", PUBLISHED, "--requests", "3"), "--requests is not used with --import; leave it out"),
     "no file": (("--import", "none.json"), "none.json: cannot be read: No such file or directory"),
-    "profile": (
-        ("--aiconfigurator", "python"),
-        "--aiconfigurator: say for which GPUs, with --profile (8xh200, or another of recipes/profiles/)",
-    ),
     "two": (
         ("--import", BENCH, "--hardware", "a", "--speculation", "off,1"),
         "--speculation: with --import it is one number, of all rows of the file, or `off`",

@@ -193,10 +193,10 @@ def test_who_is_ahead_where_nobody_measured_it_is_no_pick() -> None:
     rows = [row("a", 1, 120.0), row("a", 32, 1200.0), row("b", 1, 90.0), row("b", 8, 200.0), row("b", 32, 900.0)]
     choice = choose(rows, None, ChoiceRequest())
     assert choice.recommendation.endswith(": a from 1 to 32 streams") and choice.picks[1].setup is None
-    assert choice.picks[1].why_none == "nobody measured a there, which is ahead by its speeds at 1 and 32 streams"
+    assert choice.picks[1].why_none == "a was not measured there, which is ahead by its speeds at 1 and 32 streams"
     alone = choose(rows, None, ChoiceRequest(concurrency=(7,)))
     assert alone.recommendation == (
-        "quality was not measured (--quality assumed): nothing can be recommended: nobody measured a there, which is ahead by "
+        "quality was not measured (--quality assumed): nothing can be recommended: a was not measured there, which is ahead by "
         "its speeds at 1 and 32 streams"
     )
 
@@ -253,8 +253,8 @@ def test_underpowered_quality_is_no_quality() -> None:
     choice = choose(ROWS, gates(w4a16="PASS", nvfp4="UNDERPOWERED"), ChoiceRequest())
     assert [pick.setup for pick in choice.picks] == ["w4a16", "fp8"]
     assert choice.if_passed == (
-        "nvfp4 is UNDERPOWERED, which is no quality; to decide it: GSM8K: 400 paired items (250 were asked); if it passed: "
-        f"w4a16 up to about {found_flip(ROWS):.0f} streams, then nvfp4",
+        "nvfp4 is UNDERPOWERED, so its quality is unknown; to decide it: GSM8K: 400 paired items (250 were asked); if it "
+        f"passed: w4a16 up to about {found_flip(ROWS):.0f} streams, then nvfp4",
     )
     assert not choice.quality_assumed and choice.recommendation.startswith("w4a16 up to about ")
 
@@ -296,7 +296,7 @@ def test_items_that_would_decide() -> None:
     for at_loss, needed, text in (
         (1819, 400, "GSM8K: 1,819 paired items (250 were asked)"),
         (None, 400, "GSM8K: 400 paired items (250 were asked)"),
-        (None, 114, "GSM8K: no number of items decides it if the loss seen is the true one (250 were asked)"),
+        (None, 114, "GSM8K: no number of items would decide if the observed loss is the true one (250 were asked)"),
     ):
         entry = base.verdicts[0].model_copy(update={"items_needed_at_loss": at_loss, "items_needed": needed})
         choice = choose(ROWS, base.model_copy(update={"verdicts": (entry,)}), ChoiceRequest())

@@ -70,7 +70,7 @@ def test_parts_and_wholes_have_texts_of_their_own() -> None:
 def test_rank_correlation() -> None:
     reference = {(layer, "attention", "w4a16"): float(layer) for layer in range(8)}
     candidate = {part: -value for part, value in reference.items()} | {(99, "attention", "w4a16"): 1.0}
-    correlation = rank_correlation("proxy:fisher", reference, "served", candidate, seed="0")  # type: ignore[arg-type]
+    correlation = rank_correlation("proxy:weights", reference, "served", candidate, seed="0")  # type: ignore[arg-type]
     assert correlation.spearman is not None
     told = correlation.spearman
     assert (told.value, told.low, told.n) == (pytest.approx(-1.0), pytest.approx(-1.0), 8)
@@ -78,7 +78,7 @@ def test_rank_correlation() -> None:
         np.tanh(-np.arctanh(41 / 42) + 1.959964 * np.sqrt((1 + (41 / 42) ** 2 / 2) / 5)), abs=1e-6
     )
     assert correlation.parts[3] == (3, "attention", "w4a16", 3.0, -3.0)
-    assert rank_correlation("proxy:fisher", reference, "served", candidate, seed="0") == correlation  # type: ignore[arg-type]
+    assert rank_correlation("proxy:weights", reference, "served", candidate, seed="0") == correlation  # type: ignore[arg-type]
 
 
 def test_schemes_of_one_part_are_no_further_parts() -> None:
@@ -91,7 +91,7 @@ def test_schemes_of_one_part_are_no_further_parts() -> None:
             {(layer, "attention", scheme): float(figures[layer, side]) for layer in range(12) for scheme in schemes}
             for side in (0, 1)
         )
-        told = rank_correlation("proxy:fisher", reference, "served", candidate, seed="0").spearman  # type: ignore[arg-type]
+        told = rank_correlation("proxy:weights", reference, "served", candidate, seed="0").spearman  # type: ignore[arg-type]
         assert told is not None and told.n == 12 * len(schemes)
         assert told.low < told.value < told.high
         widths.append(told.high - told.low)

@@ -277,7 +277,7 @@ def test_rows_of_one_source_replace_each_other(tmp_path: Path) -> None:
     rows = read_imported(PUBLISHED, None, Stated())
     record = with_rows(None, rows)
     assert with_rows(record, rows) == record
-    left_out = [NotMeasured(checkpoint="w4a16", reason="not predicted: because")]
+    left_out = [NotMeasured(checkpoint="w4a16", reason="not imported: because")]
     more = with_rows(record, read_imported(DATA / "vllm-bench-c4.json", None, HERE), left_out)
     assert (len(more.rows), more.not_measured) == (22, tuple(left_out))
     assert with_rows(more, [], left_out) == more

@@ -196,12 +196,6 @@ def test_what_changed_is_measured_again(world: World) -> None:
     assert len(world.jobs) == 4 * jobs and len(record.rows) == 4
 
 
-def test_what_was_not_predicted_stays(world: World) -> None:
-    notes = (NotMeasured(checkpoint="bf16", reason="not predicted: because"), NotMeasured(checkpoint="bf16", reason="died"))
-    SpeedRecord(rows=(), not_measured=notes).save(world.folder / "speed.json")
-    assert world.measuring(replace(LADDER, speculation=(0,))).run().not_measured == notes[:1]
-
-
 def test_more_of_the_same_ladder(world: World) -> None:
     """Further points and repeats are added to what is there; other checkpoints and imported rows stay."""
     world.measuring(replace(LADDER, speculation=(0,), concurrency=(1,), repeats=1)).run()

@@ -18,7 +18,7 @@ from assay.records.verdict import GateReport, Verdict
 from assay_evaluate.statistics.proportions import clopper_pearson
 from assay_evaluate.verdicts.gates import judge
 from assay_evaluate.verdicts.probes import judge_probes
-from assay_reports.limits import find_limits
+from assay_reports.find_limits import find_limits
 from assay_reports.report import write_report
 from assay_reports.run import load_run
 

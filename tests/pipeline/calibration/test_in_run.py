@@ -108,7 +108,7 @@ def test_a_run_calibrates_and_chooses_and_goes_on_where_it_was_stopped(
     assert Manifest.load(made / "auto-4.5bpw/checkpoint/assay_manifest.json").recipe_sha256 == recipe.sha256
     assert mix.point.bits_per_weight <= 4.5 and mix.reason in said
     of_parts, of_mix = said.split("auto-4.5bpw: the mix is measured as a whole, as the uniform recipes were")
-    for line in ("fisher: ", " to measure by proxy kl"):
+    for line in ("weights: ", " to measure by proxy kl"):
         assert line in of_parts and line not in of_mix, "of parts, which are known"
     wholes = [check for check in mix.checks if check.name == f"mix of {size(mix.point.bytes)}"]
     assert [one.source for one in wholes] == ["sensitivity"] and f"loses {wholes[0].measured_nats:.4g} nats" in mix.reason

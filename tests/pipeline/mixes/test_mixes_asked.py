@@ -36,7 +36,7 @@ def asked(source: Path, method: str, *mixes: PrecisionRecipe) -> Asked:
     return Asked(
         target=resolve_target(str(source)), schemes=("w4a16", "w4a16_g64", "fp8_channel"),
         proxy="kl", observer="minmax", run=None,
-        text=(), num_tokens=640, length=32, served=0, profile=None, scores=(), seed=0, keep=source, only_estimate=False,
+        text=(), num_tokens=640, length=32, served=0, profile=None, seed=0, keep=source, only_estimate=False,
         method=method, mixes=mixes,  # type: ignore[arg-type]
     )  # fmt: skip
 

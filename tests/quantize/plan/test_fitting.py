@@ -18,7 +18,7 @@ from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.engine.quantize import quantize
 from assay_quantize.plan.planner import choose_fitting, make_plan
 from assay_quantize.verify.verify import verify
-from assay_reports.limits import find_limits
+from assay_reports.find_limits import find_limits
 from assay_reports.run import load_run
 
 HERE = "model.layers.0.mlp.gate_proj.weight: shape [256, 576] does not fit scheme"

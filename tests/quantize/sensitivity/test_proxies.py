@@ -16,7 +16,6 @@ from assay.errors import QuantizeError
 from assay_quantize.calibration.calibrate import load_model
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.checkpoint.source_reader import SourceReader
-from assay_quantize.sensitivity import fisher
 from assay_quantize.sensitivity.direct import Direct, Runner, other_experts
 from assay_quantize.sensitivity.parts import Key, Layout, find_parts
 from assay_quantize.sensitivity.rounded import Rounder, relative_error, round_inputs
@@ -169,39 +168,6 @@ def test_what_was_measured_is_kept(loaded: Loaded, tmp_path: Path) -> None:
         assert np.array_equal(actual[2].kl_N, expected[2].kl_N) and actual[2].other_experts == expected[2].other_experts
     changed = {path.name for path in folder.iterdir() if times.get(path.name) != path.stat().st_mtime_ns}
     assert len(changed) == len(pairs) - 2, "all but the two that were whole"
-
-
-def test_fisher_is_the_curvature_of_the_model(loaded: Loaded) -> None:
-    """Of one weight: autograd's gradient of each token's inputs and outputs, by definition."""
-    name = "model.layers.1.mlp.shared_experts.up_proj.weight"
-    runner = Runner(loaded.model, batched(TEXTS, 64))
-    results = fisher.curvatures(loaded.model, runner.addresses, batched(TEXTS, 1), lambda line: None)
-    module = loaded.model.model.layers[1].mlp.shared_experts.up_proj
-    rows, columns = torch.zeros(128, dtype=torch.float64), torch.zeros(256, dtype=torch.float64)
-    for text in TEXTS:
-        kept: list[Any] = []
-
-        def keep(_: Any, args: Any, output: Any, kept: list[Any] = kept) -> None:
-            output.retain_grad()
-            kept.append((args[0], output))
-
-        handle = module.register_forward_hook(keep)
-        module.weight.requires_grad_(True)
-        logits = loaded.model(input_ids=torch.tensor([text.ids])).logits[0]
-        handle.remove()
-        module.weight.requires_grad_(False)
-        ahead = torch.tensor(text.ids)[1:]
-        logits[:-1].log_softmax(-1)[torch.arange(len(ahead)), ahead][text.first - 1 :].sum().backward()
-        [(x, y)] = kept
-        g2, x2 = y.grad[0].double().square(), x.detach()[0].double().square()
-        rows += (g2 * x2.sum(1, keepdim=True)).sum(0)
-        columns += (x2 * g2.sum(1, keepdim=True)).sum(0)
-    torch.testing.assert_close(results[name].rows_O, rows, rtol=1e-4, atol=0)
-    torch.testing.assert_close(results[name].columns_I, columns, rtol=1e-4, atol=0)
-    delta = torch.full((128, 256), 0.01)
-    expected = 0.5 * 1e-4 * float(rows.sum()) / NUM_SCORED
-    assert results[name].of(delta, NUM_SCORED) == pytest.approx(expected, rel=1e-4)
-    assert "model.layers.3.mlp.shared_experts.up_proj.weight" not in results, "transformers leaves the MTP block out"
 
 
 def test_shares_of_weights(loaded: Loaded) -> None:

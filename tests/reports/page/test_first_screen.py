@@ -320,7 +320,7 @@ def a_choice(**changes: Any) -> Choice:
         ),
         "cells": (
             Cell(setup="w4a16 with MTP", concurrency=8, state="imported", output_tokens_s=495.72),
-            Cell(setup="w4a16 with MTP", concurrency=64, state="missing", why="nobody measured it"),
+            Cell(setup="w4a16 with MTP", concurrency=64, state="missing", why="not measured"),
             Cell(setup="bf16", concurrency=8, **why), Cell(setup="bf16", concurrency=64, **why),
             Cell(setup="nvfp4a16", concurrency=8, **why), Cell(setup="nvfp4a16", concurrency=64, **why),
             Cell(setup="awq", concurrency=8, state="predicted", output_tokens_s=99.0, source="assay roofline"),
@@ -335,7 +335,8 @@ def a_choice(**changes: Any) -> Choice:
             Pick(concurrency=8, setup="w4a16 with MTP", chance_best=0.93),
             Pick(concurrency=64, setup=None, why_none="all miss ttft<2s"),
         ),
-        "if_passed": ("nvfp4a16 is UNDERPOWERED, which is no quality; if it passed: nvfp4a16 at 8",), "seed": 1, "num_draws": 2,
+        "if_passed": ("nvfp4a16 is UNDERPOWERED, so its quality is unknown; if it passed: nvfp4a16 at 8",),
+        "seed": 1, "num_draws": 2,
     }  # fmt: skip
     return Choice(**given | changes)
 
@@ -362,9 +363,9 @@ def test_a_choice_is_the_answer(judged: Path) -> None:
     ]
     for line in (
         "Speeds are imported, not measured here", "Speed of bf16 and nvfp4a16: emulated here",
-        "Speed of w4a16 with MTP at 64 streams: nobody measured it",
+        "Speed of w4a16 with MTP at 64 streams: not measured",
         "Speed of awq at 8 streams: only predicted, by assay roofline",
-        "nvfp4a16 is UNDERPOWERED, which is no quality; if it passed: nvfp4a16 at 8",
+        "nvfp4a16 is UNDERPOWERED, so its quality is unknown; if it passed: nvfp4a16 at 8",
         "To decide whether nvfp4 may be chosen, run GSM8K: 1,819 items",
     ):  # fmt: skip
         assert line in items_of(page), line

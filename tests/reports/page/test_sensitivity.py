@@ -55,11 +55,11 @@ def test_in_the_report_of_a_run(tmp_path: Path) -> None:
     assert "Most costly by itself: routed expert of layer 1 in w4a16, 0.1 nats a token" in section
     assert '<a href="#sensitivity">Sensitivity</a>' in page
     assert section.count("<svg ") == 2, "for a screen and for a phone"
-    assert "Rank correlation of proxy:fisher with proxy:kl: 0.80 [0.20, 0.90] over 4 parts" in section
+    assert "Rank correlation of proxy:weights with proxy:kl: 0.80 [0.20, 0.90] over 4 parts" in section
     assert "Rank correlation with what is served: " in section and "long context: " in section
     assert "model.layers.1.routed_expert.weight (75.0 %)" in section
     text = (run / "report" / "report.md").read_text()
     assert "\n## Sensitivity\n" in text and "layer 1 routed\\_expert | w4a16 |" in text.replace(
         "routed_expert", "routed\\_expert"
     )
-    assert "rank correlation of proxy:fisher with proxy:kl: 0.80 (0.20 to 0.90) over 4 parts" in text
+    assert "rank correlation of proxy:weights with proxy:kl: 0.80 (0.20 to 0.90) over 4 parts" in text

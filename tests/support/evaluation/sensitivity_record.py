@@ -28,7 +28,7 @@ def record(layers: int = 2, **changes: object) -> Sensitivity:
         "layers": layers, "weights": 20_000, "other_bytes": 640, "parts": tuple(parts), "cpu_seconds": 1.5,
         "uniform": (UniformDamage(scheme="w4a16", bytes=9152, damage_nats=0.08, sum_of_parts_nats=0.10111),),
         "correlations": (
-            RankCorrelation(of="proxy:fisher", beside="proxy:kl", spearman=Interval(value=0.8, low=0.2, high=0.9, n=4)),
+            RankCorrelation(of="proxy:weights", beside="proxy:kl", spearman=Interval(value=0.8, low=0.2, high=0.9, n=4)),
         ),
         "not_measured": {"long context": "no text is longer than 256 tokens"},
     }  # fmt: skip

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, Literal, cast, get_args
 
 import typer
 
 from assay.errors import AssayError
 from assay.quantities import size
 from assay.recipes.calibrated.texts import MAX_LENGTH
-from assay.recipes.load import load_recipe
-from assay.recipes.precision import PrecisionRecipe, SchemeName
-from assay.records.diagnosis.sensitivity import SENSITIVITY_NAME
+from assay.recipes.precision import SchemeName
 from assay_cli.options import JsonOption, OutFolderOption, ProfileOption, RunOption, TargetArgument, choice, choices, several
 from assay_cli.shown.sensitivity import show
 from assay_cli.terminal import emit, results, say
-from assay_pipeline.interrupted import interruptible
-from assay_pipeline.places import check_places, place_for
-from assay_pipeline.sensitivity.by_layer import estimate_hours
-from assay_pipeline.sensitivity.measure import find_sensitivity
-from assay_pipeline.sensitivity.request import Asked, Proxy, check_asked
+from assay_pipeline.sensitivity.measure import DEFAULT_SCHEMES, measure_sensitivity
+from assay_pipeline.sensitivity.request import Proxy
 
-DEFAULT_SCHEMES = ("w4a16", "w4a16_g32", "nvfp4a16", "fp8_block")
 SCHEMES = tuple(name for name in get_args(SchemeName) if name != "fp8_static")
 """All but the one whose scales need a calibration file; its weights are those of fp8_channel."""
 
@@ -44,9 +37,9 @@ def sensitivity(
             "--proxy",
             metavar="|".join(get_args(Proxy)),
             callback=choice(*get_args(Proxy)),
-            help="kl: the divergence itself, part by part, in transformers; fisher: an estimate from one backward pass; "
-            "hidden: relative squared error of the states behind the part's layer, one layer in memory at a time; weights: "
-            "relative squared error of the weights, without running a model.",
+            help="kl: the divergence itself, part by part, in transformers; hidden: relative squared error of the states "
+            "behind the part's layer, one layer in memory at a time; weights: relative squared error of the weights, without "
+            "running a model.",
         ),
     ] = "kl",
     observer: Annotated[
@@ -102,16 +95,6 @@ def sensitivity(
         ),
     ] = 0,
     profile: ProfileOption = None,
-    scores: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--import",
-            metavar="FILE,...",
-            callback=several,
-            help="Scores of AutoRound's AutoScheme (its JSON cache) or of ModelOpt's AutoQuantize (`candidate_stats` as JSON), "
-            "to be compared with ours.",
-        ),
-    ] = None,
     show_scheme: Annotated[
         str | None,
         typer.Option(
@@ -146,43 +129,28 @@ def sensitivity(
 
     The model runs in transformers, whole or one layer at a time, but for --proxy weights. An interrupted run resumes.
     """
-    from assay_pipeline.profiles import profile_for
-    from assay_pipeline.targets import resolve_target
-    from assay_quantize.engine.budget import parse_memory
-    from assay_quantize.estimate.show import print_sensitivity
-
-    check_places(run, out)
-    chosen = tuple(schemes or DEFAULT_SCHEMES)
+    chosen = schemes or list(DEFAULT_SCHEMES)
     if show_scheme is not None and show_scheme not in chosen:
         raise AssayError(f"--map {show_scheme}: is not measured; say one of --schemes ({', '.join(chosen)})")
-    resolved = resolve_target(target)
-    place = place_for("sensitivity", ".", run=run, out=out, say=say)
-    asked = Asked(
-        target=resolved,
+    result = measure_sensitivity(
+        target,
         schemes=chosen,
-        proxy=proxy,  # type: ignore[arg-type]  # checked by its callback
-        observer=observer,  # type: ignore[arg-type]  # likewise
-        method=method,  # type: ignore[arg-type]  # likewise
-        run=run, text=() if text == ["own"] else tuple(map(Path, text or ())), num_tokens=tokens, length=length, served=served,
-        profile=profile_for(resolved, profile) if served else None, scores=tuple(map(Path, scores or ())),
-        seed=seed, keep=place.records / "sensitivity", only_estimate=estimate, by_layer=by_layer,
-        memory_bytes=None if memory is None else parse_memory(memory), hardware=hardware,
-        own=text == ["own"], mixes=tuple(load_recipe(PrecisionRecipe, name) for name in mix or ()), say=say,
+        proxy=cast(Proxy, proxy),  # checked by their callbacks
+        observer=cast(Literal["minmax", "mse"], observer),
+        method=cast(Literal["none", "gptq"], method),
+        text=text or (), num_tokens=tokens, length=length, mixes=mix or (), served=served, profile=profile, seed=seed,
+        by_layer=by_layer, memory=memory, hardware=hardware, only_estimate=estimate, run=run, out=out, say=say,
     )  # fmt: skip
-    check_asked(asked)
-    if hardware is not None:
-        hours, whole_bytes = estimate_hours(asked)
-        print_sensitivity(hours, results())
-        if whole_bytes is not None:
-            results().print(f"  whole in FP32 the model takes {size(whole_bytes)}")
+    if result.hours is not None:
+        from assay_quantize.estimate.show import print_sensitivity
+
+        print_sensitivity(result.hours, results())
+        if result.whole_bytes is not None:
+            results().print(f"  whole in FP32 the model takes {size(result.whole_bytes)}")
+    if result.record is None:
         return
-    with interruptible(lambda: f"what was measured is kept in {asked.keep}; the same command goes on from there"):
-        record = find_sensitivity(asked)
-    if record is None:
-        return
-    record.save(place.records / SENSITIVITY_NAME)
     if as_json:
-        emit(record)
+        emit(result.record)
     else:
-        show(record, results(), show_scheme)
-    say(f"record: {place.records / SENSITIVITY_NAME}")
+        show(result.record, results(), show_scheme)
+    say(f"record: {result.file}")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from assay.recipes.calibrated.texts import MAX_LENGTH
-from assay.records.calibration import record_of
 from assay_cli.options import TEXT_HELP, DeviceOption, RunsOption, WithholdOption, refuse_unused, several
 from assay_cli.terminal import emit, escape, results, say
+from assay_pipeline.calibration.files import calibrate as pipeline_calibrate
 from assay_pipeline.calibration.sentences import lines
+from assay_pipeline.calibration.texts import text_sources
 
 
 def calibrate(
@@ -46,28 +46,12 @@ def calibrate(
     It must fit into memory. `assay quantize -p w4a16-mse --importance FILE` then rounds the channels with the largest inputs
     most carefully; `-p nvfp4-calibrated` and `-p fp8-static` make scales of activations from it. Its record lies beside it.
     """  # fmt: skip
-    from assay_pipeline.calibration.texts import calibration_text, text_sources
-    from assay_pipeline.targets import local_checkpoint, resolve_target
-    from assay_quantize.calibration.calibrate import calibrate as run
-    from assay_quantize.kernels.devices import device_here
-
     if text and all(weighted.source is not None for weighted in text_sources(text)):
         refuse_unused(ctx, "with --text, as nothing is sampled then", "seed")
-    resolved, where = resolve_target(target), device_here(device)
-    text_source, items = calibration_text(text or (), withhold, runs, resolved.recipe.name, seed)
-    made = run(
-        local_checkpoint(resolved.location, say=say),
-        out,
-        replace(text_source, withheld=items()),
-        model_name=resolved.recipe.name,
-        num_tokens=tokens,
-        length=length,
-        min_tokens=min_tokens,
-        tokens_per_expert=tokens_per_expert,
-        device=where,
-        report=say,
-    )
-    made.save(record_of(out))
+    made = pipeline_calibrate(
+        target, out, text=text or (), withhold=withhold, runs=runs, num_tokens=tokens, tokens_per_expert=tokens_per_expert,
+        length=length, min_tokens=min_tokens, device=device, seed=seed, say=say,
+    )  # fmt: skip
     if as_json:
         emit(made)
         return

@@ -8,15 +8,13 @@ from typing import Annotated
 import typer
 
 from assay.errors import AssayError
-from assay.recipes.load import load_recipe
-from assay.recipes.precision import PrecisionRecipe
-from assay.recipes.profile import ProfileRecipe
 from assay_cli.options import JsonOption, MtpOption, TargetArgument, named, recipe_option, refuse_unused
 from assay_cli.shown.hardware_plan import print_hardware_plan
 from assay_cli.terminal import emit, results, say
-from assay_pipeline.hardware.estimates import estimate_for, with_shapes
-from assay_pipeline.hardware.plan import plan_for_hardware, tokens_of
-from assay_pipeline.planning import plan_for
+from assay_pipeline.hardware.estimates import estimate_plan
+from assay_pipeline.hardware.plan import plan_for_hardware
+from assay_pipeline.planning import plan as pipeline_plan
+from assay_pipeline.targets import resolve_target
 
 MAX_USERS = 100_000
 
@@ -63,46 +61,43 @@ def plan(
     With --profile: one row per precision, of models that have recipes without asking the hub. With --hardware, a model whose
     shapes ship with assay needs no hub either; with --json, an object with the keys `plan`, `estimate` and `calibration`.
     """
-    from assay_pipeline.targets import open_source, resolve_target
     from assay_quantize.plan.show import print_plan
 
     if profile is not None:
         refuse_unused(ctx, "with --profile", "hardware")
-        where = load_recipe(ProfileRecipe, profile)
-        length = tokens_of("--context", context)
-        named_here = None if precision is None else [precision]
-        hardware_plan = plan_for_hardware(
-            resolve_target(target, mtp=mtp), where, named_here, users=users, context=length, say=say
-        )
+        hardware_plan = plan_for_hardware(target, profile, precision, users=users, context=context, mtp=mtp, say=say)
         if as_json:
             emit(hardware_plan)
         else:
             print_hardware_plan(hardware_plan, results())
         return
     refuse_unused(ctx, "without --profile", "users", "context")
-    resolved = resolve_target(target, mtp=mtp)
     if precision is None:
+        resolve_target(target)  # a misspelt model is said first
         raise AssayError(
             "say --precision NAME, such as w4a16, nvfp4a16 or fp8 (`assay recipes precisions` lists all), "
             "or --profile NAME, which shows several on its GPUs"
         )
-    resolved = resolved if hardware is None else with_shapes(resolved, say)
-    made = plan_for(resolved, open_source(resolved, say), load_recipe(PrecisionRecipe, precision))
     if hardware is None:
+        planned = pipeline_plan(target, precision, mtp=mtp, say=say)
         if as_json:
-            emit(made)
+            emit(planned)
         else:
-            print_plan(made, results())
+            print_plan(planned, results())
         return
-    estimate, calibration = estimate_for(made, hardware)
+    estimated = estimate_plan(target, precision, hardware, mtp=mtp, say=say)
     if as_json:
-        of_calibration = [asdict(calibration_estimate) for calibration_estimate in calibration]
-        emit({"plan": made.model_dump(mode="json"), "estimate": asdict(estimate), "calibration": of_calibration})
+        calibration = [asdict(calibration_estimate) for calibration_estimate in estimated.calibration]
+        emit({
+            "plan": estimated.plan.model_dump(mode="json"),
+            "estimate": asdict(estimated.estimate),
+            "calibration": calibration,
+        })  # fmt: skip
         return
     from assay_quantize.estimate.show import print_calibration, print_estimate
 
     out = results()
-    print_plan(made, out)
-    print_estimate(estimate, out)
-    for calibration_estimate in calibration:
+    print_plan(estimated.plan, out)
+    print_estimate(estimated.estimate, out)
+    for calibration_estimate in estimated.calibration:
         print_calibration(calibration_estimate, out)

@@ -7,16 +7,11 @@ from typing import Annotated
 
 import typer
 
-from assay.errors import AssayError
-from assay.foreign_text import safe_name, shown
-from assay.quantities import budget_of
-from assay.records.diagnosis.sensitivity import SENSITIVITY_NAME, Sensitivity
 from assay_cli.commands.make.plan import MAX_USERS
 from assay_cli.options import JsonOption, RunOption, TargetArgument, named, recipe_option, refuse_unused, several
 from assay_cli.shown.mix import print_mix
 from assay_cli.terminal import emit, results, say
-from assay_pipeline.hardware.plan import tokens_of
-from assay_pipeline.mixes.proposal import check_free, check_out, propose_for, replayed, write
+from assay_pipeline.mixes.recipe_file import propose_recipe
 
 
 def recipe(
@@ -31,7 +26,7 @@ def recipe(
             "chosen for, scales included (4.5bpw). May be left out with --profile.",
         ),
     ] = None,
-    hardware: Annotated[
+    profile: Annotated[
         str | None,
         recipe_option(
             "--profile",
@@ -100,56 +95,25 @@ def recipe(
     The choice is exact. The uniform recipe of the same budget is its control: where that is as good, it is proposed. Reads
     headers only. Exit 1: vLLM's loaders would not take it.
     """
-    from assay_pipeline.targets import resolve_target
-    from assay_quantize.mixing.build import with_replay
-
-    if budget is None and hardware is None:
-        raise AssayError("say --budget SIZE, such as 405GB or 4.5bpw, or --profile NAME for what fits there")
-    if hardware is None:
+    if profile is None:
         refuse_unused(ctx, "without --profile", "users", "context")
-    length, limit = tokens_of("--context", context), None if budget is None else budget_of(budget, f"--budget {shown(budget)}")
-    check_out(out)
-    resolved = resolve_target(target)
-    folder = run if run is not None else Path("runs") / safe_name(resolved.recipe.name)
-    record = sensitivity or folder / SENSITIVITY_NAME
-    if not record.is_file():
-        raise AssayError(
-            f"{shown(str(record))}: no such file; `assay sensitivity {target}` makes it, or say --sensitivity FILE"
-        )
-    made, known = propose_for(
-        resolved,
-        Sensitivity.load(record),
-        record,
-        budget=limit,
-        hardware=hardware,
-        base=base,
-        schemes=several(schemes),
-        users=users,
-        context=length,
-        run=run,
-        name=None if out is None else out.stem,
-        slack=slack,
-        always_mix=mix,
-        say=say,
-    )
-    check_free(out, made)
-    answer, taken = replayed(resolved, known, made, hardware, say) if replay else ("not asked: --no-replay", True)
-    made = with_replay(made, answer)
-    if out is not None and taken:
-        write(out, made)
-        say(f"wrote {out}, {out.with_suffix('.json').name} and {out.with_suffix('.svg').name}")
+    proposed = propose_recipe(
+        target, budget=budget, profile=profile, sensitivity=sensitivity, run=run, base=base, schemes=several(schemes),
+        users=users, context=context, slack=slack, always_mix=mix, replay=replay, out=out, say=say,
+    )  # fmt: skip
+    proposal = proposed.proposal
     if as_json:
-        emit(made.mix)
+        emit(proposal.mix)
     else:
-        print_mix(made.mix, results())
+        print_mix(proposal.mix, results())
         if out is None:
-            print(f"\n{made.text}", end="")
-    if made.undecided and not mix:
+            print(f"\n{proposal.text}", end="")
+    if proposal.undecided and not mix:
         say(
             "the sums cannot tell the mix from this: `--mix --out MIX.yaml` writes the mix, `assay sensitivity ... --mix "
-            f"MIX.yaml{'' if made.control is None else ',THIS.yaml'}` measures "
-            f"{'it' if made.control is None else 'it, and this recipe,'} as a whole, and this command then goes by that"
+            f"MIX.yaml{'' if proposal.control is None else ',THIS.yaml'}` measures "
+            f"{'it' if proposal.control is None else 'it, and this recipe,'} as a whole, and this command then goes by that"
         )
-    if not taken:
+    if not proposed.is_taken:
         say("nothing was written: vLLM's loaders would not take this recipe")
         raise typer.Exit(1)

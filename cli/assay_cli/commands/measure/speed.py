@@ -1,4 +1,4 @@
-"""The `assay speed` command: how fast the checkpoints of a run are served; measured here, imported or predicted."""
+"""The `assay speed` command: how fast the checkpoints of a run are served; measured here or imported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from assay.errors import AssayError
 from assay.foreign_text import check_label, shown
-from assay.records.speed import SPEED_RECORD, SpeedRecord
+from assay.records.speed import SPEED_RECORD
 from assay_cli.options import (
     JsonOption,
     ProfileOption,
@@ -24,8 +24,7 @@ from assay_cli.options import (
 )
 from assay_cli.shown.speed import print_speed
 from assay_cli.terminal import emit, results, say
-from assay_pipeline.profiles import profile_for
-from assay_pipeline.speed_ladder import import_in_run, measure_in_run, place_of, predict_in_run
+from assay_pipeline.speed_ladder import import_speed, measure_speed
 
 OFF = {"off": "0"}
 MOST = 4096
@@ -33,7 +32,6 @@ MOST = 4096
 MEASURED_ONLY = ("checkpoints", "concurrency", "output_tokens", "prompt_tokens", "profile", "tensor_parallel_size")
 LADDER_ONLY = ("prompts", "repeats", "starts", "requests", "objective", "seed")
 IMPORTED_ONLY = ("form", "label", "hardware", "prompt_kind")
-PREDICTED_ONLY = ("acceptance_length",)
 
 
 def numbers(option: str, values: list[str] | None, least: int) -> tuple[int, ...] | None:
@@ -128,20 +126,6 @@ def speed(
     prompt_kind: Annotated[
         str | None, typer.Option("--prompt-kind", help="With --import: what was asked, e.g. `random 1024/512`.")
     ] = None,
-    aiconfigurator: Annotated[
-        Path | None,
-        typer.Option(
-            "--aiconfigurator", metavar="PYTHON",
-            help="Predict instead of measuring, for the GPUs of --profile: a Python that has aiconfigurator-core.",
-        ),
-    ] = None,
-    acceptance_length: Annotated[
-        float | None,
-        typer.Option(
-            "--acceptance-length", min=1,
-            help="With --aiconfigurator: tokens that a step with drafts yields. Default: as measured or imported.",
-        ),
-    ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of prompts and of the order.")] = 0,
     runs: RunsOption = Path("runs"),
     as_json: JsonOption = False,
@@ -153,47 +137,37 @@ def speed(
     format has kernels here: emulation says nothing about speed, so emulated checkpoints are left out.
     """
     refuse_runs(ctx, target)
+    drafted = numbers("--speculation", speculation, 0)
     if imported is not None:
-        refuse_unused(ctx, "with --import", *MEASURED_ONLY, *LADDER_ONLY, *PREDICTED_ONLY)
-        from assay_evaluate.speed.stated import Stated
-
-        one_label, names = labels_of(label)
-        drafted = numbers("--speculation", speculation, 0)
+        refuse_unused(ctx, "with --import", *MEASURED_ONLY, *LADDER_ONLY)
+        only_label, names = labels_of(label)
         if drafted is not None and len(drafted) > 1:
             raise AssayError("--speculation: with --import it is one number, of all rows of the file, or `off`")
-        stated = Stated(one_label, hardware, None if drafted is None else drafted[0], prompt_kind)
-        place, record = import_in_run(target, runs, imported, form, stated, names, say)
+        run_speed = import_speed(
+            target, imported, runs=runs, form=form, label=only_label, names=names, hardware=hardware,
+            num_drafted=None if drafted is None else drafted[0], prompts=prompt_kind, say=say,
+        )  # fmt: skip
     else:
         from assay_evaluate.speed.ladder import parse_objective
 
         refuse_unused(ctx, "without --import", *IMPORTED_ONLY)
         given: dict[str, Any] = {
-            "concurrency": numbers("--concurrency", concurrency, 1),
-            "speculation": numbers("--speculation", speculation, 0),
+            "concurrency": numbers("--concurrency", concurrency, 1), "speculation": drafted,
             "prompts": None if prompts is None else tuple(prompts),
             "repeats": repeats, "starts": starts, "num_requests": requests, "output_tokens": output_tokens,
             "prompt_tokens": prompt_tokens, "objective": {} if objective is None else parse_objective(objective), "seed": seed,
         }  # fmt: skip
         options = {name: value for name, value in given.items() if value is not None}  # others are left to the default
-        if aiconfigurator is not None:
-            refuse_unused(ctx, "with --aiconfigurator", *LADDER_ONLY, "tensor_parallel_size")
-            if profile is None:
-                raise AssayError(
-                    "--aiconfigurator: say for which GPUs, with --profile (8xh200, or another of recipes/profiles/)"
-                )
-            place = place_of(target, runs)
-            record = predict_in_run(place, aiconfigurator, profile, acceptance_length, checkpoints, options)
-        else:
-            refuse_unused(ctx, "without --aiconfigurator", *PREDICTED_ONLY)
-            place = place_of(target, runs)
-            where = profile_for(place.target, profile, tensor_parallel_size=tensor_parallel_size)
-            record = measure_in_run(place, checkpoints, where, options, say)
+        run_speed = measure_speed(
+            target, runs=runs, checkpoints=checkpoints, profile=profile, tensor_parallel_size=tensor_parallel_size,
+            options=options, say=say,
+        )  # fmt: skip
     if as_json:
-        emit(record)
+        emit(run_speed.record)
     else:
-        print_speed(record, place.reference, results())
-    say(f"record: {place.run_dir / SPEED_RECORD}")
-    raise typer.Exit(0 if imported is not None or aiconfigurator is not None or not _failed(record) else 1)
+        print_speed(run_speed.record, run_speed.place.reference, results())
+    say(f"record: {run_speed.place.run_dir / SPEED_RECORD}")
+    raise typer.Exit(1 if run_speed.failed else 0)
 
 
 def labels_of(given: Sequence[str] | None) -> tuple[str | None, dict[str, str]]:
@@ -213,10 +187,3 @@ def labels_of(given: Sequence[str] | None) -> tuple[str | None, dict[str, str]]:
     for label in (only_label, *names.values()):
         check_label(label)
     return only_label, names
-
-
-def _failed(record: SpeedRecord) -> bool:
-    """Whether something was wanted, could have been measured, and was not."""
-    known = ("emulated:", "nothing drafts:", "not predicted:", "not imported")
-    lost = any(row.origin == "measured" and row.why_refused is not None for row in record.rows)
-    return lost or any(not point.reason.startswith(known) for point in record.not_measured)

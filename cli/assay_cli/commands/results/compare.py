@@ -19,7 +19,7 @@ from assay_pipeline.run_folders import find_run
 
 if TYPE_CHECKING:
     from assay.records.verdict import Status
-    from assay_evaluate.verdicts.run_comparison import CheckpointComparison, MeasuredRun, RunComparison, RunSide, TaskComparison
+    from assay_evaluate.verdicts.run_comparison import CheckpointComparison, MeasuredRun, RunComparison, TaskComparison
 
 
 def compare(
@@ -77,9 +77,7 @@ def _write_page(out: Path, folders: list[Path], compared: list[RunComparison]) -
 
     reports = reports_of(folders)
     sides = [
-        comparison_of(
-            name, comparison.model_dump(mode="json"), [*_what_differs(comparison.first, comparison.second), *_how(comparison)]
-        )
+        comparison_of(name, comparison.model_dump(mode="json"))
         for (name, _), comparison in zip(reports[1:], compared, strict=True)
     ]
     write_comparison(out, reports, sides)
@@ -98,9 +96,11 @@ def _measured(run_dir: Path) -> MeasuredRun:
 # ------------------------------------------------------------------------------------------------ as text
 def show(comparison: RunComparison, out: Console) -> None:
     """What is compared, what differs, then a row for each number."""
+    from assay_reports.compare import differences_of
+
     for name, side in (("first", comparison.first), ("second", comparison.second)):
         out.print(escape(f"{name:7} {side.run}: {side.model}, reference {side.reference}, suite {side.suite}"))
-    for line in (*_what_differs(comparison.first, comparison.second), *_how(comparison)):
+    for line in differences_of(comparison.model_dump(mode="json")):
         out.print(escape(line))
     rows = [row for checkpoint in comparison.checkpoints for row in _rows(checkpoint)]
     print_rows(("checkpoint", "", "first", "second", "second against first"), rows, out)
@@ -116,34 +116,6 @@ def _not_paired(comparison: RunComparison) -> dict[tuple[str, str], list[str]]:
             if task.not_paired is not None:
                 reasons.setdefault((task.task, task.not_paired), []).append(checkpoint.label)
     return reasons
-
-
-def _what_differs(first: RunSide, second: RunSide) -> list[str]:
-    differences = []
-    if first.model != second.model:
-        differences.append(f"other models: {first.model} and {second.model}")
-    if first.reference_sha256 != second.reference_sha256:
-        differences.append(f"other references: checkpoints {first.reference_sha256[:12]} and {second.reference_sha256[:12]}")
-    if first.suite_sha256 != second.suite_sha256:
-        differences.append(
-            f"other suites: {first.suite} ({first.suite_sha256[:12]}) and {second.suite} ({second.suite_sha256[:12]})"
-        )
-    if None not in (limits := {first.gate_recipe_sha256, second.gate_recipe_sha256}) and len(limits) > 1:
-        differences.append("the verdicts are from other limits")
-    for name, side in (("first", first), ("second", second)):
-        if side.only_here:
-            differences.append(f"only in the {name}: {', '.join(side.only_here)}")
-    return differences or ["same model, reference, suite and limits"]
-
-
-def _how(comparison: RunComparison) -> list[str]:
-    lines = []
-    if comparison.asked_differently:
-        lines.append(f"asked differently, so no items are paired: {'; '.join(comparison.asked_differently)}")
-    if comparison.served_differently:
-        fields = "; ".join(comparison.served_differently)
-        lines.append(f"served differently, so a difference may come from serving as well as from weights: {fields}")
-    return lines
 
 
 def _rows(checkpoint: CheckpointComparison) -> list[tuple[str, ...]]:
