@@ -115,7 +115,8 @@ def plan_for_hardware(
     """What each precision of a model needs on a profile's GPUs: memory with KV cache, kernels, bytes of a step.
 
     target_name: a model recipe's name, a checkpoint folder or a hub id. precision: None: the source, what the recipe names for
-    the profile, and the usual ones. users: sequences in flight, of `context` tokens each. mtp: as in a model's recipe. AssayError: no GPU is named.
+    the profile, and the usual ones. users: sequences in flight, of `context` tokens each. mtp: as in a model's recipe.
+    AssayError: no GPU is named.
     """
     profile, length = load_recipe(ProfileRecipe, profile_name), tokens_of("--context", context)
     target = resolve_target(target_name, mtp=mtp)
