@@ -326,6 +326,14 @@ BaseModelOption = Annotated[
         "--base-model", metavar="OWNER/NAME", help="Of a source in a folder: the model's id on the hub, which the card names."
     ),
 ]
+ReferenceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--reference", metavar="DIR|OWNER/NAME",
+        help="What candidates are compared with, instead of the recipe's reference. Name TARGET itself to take a quantized "
+        "copy of a model as it is; every page then says so.",
+    ),
+]  # fmt: skip
 StreamOption = Annotated[
     str | None,
     typer.Option(

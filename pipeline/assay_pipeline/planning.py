@@ -11,7 +11,7 @@ from assay.recipes.load import load_recipe
 from assay.recipes.model import Automatic, automatic_of, is_automatic
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.plan import Plan
-from assay_pipeline.targets import Target, open_source, resolve_target
+from assay_pipeline.targets import Target, open_source, resolve_source
 
 if TYPE_CHECKING:
     from assay_quantize.checkpoint.checkpoint import Checkpoint
@@ -23,7 +23,7 @@ def plan(target: str, precision: str, *, say: Say = say_nothing) -> Plan:
     target: a model recipe's name, a checkpoint folder or a hub id. precision: a recipe's name or file. PlanError: what does not
     fit, and the precision that would, where shapes are the problem.
     """
-    resolved = resolve_target(target)
+    resolved = resolve_source(target)
     return plan_for(resolved, open_source(resolved, say), load_recipe(PrecisionRecipe, precision))
 
 
@@ -89,6 +89,6 @@ def plan_for(target: Target, checkpoint: Checkpoint, recipe: PrecisionRecipe) ->
 
     try:
         plan = make_plan(checkpoint, recipe, model=target.recipe.name, family=target.recipe.family)
-        return plan.model_copy(update={"base_model": target.recipe.base_model})
+        return plan.model_copy(update={"base_model": target.recipe.base_model, "foreign_source": checkpoint.foreign})
     except PlanError as problem:
         raise suggesting_fit(problem, checkpoint, recipe.name) from None

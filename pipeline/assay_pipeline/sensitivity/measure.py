@@ -50,7 +50,7 @@ IN_WORDS = {
 def find_sensitivity(asked: Asked) -> Sensitivity | None:
     """The record; None if only the cost was asked for."""
     from assay_pipeline.sensitivity.by_layer import is_by_layer, run_by_layer
-    from assay_pipeline.targets import local_checkpoint
+    from assay_pipeline.targets import local_source
     from assay_quantize.checkpoint.checkpoint import open_checkpoint
     from assay_quantize.checkpoint.source_reader import SourceReader
     from assay_quantize.sensitivity.imported import read_scores
@@ -59,7 +59,7 @@ def find_sensitivity(asked: Asked) -> Sensitivity | None:
 
     started = os.times()
     say = asked.say
-    folder = local_checkpoint(asked.target.location, say=say)
+    folder = local_source(asked.target, say=say)
     checkpoint = open_checkpoint(folder)
     layout = find_parts(checkpoint, asked.schemes, model=asked.target.recipe.name, observer=asked.observer)
     layout = replace(layout, mixes=mixes_of(asked, layout))

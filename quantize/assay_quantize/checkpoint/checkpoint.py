@@ -32,7 +32,8 @@ class Checkpoint:
     location: the folder, or the hub id. folder: None when it is on the hub. tensors: in the order of shards, and in
     a shard in the order of its data. shards: file name -> bytes. files: every other file (config, tokenizer, ...), sorted.
     notes: what was odd but not wrong. revision: the commit on the hub; None for a folder. data: what identifies the data of
-    every used shard, of config.json and of every file that is copied (`Plan.source_files`).
+    every used shard, of config.json and of every file that is copied (`Plan.source_files`). foreign: of a source that is a
+    quantized copy and was named as its own reference, how it is quantized (`native.py`).
     """
 
     location: str
@@ -44,6 +45,7 @@ class Checkpoint:
     notes: tuple[str, ...] = ()
     revision: str | None = None
     data: Mapping[str, str] = field(default_factory=dict)
+    foreign: str | None = None
 
     @property
     def sha256(self) -> str:

@@ -147,7 +147,7 @@ def sensitivity(
     The model runs in transformers, whole or one layer at a time, but for --proxy weights. An interrupted run resumes.
     """
     from assay_pipeline.profiles import profile_for
-    from assay_pipeline.targets import resolve_target
+    from assay_pipeline.targets import resolve_source
     from assay_quantize.engine.budget import parse_memory
     from assay_quantize.estimate.show import print_sensitivity
 
@@ -155,7 +155,7 @@ def sensitivity(
     chosen = tuple(schemes or DEFAULT_SCHEMES)
     if show_scheme is not None and show_scheme not in chosen:
         raise AssayError(f"--map {show_scheme}: is not measured; say one of --schemes ({', '.join(chosen)})")
-    resolved = resolve_target(target)
+    resolved = resolve_source(target)
     place = place_for("sensitivity", ".", run=run, out=out, say=say)
     asked = Asked(
         target=resolved,

@@ -47,16 +47,16 @@ def calibrate(
     most carefully; `-p nvfp4-calibrated` and `-p fp8-static` make scales of activations from it. Its record lies beside it.
     """  # fmt: skip
     from assay_pipeline.calibration.texts import calibration_text, text_sources
-    from assay_pipeline.targets import local_checkpoint, resolve_target
+    from assay_pipeline.targets import local_source, resolve_source
     from assay_quantize.calibration.calibrate import calibrate as run
     from assay_quantize.kernels.devices import device_here
 
     if text and all(weighted.source is not None for weighted in text_sources(text)):
         refuse_unused(ctx, "with --text, as nothing is sampled then", "seed")
-    resolved, where = resolve_target(target), device_here(device)
+    resolved, where = resolve_source(target), device_here(device)
     text_source, items = calibration_text(text or (), withhold, runs, resolved.recipe.name, seed)
     made = run(
-        local_checkpoint(resolved.location, say=say),
+        local_source(resolved, say=say),
         out,
         replace(text_source, withheld=items()),
         model_name=resolved.recipe.name,

@@ -11,7 +11,7 @@ from assay.errors import AssayError
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
-from assay_cli.options import JsonOption, TargetArgument, named, recipe_option, refuse_unused
+from assay_cli.options import JsonOption, ReferenceOption, TargetArgument, named, recipe_option, refuse_unused
 from assay_cli.shown.hardware_plan import print_hardware_plan
 from assay_cli.terminal import emit, results, say
 from assay_pipeline.hardware.estimates import estimate_for, with_shapes
@@ -55,6 +55,7 @@ def plan(
     context: Annotated[
         str, typer.Option("--context", metavar="TOKENS", help="With --profile: of each, prompt and reply; 32k is 32768.")
     ] = "32k",
+    reference: ReferenceOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what will happen to every tensor, the bytes of each role, and on which GPUs the result fits. Reads headers only.
@@ -62,7 +63,7 @@ def plan(
     With --profile: one row per precision, of models that have recipes without asking the hub. With --hardware, a model whose
     shapes ship with assay needs no hub either; with --json, an object with the keys `plan`, `estimate` and `calibration`.
     """
-    from assay_pipeline.targets import open_source, resolve_target
+    from assay_pipeline.targets import open_source, resolve_source
     from assay_quantize.plan.show import print_plan
 
     if profile is not None:
@@ -70,14 +71,15 @@ def plan(
         where = load_recipe(ProfileRecipe, profile)
         length = tokens_of("--context", context)
         named_here = None if precision is None else [precision]
-        hardware_plan = plan_for_hardware(resolve_target(target), where, named_here, users=users, context=length, say=say)
+        resolved = resolve_source(target, reference=reference)
+        hardware_plan = plan_for_hardware(resolved, where, named_here, users=users, context=length, say=say)
         if as_json:
             emit(hardware_plan)
         else:
             print_hardware_plan(hardware_plan, results())
         return
     refuse_unused(ctx, "without --profile", "users", "context")
-    resolved = resolve_target(target)
+    resolved = resolve_source(target, reference=reference)
     if precision is None:
         raise AssayError(
             "say --precision NAME, such as w4a16, nvfp4a16 or fp8 (`assay recipes precisions` lists all), "

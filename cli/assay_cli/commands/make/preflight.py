@@ -13,6 +13,7 @@ from assay_cli.options import (
     NameOption,
     PrecisionsOption,
     ProfileOption,
+    ReferenceOption,
     RunsOption,
     StreamOption,
     SuiteOption,
@@ -33,6 +34,7 @@ def preflight(
     runs: RunsOption = Path("runs"),
     name: NameOption = None,
     stream_from: StreamOption = None,
+    reference: ReferenceOption = None,
     first: Annotated[
         bool,
         typer.Option(
@@ -53,7 +55,7 @@ def preflight(
 
     run = planned_run(
         target, precisions=precisions, suite=suite, gates=gates, profile=profile, runs=runs, name=name, stream_from=stream_from,
-        here=first, tensor_parallel_size=tensor_parallel_size, say=say,
+        here=first, tensor_parallel_size=tensor_parallel_size, reference=reference, say=say,
     )  # fmt: skip
     if first and run.is_done:
         say(f"preflight: nothing is looked at, {run.run_dir} is made and measured already")

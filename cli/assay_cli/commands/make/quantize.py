@@ -16,6 +16,7 @@ from assay_cli.options import (
     JsonOption,
     NameOption,
     PrecisionsOption,
+    ReferenceOption,
     RunnerOption,
     RunsOption,
     StreamOption,
@@ -85,6 +86,7 @@ def quantize(
     ] = False,
     stream_from: StreamOption = None,
     base_model: BaseModelOption = None,
+    reference: ReferenceOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make quantized checkpoints, shard by shard, and verify each. If it is killed, the same command resumes."""
@@ -97,7 +99,7 @@ def quantize(
     )  # fmt: skip
     made = run_quantize(
         target, precisions, precision=precision, out=out, options=options, profile=profile, runs=runs, name=name,
-        base_model=base_model,
+        base_model=base_model, reference=reference,
         on_made=functools.partial(print_made, out=results(as_json=as_json)),
     )  # fmt: skip
     if as_json:

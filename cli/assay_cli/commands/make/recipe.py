@@ -100,7 +100,7 @@ def recipe(
     The choice is exact. The uniform recipe of the same budget is its control: where that is as good, it is proposed. Reads
     headers only. Exit 1: vLLM's loaders would not take it.
     """
-    from assay_pipeline.targets import resolve_target
+    from assay_pipeline.targets import resolve_source
     from assay_quantize.mixing.build import with_replay
 
     if budget is None and hardware is None:
@@ -109,7 +109,7 @@ def recipe(
         refuse_unused(ctx, "without --profile", "users", "context")
     length, limit = tokens_of("--context", context), None if budget is None else budget_of(budget, f"--budget {shown(budget)}")
     check_out(out)
-    resolved = resolve_target(target)
+    resolved = resolve_source(target)
     folder = run if run is not None else Path("runs") / safe_name(resolved.recipe.name)
     record = sensitivity or folder / SENSITIVITY_NAME
     if not record.is_file():

@@ -19,6 +19,7 @@ from assay_cli.options import (
     NameOption,
     PrecisionsOption,
     ProfileOption,
+    ReferenceOption,
     RunnerOption,
     RunsOption,
     StreamOption,
@@ -61,6 +62,7 @@ def run(
     withhold: WithholdOption = None,
     stream_from: StreamOption = None,
     base_model: BaseModelOption = None,
+    reference: ReferenceOption = None,
     no_preflight: Annotated[
         bool, typer.Option("--no-preflight", help="Begin without `assay preflight`, which stops what would fail.")
     ] = False,
@@ -85,7 +87,7 @@ def run(
     done = run_all(
         target, precisions=precisions, suite=suite, gates=gates, profile=profile, runs=runs, name=name, options=options,
         with_preflight=not no_preflight, with_speed=with_speed, tensor_parallel_size=tensor_parallel_size,
-        base_model=base_model, on_preflight=show_preflight,
+        base_model=base_model, reference=reference, on_preflight=show_preflight,
         on_made=functools.partial(print_made, out=out),
     )  # fmt: skip
     if (judged := done.judged) is None:
