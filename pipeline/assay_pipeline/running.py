@@ -54,7 +54,8 @@ def run(
 
     The same call again does only what is missing. with_preflight: stop before the first byte where something would fail, unless
     all is made and measured already. with_speed: afterwards measure how fast each checkpoint is served. reference: what
-    candidates are compared with, instead of the recipe's. AssayError: what cannot work; it is found before the first byte is written where it can be.
+    candidates are compared with, instead of the recipe's. AssayError: what cannot work; it is found before the first
+    byte is written where it can be.
     """
     from assay_evaluate.serving.server import interpreter_for
 

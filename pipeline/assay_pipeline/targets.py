@@ -47,6 +47,8 @@ class Target:
     sentence that says why)."""
     opened: Checkpoint | None = field(default=None, compare=False, repr=False)
     """The source by its headers, where they were read to choose the precisions; None: not read yet (`open_source`)."""
+    unopened: AssayError | None = field(default=None, compare=False, repr=False)
+    """Why the headers are those of no source, where they were read; None: they are, or were not read yet."""
 
     def on_profile(self, profile: ProfileRecipe) -> Target:
         """The target with the precisions that its recipe has for a profile."""
@@ -256,6 +258,9 @@ def _fitted(target: Target, checkpoint: Checkpoint | None = None) -> Target:
     recipe = target.recipe
     try:
         opened = source_in(target, checkpoint or open_stored(target.location))
+    except AssayError as problem:
+        return replace(target, unopened=problem)
+    try:
         target = replace(target, opened=opened)
         recipe = recipe.model_copy(update={"profiles": _sharing_profiles(recipe.profiles, opened.config)})
         target = replace(target, recipe=recipe)
@@ -334,7 +339,11 @@ def resolve_source(text: str, base_model: str | None = None, reference: str | No
     whose source is on the hub, and of a folder that cannot be opened, that is left to whoever opens it.
     """
     target = resolve_target(text, base_model, reference)
-    if target.opened is not None or target.location.path is None:
+    if target.opened is not None:
+        return target
+    if target.location.path is None:
+        if target.unopened is not None:
+            raise target.unopened
         return target
     try:
         stored = open_stored(target.location)

@@ -317,8 +317,9 @@ def planned_run(
     """Everything that is planned before the first byte.
 
     reference: what candidates are compared with, instead of the recipe's. here: the run is to begin now. AssayError: then no
-    profile was named and none is for this machine; a recipe, the source or a release cannot be read; there is nothing to compare. A precision that cannot be made is no error
-    (`PlannedCheckpoint.problem`), nor is a profile that was named and whose hardware is not here.
+    profile was named and none is for this machine; a recipe, the source or a release cannot be read; the source is but a
+    candidate; there is nothing to compare. A precision that cannot be made is no error (`PlannedCheckpoint.problem`), nor is a
+    profile that was named and whose hardware is not here.
     """
     resolved = resolve_source(target, base_model, reference)
     planning = Planning(resolved, precisions, runs, name, say)

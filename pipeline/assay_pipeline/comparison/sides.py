@@ -241,6 +241,8 @@ def _unknown_model(name: str, location: Location) -> ModelRecipe:
 def _notes(reference: Candidate, candidate: Candidate) -> tuple[str, ...]:
     if reference.checkpoint is None or candidate.checkpoint is None:
         return ()
+    if reference.checkpoint.resolve() == candidate.checkpoint.resolve():
+        return (f"the folder of the reference {reference.label} itself: its weights are compared with themselves",)
     note = other_source(reference.checkpoint, candidate.checkpoint, reference.label)
     return () if note is None else (note,)
 
