@@ -31,7 +31,7 @@ COMMANDS = {
     "recipe": ("recipe", "{target}", "--budget", "4.5bpw"),
     "evaluate": ("evaluate", "{target}"),
 }
-HOW = "config.json has a quantization_config with quant_method 'compressed-tensors', format 'pack-quantized'"
+HOW = "config.json says quant_method 'compressed-tensors', format 'pack-quantized'"
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +144,7 @@ def test_a_copy_that_is_named_as_the_reference_is_called_a_copy(damaged: Path, m
 def test_a_copy_is_a_source_if_it_is_named_as_its_own_reference(run: Run, made: Path, tmp_path: Path) -> None:
     """FP8 of a family that is released in BF16: all there is on this machine. Plan, run.json and card say what it is."""
     fp8 = store_as_fp8(made / "source", tmp_path / "copy")
-    how = "config.json has a quantization_config with quant_method 'fp8'"
+    how = "config.json says quant_method 'fp8'"
     assert one_error(run("plan", fp8, "-p", "w4a16")).startswith(
         f"{fp8}: is quantized already, a candidate and no source ({how}"
     )

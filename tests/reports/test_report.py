@@ -513,7 +513,7 @@ def test_deployments_stand_in_report_and_card_while_they_are_about_this_run(run_
 def test_a_quantized_copy_as_reference_is_called_so_on_every_page(run_dir: Path, tmp_path: Path) -> None:
     """In the record, in limits, on the first screen of page and Markdown, and in the card of a candidate; not in the others."""
     shutil.copytree(run_dir, tmp_path / "tiny-glm")
-    run_dir, how = tmp_path / "tiny-glm", "config.json has a quantization_config with quant_method 'gptq'"
+    run_dir, how = tmp_path / "tiny-glm", "config.json says quant_method 'gptq'"
     plain = first_screen(build_report(load_run(run_dir))).answer
     RunRecord(model="tiny-glm", foreign_reference=how).save(run_dir / "run.json")
     run = load_run(run_dir)

@@ -63,7 +63,8 @@ def foreign_quantization(stored: Checkpoint) -> str | None:
     if declared and (not fitting or (method == "compressed-tensors" and not declares_int4(config))):
         place, kind = declared[0][0], declared[0][1].get("format")
         named = "" if kind is None else f", format {_short(kind)}"
-        return f"config.json has a {place} with quant_method {_short(method)}{named}"
+        where = "" if place == "quantization_config" else f"in {ascii(place)[1:-1]}: "
+        return f"config.json says {where}quant_method {_short(method)}{named}"
     if not fitting:
         return _marked(stored)
     assert family is not None, "nothing is native to no family"

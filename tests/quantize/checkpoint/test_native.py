@@ -45,8 +45,8 @@ def test_what_the_makers_release_is_a_source(tmp_path: Path, model: str) -> None
     [
         ("glm-5", None),
         ("glm-5.2", None),
-        ("glm-4.7", "config.json has a quantization_config with quant_method 'compressed-tensors', format 'float-quantized'"),
-        ("qwen3-30b-a3b", "config.json has a quantization_config with quant_method 'fp8'"),
+        ("glm-4.7", "config.json says quant_method 'compressed-tensors', format 'float-quantized'"),
+        ("qwen3-30b-a3b", "config.json says quant_method 'fp8'"),
     ],
 )
 def test_fp8_is_a_source_only_where_the_family_is_released_so(tmp_path: Path, model: str, expected: str | None) -> None:
@@ -68,7 +68,7 @@ def test_what_assay_made_is_a_candidate_with_its_manifest_and_without(w4a16: Pat
     (bare / "assay_manifest.json").write_text("no manifest")
     assert how(bare) == "assay_manifest.json says that assay made it"
     (bare / "assay_manifest.json").unlink()
-    assert how(bare) == "config.json has a quantization_config with quant_method 'compressed-tensors', format 'pack-quantized'"
+    assert how(bare) == "config.json says quant_method 'compressed-tensors', format 'pack-quantized'"
 
 
 @pytest.mark.parametrize(
@@ -77,12 +77,12 @@ def test_what_assay_made_is_a_candidate_with_its_manifest_and_without(w4a16: Pat
         ({"quantization_config": None}, "model.layers.0.mlp.down_proj.weight_packed is I32"),
         ({"quantization_config": {}}, "model.layers.0.mlp.down_proj.weight_packed is I32"),
         ({"quantization_config": None, "text_config": {"quantization_config": CT}},
-         "config.json has a quantization_config with quant_method 'compressed-tensors', format 'pack-quantized'"),
+         "config.json says quant_method 'compressed-tensors', format 'pack-quantized'"),
         ({"quantization_config": None, "old_quantization_config": CT},
-         "config.json has a old_quantization_config with quant_method 'compressed-tensors', format 'pack-quantized'"),
+         "config.json says in old_quantization_config: quant_method 'compressed-tensors', format 'pack-quantized'"),
         ({"quantization_config": None, "compression_config": {"format": "pack-quantized"}},
-         "config.json has a compression_config with quant_method 'unknown', format 'pack-quantized'"),
-        ({"quantization_config": {"quant_algo": "NVFP4"}}, "config.json has a quantization_config with quant_method 'NVFP4'"),
+         "config.json says in compression_config: quant_method 'unknown', format 'pack-quantized'"),
+        ({"quantization_config": {"quant_algo": "NVFP4"}}, "config.json says quant_method 'NVFP4'"),
     ],
 )  # fmt: skip
 def test_a_declaration_that_is_gone_or_elsewhere_changes_nothing(
@@ -145,7 +145,7 @@ def test_int4_is_native_to_the_experts_of_one_model_in_its_own_groups(tiny_glm: 
     every = of_family(store_as_int4(tiny_glm, tmp_path / "every", packed=r".*(mlp\.experts\.\d+|self_attn\.o)_?.*"), *kimi)
     assert how(every) == "model.layers.0.self_attn.o_proj.weight is INT4 with one scale for 1 x 32 values"
     other = of_family(store_as_int4(tiny_glm, tmp_path / "other"), "DeepseekV3ForCausalLM", "deepseek_v3")
-    assert how(other) == "config.json has a quantization_config with quant_method 'compressed-tensors', format 'pack-quantized'"
+    assert how(other) == "config.json says quant_method 'compressed-tensors', format 'pack-quantized'"
 
 
 def test_fp8_of_a_family_that_is_released_in_fp8(tiny_glm: Path, tmp_path: Path) -> None:
@@ -154,10 +154,7 @@ def test_fp8_of_a_family_that_is_released_in_fp8(tiny_glm: Path, tmp_path: Path)
     blocks = of_family(store_as_fp8(tiny_glm, tmp_path / "blocks"), *deepseek)
     assert how(blocks) is None
     channels = of_family(store_as_fp8(tiny_glm, tmp_path / "channels", per="channel", leaf="weight_scale"), *deepseek)
-    assert (
-        how(channels)
-        == "config.json has a quantization_config with quant_method 'compressed-tensors', format 'float-quantized'"
-    )
+    assert how(channels) == "config.json says quant_method 'compressed-tensors', format 'float-quantized'"
     fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     declared = edited(channels, tmp_path / "declared", quantization_config=fp8)
     found = how(declared)
