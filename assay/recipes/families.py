@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from assay.errors import PlanError
 from assay.recipes.base import recipe_names, recipes_dir
-from assay.recipes.family import FamilyBlock, FamilyRecipe, Form
+from assay.recipes.family import FamilyBlock, FamilyRecipe, Form, NativeQuantization
 from assay.recipes.load import load_recipe
 
 
@@ -47,7 +47,7 @@ class FamilyNames:
     without these an MTP block is incomplete. mtp_experts: whether an MTP layer has routed experts.
     layers, mtp_layers: what stands in front of the number of a decoder layer, of an MTP layer (None: they follow the decoder
     layers). experts: name of a layer's experts, `mlp.experts`; projections: the weights of one of them, in the order of the
-    table. mtp_runtime_layers: `MtpNames.runtime_layers`. kept, runtime: as in `FamilyRecipe`.
+    table. mtp_runtime_layers: `MtpNames.runtime_layers`. kept, runtime, native_quantization: as in `FamilyRecipe`.
     """
 
     name: str
@@ -68,6 +68,7 @@ class FamilyNames:
     projections: tuple[str, ...]
     kept: tuple[str, ...]
     runtime: Mapping[str, str]
+    native_quantization: tuple[NativeQuantization, ...]
 
     def runtime_name(self, module: str) -> str:
         """What vLLM calls a module of the checkpoint, before it fuses any; an MTP layer keeps its number."""
@@ -134,6 +135,7 @@ def names_of(family: str) -> FamilyNames:
         projections=tuple(name.split(".")[-2] for name in of_experts),
         kept=recipe.kept,
         runtime={name: runtime_part for part in parts for name, runtime_part in part.runtime.items()},
+        native_quantization=recipe.native_quantization,
     )
 
 

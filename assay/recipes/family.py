@@ -55,6 +55,20 @@ class MtpNames(Section):
     not share the model's own."""
 
 
+class NativeQuantization(Section):
+    """A quantized form in which models of the family are released first, so that these weights are the model itself.
+
+    method: `quant_method` of config.json. dtype: of the quantized weights. block: rows and columns of a weight that share a
+    scale. roles: of the weights that are stored so; empty: any. model_types: `model_type` of config.json; empty: any.
+    """
+
+    method: Literal["fp8", "compressed-tensors"]
+    dtype: Literal["fp8", "int4", "fp4"]
+    block: tuple[int, int]
+    roles: tuple[Part, ...] = ()
+    model_types: tuple[str, ...] = ()
+
+
 class FamilyBlock(Recipe):
     """Names that several families share: `recipes/families/blocks/NAME.yaml`."""
 
@@ -82,6 +96,8 @@ class FamilyRecipe(FamilyBlock):
     """Modules that stay as they are with all they hold, whatever the precision says: `model.visual`."""
     num_experts: tuple[str, ...]
     """Keys of config.json that say how many routed experts a layer has; the first that is there counts."""
+    native_quantization: tuple[NativeQuantization, ...] = ()
+    """Quantized forms that are a source. Empty: models are released in BF16, and whatever is quantized is a candidate."""
     blocks: tuple[str, ...] = ()
     """Names of shared blocks, or YAML files relative to the family's, in the order in which their names follow each other."""
 

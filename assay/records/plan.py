@@ -78,6 +78,9 @@ class Plan(Record):
     """Commit of a source on the hub; None for a folder."""
     base_model: str | None = None
     """Hub id of what lies in a source folder, for the card. None: nobody said, or the source is on the hub itself."""
+    foreign_source: str | None = None
+    """How the source is quantized, where it is a quantized copy of its model that was named as its own reference. None: it is
+    the model itself."""
     source_files: dict[str, str]
     """Every shard of the source, its config.json and every file that is copied -> what identifies its data: of a file on the
     hub `sha256:...`, `blob:...` (git's hash) or `commit:...` (no hash is stated); of a small file in a folder `sha256:...`; of

@@ -79,6 +79,9 @@ class RunRecord(Record):
     """None until something is evaluated."""
     choices: tuple[str, ...] = ()
     """Precisions that were chosen because of the checkpoint's shapes, in sentences. Empty: none was."""
+    foreign_reference: str | None = None
+    """How the reference is quantized, where it is a quantized copy of its model that was named as the reference: what it lost
+    itself is in no verdict. None: it is not, or only its server is known."""
 
     def is_about(self, other: RunRecord) -> bool:
         """Whether both are about one model and the same data, whatever the suite."""
@@ -103,6 +106,8 @@ class RunRecord(Record):
             more["source"] = other.source
         if self.reference is not None and other.reference is not None and other.reference.files is not None:
             more["reference"] = self.reference.model_copy(update={"files": other.reference.files})
+        if self.foreign_reference is None and other.foreign_reference is not None:
+            more["foreign_reference"] = other.foreign_reference
         if new := tuple(choice for choice in other.choices if choice not in self.choices):
             more["choices"] = self.choices + new
         return self.model_copy(update=more)

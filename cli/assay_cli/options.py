@@ -334,6 +334,14 @@ MtpOption = Annotated[
         "serve without drafts.",
     ),
 ]  # fmt: skip
+ReferenceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--reference", metavar="DIR|OWNER/NAME",
+        help="What candidates are compared with, instead of the recipe's reference. Name TARGET itself to take a quantized "
+        "copy of a model as it is; every page then says so.",
+    ),
+]  # fmt: skip
 StreamOption = Annotated[
     str | None,
     typer.Option(

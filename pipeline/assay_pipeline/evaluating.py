@@ -21,7 +21,7 @@ from assay_pipeline.interrupted import interruptible
 from assay_pipeline.judging import judge, load_measurements
 from assay_pipeline.profiles import check_folder_served
 from assay_pipeline.run_folders import open_run
-from assay_pipeline.targets import resolve_target
+from assay_pipeline.targets import foreign_note, resolve_source
 
 if TYPE_CHECKING:
     from assay.recipes.gate import GateRecipe
@@ -113,7 +113,7 @@ def prepare(
         raise AssayError("--own-texts: is for servers that assay starts; leave it out")
     if tensor_parallel_size is not None and given:
         raise AssayError("--tensor-parallel-size: is for servers that assay starts, and these run already; leave it out")
-    resolved = resolve_target(str(target)) if sides is None else model_of(sides, target)
+    resolved = resolve_source(str(target)) if sides is None else model_of(sides, target)
     chosen = profile_of(
         resolved, profile, given=given, problem_on=None if sides else problem_before(resolved, precisions, say),
         tensor_parallel_size=tensor_parallel_size,
@@ -136,6 +136,8 @@ def prepare(
     for candidate in compared.candidates:
         for note in candidate.notes:
             say(f"note: {candidate.label}: {note}")
+    if compared.about.foreign_reference is not None:
+        say(f"note: {foreign_note(compared.candidates[0].label, compared.about.foreign_reference)}")
     if suite_note is not None:
         say(suite_note)
     return Evaluation(resolved, compared, chosen_suite, chosen, limits)

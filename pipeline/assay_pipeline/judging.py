@@ -15,10 +15,11 @@ from assay.recipes.load import load_recipe, recipe_names
 from assay.recipes.model import ModelRecipe, PublishedScore
 from assay.records.measurement import Measurement
 from assay.records.probe import load_probes
-from assay.records.run import PLAN_INSIDE
+from assay.records.run import PLAN_INSIDE, RUN_RECORD, RunRecord
 from assay.records.verdict import GateReport
 from assay_pipeline.attempts import earlier_attempts, note_attempts
 from assay_pipeline.gate_choice import gates_of_run, registered_gates
+from assay_pipeline.targets import foreign_note
 
 if TYPE_CHECKING:
     from assay_reports.card import Cards
@@ -56,6 +57,9 @@ def judge(
     with suppress(OSError):  # a folder of runs that is read-only keeps no list; the verdict stands
         note_attempts(run_dir, measured, judged)
     write_again(run_dir, say)
+    about = RunRecord.load_if_there(run_dir / RUN_RECORD)
+    if about is not None and about.foreign_reference is not None:
+        say(f"note: {foreign_note(judged.reference, about.foreign_reference)}")
     return judged
 
 

@@ -12,7 +12,7 @@ from assay.foreign_text import shown
 from assay.recipes.load import recipe_names
 from assay.recipes.model import ModelRecipe
 from assay.records.base import write_text_atomically
-from assay_pipeline.targets import Target, resolve_target
+from assay_pipeline.targets import Target, resolve_source
 
 COMMENTS = {
     "source": "A folder (path; a relative one starts at this file), or a model on the hub (hub, revision).",
@@ -30,7 +30,7 @@ COMMENTS = {
 
 def inferred_recipe(target: str, base_model: str | None = None, mtp: str | None = None) -> Target:
     """The recipe of a checkpoint folder or a hub id, with an absolute path. AssayError: it has one that ships with assay."""
-    resolved = resolve_target(target, base_model, mtp)
+    resolved = resolve_source(target, base_model, mtp)
     if target in recipe_names("models") or resolved.recipe.name in recipe_names("models"):
         raise AssayError(f"{shown(target)}: assay ships the recipe {resolved.recipe.name} for it; use that name as TARGET")
     if target.endswith((".yaml", ".yml")):

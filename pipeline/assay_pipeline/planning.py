@@ -11,19 +11,20 @@ from assay.recipes.load import load_recipe
 from assay.recipes.model import Automatic, automatic_of, is_automatic
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.plan import Plan
-from assay_pipeline.targets import Target, open_source, resolve_target
+from assay_pipeline.targets import Target, open_source, resolve_source
 
 if TYPE_CHECKING:
     from assay_quantize.checkpoint.checkpoint import Checkpoint
 
 
-def plan(target: str, precision: str, *, mtp: str | None = None, say: Say = say_nothing) -> Plan:
+def plan(target: str, precision: str, *, mtp: str | None = None, reference: str | None = None, say: Say = say_nothing) -> Plan:
     """What would happen to every tensor of a target, and the bytes of each role; reads headers only.
 
     target: a model recipe's name, a checkpoint folder or a hub id. precision: a recipe's name or file. mtp: `drop`: as in a
-    model's recipe. PlanError: what does not fit, and the precision that would, where shapes are the problem.
+    model's recipe. reference: what candidates are compared with, instead of the recipe's. PlanError: what does not fit, and the
+    precision that would, where shapes are the problem.
     """
-    resolved = resolve_target(target, mtp=mtp)
+    resolved = resolve_source(target, mtp=mtp, reference=reference)
     return plan_for(resolved, open_source(resolved, say), load_recipe(PrecisionRecipe, precision))
 
 
@@ -102,6 +103,6 @@ def plan_for(target: Target, checkpoint: Checkpoint, recipe: PrecisionRecipe) ->
     try:
         recipe = as_model_says(target, recipe)
         plan = make_plan(checkpoint, recipe, model=target.recipe.name, family=target.recipe.family)
-        return plan.model_copy(update={"base_model": target.recipe.base_model})
+        return plan.model_copy(update={"base_model": target.recipe.base_model, "foreign_source": checkpoint.foreign})
     except PlanError as problem:
         raise suggesting_fit(problem, checkpoint, recipe.name) from None

@@ -27,7 +27,7 @@ from assay_pipeline.planning import choices_of, plan_for, precisions_for, stand_
 from assay_pipeline.profiles import check_plans_served
 from assay_pipeline.quantize_options import QuantizeOptions, TextOptions
 from assay_pipeline.run_folders import choose_run, open_run
-from assay_pipeline.targets import Target, local_checkpoint, open_source, resolve_target
+from assay_pipeline.targets import Target, local_checkpoint, open_source, resolve_source
 
 if TYPE_CHECKING:
     from assay_quantize.checkpoint.checkpoint import Checkpoint
@@ -62,6 +62,7 @@ def quantize(
     name: str | None = None,
     base_model: str | None = None,
     mtp: str | None = None,
+    reference: str | None = None,
     on_made: OnMade | None = None,
 ) -> list[MadeCheckpoint]:
     """Make quantized checkpoints, shard by shard, and verify each. An interrupted run resumes.
@@ -69,10 +70,10 @@ def quantize(
     precisions: names of recipes or files, the reference's is made first; None: the model's list. precision: one alone, without
     the reference; with `out` in that folder, else in the run of its source under `runs`. profile: the recipe's precisions for
     its GPUs, and an error if they cannot serve them. base_model: hub id of a source in a folder, for the card. mtp: as in a
-    model's recipe. Every plan is made before the first byte is written. AssayError: what does not fit, a source that is not
-    there, no room.
+    model's recipe. reference: what candidates are compared with, instead of the recipe's. Every plan is made before the first
+    byte is written. AssayError: what does not fit, a source that is not there, no room.
     """
-    resolved = target if isinstance(target, Target) else resolve_target(target, base_model, mtp)
+    resolved = target if isinstance(target, Target) else resolve_source(target, base_model, mtp, reference)
     chosen = None if profile is None else load_recipe(ProfileRecipe, profile)
     if chosen is not None:
         resolved = resolved.on_profile(chosen)
@@ -116,7 +117,7 @@ def quantize_in_run(
     choices = choices_of(target, made_of, all_of_recipe=set(target.recipe.precisions) <= set(made_of))
     checkpoints: list[MadeCheckpoint] = []
     source = SourceData(location=checkpoint.location, revision=checkpoint.revision, files=dict(checkpoint.data))
-    about = RunRecord(model=target.recipe.name, source=source, choices=choices)
+    about = RunRecord(model=target.recipe.name, source=source, choices=choices, foreign_reference=checkpoint.foreign)
     chosen_folder = choose_run(runs, about, name)[0]
     check_texts_of_mix(target, planned, chosen_folder)
     if not chosen_folder.exists():

@@ -47,14 +47,16 @@ def run(
     tensor_parallel_size: int | None = None,
     base_model: str | None = None,
     mtp: str | None = None,
+    reference: str | None = None,
     on_preflight: Callable[[PreflightReport], None] | None = None,
     on_made: OnMade | None = None,
 ) -> RunResult:
     """Make and verify every precision, measure it against the reference, judge, write report and cards.
 
     The same call again does only what is missing. with_preflight: stop before the first byte where something would fail, unless
-    all is made and measured already. with_speed: afterwards measure how fast each checkpoint is served. AssayError: what cannot
-    work; it is found before the first byte is written where it can be.
+    all is made and measured already. with_speed: afterwards measure how fast each checkpoint is served. reference: what
+    candidates are compared with, instead of the recipe's. AssayError: what cannot work; it is found before the first
+    byte is written where it can be.
     """
     from assay_evaluate.serving.server import interpreter_for
 
@@ -62,7 +64,7 @@ def run(
     planned = planned_run(
         target, precisions=precisions, suite=suite, gates=gates, profile=profile, runs=runs, name=name,
         stream_from=options.stream_from, here=True, tensor_parallel_size=tensor_parallel_size, base_model=base_model,
-        mtp=mtp, say=say,
+        mtp=mtp, reference=reference, say=say,
     )  # fmt: skip
     if planned.is_served_here:
         interpreter_for(planned.profile)

@@ -16,6 +16,7 @@ from assay.atomic_files import naming
 from assay.callbacks import Say, say_nothing
 from assay.errors import AssayError, CheckpointError, PlanError, did_you_mean, nearest
 from assay.foreign_text import one_line, safe_name, shown
+from assay.quantities import and_more
 from assay.recipes.families import family_of, names_of, quantization_of
 from assay.recipes.load import load_recipe, recipe_file, recipe_names, recipes_dir
 from assay.recipes.model import HUB_ID, Location, ModelRecipe, Reference, Serving
@@ -46,18 +47,34 @@ class Target:
     sentence that says why)."""
     opened: Checkpoint | None = field(default=None, compare=False, repr=False)
     """The source by its headers, where they were read to choose the precisions; None: not read yet (`open_source`)."""
+    unopened: AssayError | None = field(default=None, compare=False, repr=False)
+    """Why the headers are those of no source, where they were read; None: they are, or were not read yet."""
 
     def on_profile(self, profile: ProfileRecipe) -> Target:
         """The target with the precisions that its recipe has for a profile."""
         return replace(self, recipe=self.recipe.on_profile(profile.name))
 
+    def compared_with(self, reference: Reference | None) -> Target:
+        """The target with another reference; None: its recipe's."""
+        return self if reference is None else replace(self, recipe=self.recipe.model_copy(update={"reference": reference}))
 
-def resolve_target(text: str, base_model: str | None = None, mtp: str | None = None) -> Target:
+    @property
+    def is_own_reference(self) -> bool:
+        """Whether its source is named as what candidates are compared with."""
+        release, source = self.recipe.reference.release, self.location
+        if release is None or release.path is None or source.path is None:
+            return release is not None and release.hub is not None and release.hub == source.hub
+        return Path(release.path).resolve() == Path(source.path).resolve()
+
+
+def resolve_target(text: str, base_model: str | None = None, mtp: str | None = None, reference: str | None = None) -> Target:
     """The model that `text` names; AssayError says what was tried.
 
     base_model: hub id of a source in a folder, for cards. mtp: `drop`: no precision keeps an MTP block, and nothing drafts.
+    reference: a checkpoint folder or hub id, instead of what the recipe compares candidates with.
     """
-    target = replace(_target_of(text), typed=text)
+    release = None if reference is None else Reference(release=_location_of(reference))
+    target = replace(_target_of(text, release), typed=text)
     if mtp is not None:
         serving = target.recipe.serving.model_copy(update={"num_speculative_tokens": None})
         target = replace(target, recipe=target.recipe.model_copy(update={"mtp": mtp, "serving": serving}))
@@ -70,9 +87,10 @@ def resolve_target(text: str, base_model: str | None = None, mtp: str | None = N
     return replace(target, recipe=target.recipe.model_copy(update={"base_model": base_model}))
 
 
-def _target_of(text: str) -> Target:
+def _target_of(text: str, reference: Reference | None) -> Target:
+    """reference: instead of the recipe's."""
     if text in recipe_names("models") or text.endswith((".yaml", ".yml")):
-        return _recipe_target(text)
+        return _recipe_target(text).compared_with(reference)
     if url_in(text) is not None:
         raise CheckpointError(
             f"{shown(text)}: is a server's address; give a model recipe's name, a checkpoint folder or a Hugging Face id"
@@ -81,18 +99,41 @@ def _target_of(text: str) -> Target:
     if folder.exists() or not may_be_on_the_hub(text):
         if not folder.exists():
             raise CheckpointError(no_such_folder(text, folder))
+        _check_no_gguf(folder)
         if not folder.is_dir():
             raise CheckpointError(f"{text}: is a file; give the checkpoint's folder (with config.json and *.safetensors)")
         config = read_json_object(folder, "config.json")
         recipe = _recipe_for(folder_name(folder), Location(path=str(folder)), config, tensor_names(folder), folder)
-        return _fitted(Target(recipe, Location(path=str(folder))))
+        return _fitted(Target(recipe, Location(path=str(folder))).compared_with(reference))
     for name in recipe_names("models"):
         recipe = load_recipe(ModelRecipe, name)
         if recipe.source.hub == text:
-            return Target(recipe, recipe.source)
-    opened = open_headers(Location(hub=text))
-    recipe = _recipe_for(text.split("/")[1], Location(hub=text), opened.config, opened.tensors, None)
-    return _fitted(Target(recipe, Location(hub=text)), opened)
+            return Target(recipe, recipe.source).compared_with(reference)
+    stored = open_stored(Location(hub=text))
+    recipe = _recipe_for(text.split("/")[1], Location(hub=text), stored.config, stored.tensors, None)
+    return _fitted(Target(recipe, Location(hub=text)).compared_with(reference), stored)
+
+
+def _location_of(text: str) -> Location:
+    """Of a checkpoint folder or a hub id."""
+    folder = Path(text).expanduser()
+    if folder.exists() or not may_be_on_the_hub(text):
+        if not folder.is_dir():
+            raise CheckpointError(f"--reference {shown(text)}: no such folder; give a checkpoint's folder or a Hugging Face id")
+        return Location(path=str(folder))
+    return Location(hub=text)
+
+
+def _check_no_gguf(place: Path) -> None:
+    """CheckpointError: it is a GGUF file, or a folder that has no other weights."""
+    from assay_quantize.checkpoint.native import is_candidate
+
+    if place.is_file():
+        found = [place.name] if place.suffix == ".gguf" else []
+    else:
+        found = [] if any(place.glob("*.safetensors")) else sorted(path.name for path in place.glob("*.gguf"))
+    if found:
+        raise is_candidate(str(place), f"its weights are GGUF, {and_more(found)}")
 
 
 def url_in(text: str) -> str | None:
@@ -212,13 +253,17 @@ def _recipe_for(
 def _fitted(target: Target, checkpoint: Checkpoint | None = None) -> Target:
     """The target with precisions that fit the shapes of the checkpoint; which and why is in its recipe's description too.
 
-    checkpoint: None: the folder's. What cannot be opened is left to whoever opens it, with an error of its own.
+    checkpoint: as it is stored; None: the folder's. What cannot be opened, or is no source, is left to whoever opens it, with
+    an error of its own.
     """
     from assay_quantize.plan.planner import choose_fitting
 
     recipe = target.recipe
     try:
-        opened = checkpoint or open_headers(target.location)
+        opened = source_in(target, checkpoint or open_stored(target.location))
+    except AssayError as problem:
+        return replace(target, unopened=problem)
+    try:
         target = replace(target, opened=opened)
         recipe = recipe.model_copy(update={"profiles": _sharing_profiles(recipe.profiles, opened.config)})
         target = replace(target, recipe=recipe)
@@ -229,7 +274,9 @@ def _fitted(target: Target, checkpoint: Checkpoint | None = None) -> Target:
     fits = {choice.requested: choice.precision for choice in chosen}
     changed = {
         "precisions": tuple(choice.precision for choice in chosen if choice.precision is not None),
-        "reference": Reference(precision=fits.get(str(recipe.reference.precision)) or recipe.reference.precision),
+        "reference": recipe.reference
+        if recipe.reference.precision is None
+        else Reference(precision=fits.get(recipe.reference.precision) or recipe.reference.precision),
         "description": " ".join([recipe.description, *(f"{reason}." for _, reason in choices)]),
     }
     return replace(target, recipe=recipe.model_copy(update=changed), choices=choices) if choices else target
@@ -253,23 +300,85 @@ def _thinks(folder: Path) -> bool:
 
 
 def open_source(target: Target, say: Say = say_nothing) -> Checkpoint:
-    """The source by its headers, which are read once for a target that has kept them (`Target.opened`); its notes are said."""
-    checkpoint = target.opened or open_headers(target.location)
+    """The source by its headers, which are read once for a target that has kept them (`Target.opened`); its notes are said.
+
+    Raises CheckpointError: it is no source but a candidate, and the line names the command that judges it.
+    """
+    checkpoint = target.opened or source_in(target, open_stored(target.location))
     for note in checkpoint.notes:
         say(f"note: {note}")
+    if checkpoint.foreign is not None:
+        say(f"note: {foreign_note(target.typed or checkpoint.location, checkpoint.foreign)}")
     return checkpoint
 
 
-def open_headers(location: Location, *, allow_quantized: bool = False) -> Checkpoint:
-    """A checkpoint by its headers. allow_quantized: in any way, as a published reference may be."""
+def source_in(target: Target, stored: Checkpoint) -> Checkpoint:
+    """The source of a target, of the headers as they are stored. CheckpointError: as `open_source`."""
+    from assay_quantize.checkpoint.checkpoint import as_source
+    from assay_quantize.checkpoint.source_format import check_config_readable
+
+    how = refuse_copy(target, stored)
+    check_config_readable(stored.location, stored.config)
+    return replace(as_source(stored), foreign=how)
+
+
+def refuse_copy(target: Target, stored: Checkpoint) -> str | None:
+    """CheckpointError: a target's weights are a quantized copy, and nobody named it as what others are compared with.
+
+    Returns how they are quantized, if somebody did; None: they are the model's own.
+    """
+    from assay_quantize.checkpoint.native import foreign_quantization, is_candidate
+
+    how = foreign_quantization(stored)
+    if how is not None and not target.is_own_reference:
+        raise is_candidate(stored.location, how, stored)
+    return how
+
+
+def resolve_source(text: str, base_model: str | None = None, mtp: str | None = None, reference: str | None = None) -> Target:
+    """As `resolve_target`, for commands that make something of TARGET's weights or compare with them.
+
+    Raises CheckpointError: it is no source but a candidate, and the line names the command that judges it. Of a model recipe
+    whose source is on the hub, and of a folder that cannot be opened, that is left to whoever opens it.
+    """
+    target = resolve_target(text, base_model, mtp, reference)
+    if target.opened is not None:
+        return target
+    if target.location.path is None:
+        if target.unopened is not None:
+            raise target.unopened
+        return target
+    try:
+        stored = open_stored(target.location)
+    except AssayError:
+        return target
+    refuse_copy(target, stored)
+    return target
+
+
+def local_source(target: Target, source: SourceData | None = None, say: Say = say_nothing) -> Path:
+    """The folder of a target's source, as `local_checkpoint`. CheckpointError: as `open_source`, of what was downloaded."""
+    folder = local_checkpoint(target.location, source, say)
+    if target.location.path is None:
+        source_in(target, open_stored(Location(path=str(folder))))
+    return folder
+
+
+def foreign_note(name: str, how: str) -> str:
+    """What is said wherever a quantized copy is what others are compared with."""
+    return f"{shown(name)} is a quantized copy ({how}) and is compared with as it is: what it lost itself is in no verdict"
+
+
+def open_stored(location: Location) -> Checkpoint:
+    """A checkpoint by its headers, quantized in any way: its tensors as they are stored."""
     if location.path is not None:
         from assay_quantize.checkpoint.checkpoint import open_checkpoint
 
-        return open_checkpoint(Path(location.path), allow_quantized=allow_quantized)
+        return open_checkpoint(Path(location.path), allow_quantized=True)
     from assay_quantize.checkpoint.hub import open_hub_checkpoint
 
     assert location.hub is not None
-    return open_hub_checkpoint(location.hub, location.revision, allow_quantized=allow_quantized)
+    return open_hub_checkpoint(location.hub, location.revision, allow_quantized=True)
 
 
 def source_label(config: dict[str, Any]) -> Literal["bf16", "fp16", "fp32", "source"]:

@@ -35,9 +35,9 @@ READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 NUM_LIMITS = 5
 FIRST_LIMITS = (
     "unmeasured", "serving_faults", "gates_not_before", "not_measured", "truncation", "failures", "emulated",
-    "quantized_reference", "second_rounding", "speculation_off", "not_sampled", "non_finite", "verification_stale",
-    "external_server", "sample_sizes", "context_length", "languages", "no_load", "kinds_of_work", "generated_questions",
-    "nothing_scored_there",
+    "foreign_reference", "quantized_reference", "second_rounding", "speculation_off", "not_sampled", "non_finite",
+    "verification_stale", "external_server", "sample_sizes", "context_length", "languages", "no_load", "kinds_of_work",
+    "generated_questions", "nothing_scored_there",
 )  # fmt: skip
 """Keys of `LIMITS` in the order in which they can change what somebody who deploys this checkpoint decides; others follow."""
 
@@ -171,7 +171,7 @@ def render(run: Run, label: str, checkpoint: Path, *, repo: str | None = None) -
             metadata=metadata.card_metadata(plan, row, report, base_model, licence, repo).to_yaml(),
             sentence=english.WHAT.format(
                 model=base_model or plan.model, precision=plan.precision, before=size(plan.bytes_in),
-                after=size(plan.bytes_out), trust=_trust(row, report, instead, emulated),
+                after=size(plan.bytes_out), trust=_trust(row, report, instead, emulated) + _of_copies(run, plan, row),
             ),
             plan=plan,
             numbers=numbers,
@@ -245,6 +245,13 @@ def _trust(row: Row | None, report: Report | None, instead: str | None, emulated
         served=english.AS_EMULATED if emulated else english.AS_SERVED,
         instead=instead,
     )
+
+
+def _of_copies(run: Run, plan: Plan, row: Row | None) -> str:
+    """That it was made of, or compared with, a quantized copy of the model; nothing, if it was not."""
+    made = "" if plan.foreign_source is None else english.OF_COPY.format(how=plan.foreign_source)
+    is_compared = row is not None and row.kind == "candidate" and run.foreign_reference is not None
+    return made + (english.AGAINST_COPY if is_compared else "")
 
 
 def _instead(report: Report, row: Row) -> str | None:

@@ -24,6 +24,8 @@ from assay_reports.sentences import limits as english
 from assay_reports.text import and_list, count_of, grouped
 
 GENERATED_KINDS = ("arithmetic", "needle", "tools")
+UNQUANTIZED_BITS = 16
+"""`Measurement.weight_bits` of what is not quantized."""
 E8M0 = "VLLM_USE_DEEP_GEMM_E8M0"
 
 
@@ -202,9 +204,18 @@ def failures(run: Run) -> str | None:
 
 
 # ------------------------------------------------------------------------------------------------ what was served
+def foreign_reference(run: Run) -> str | None:
+    if run.foreign_reference is None or run.reference is None:
+        return None
+    return english.FOREIGN_REFERENCE.format(reference=run.reference.label, how=run.foreign_reference)
+
+
 def quantized_reference(run: Run) -> str | None:
+    """Of one that is quantized as its family is, or was made here. A folder whose weights are in 16 bits is not quantized."""
     reference = run.reference
-    if reference is None or reference.label in UNQUANTIZED_LABELS:
+    if reference is None or reference.label in UNQUANTIZED_LABELS or run.foreign_reference is not None:
+        return None
+    if reference.weight_bits == UNQUANTIZED_BITS:
         return None
     measured = [m.label for m in run.measurements if m.divergence is not None or any(task.accuracy for task in m.tasks)]
     source = next((label for label in measured if label in UNQUANTIZED_LABELS), None)
@@ -543,7 +554,8 @@ def deployments_left_out(run: Run) -> str | None:
 LIMITS: dict[str, Callable[[Run], str | None]] = {
     function.__name__: function
     for function in (
-        unmeasured, not_measured, serving_faults, gates_not_before, emulated, quantized_reference, second_rounding,
+        unmeasured, not_measured, serving_faults, gates_not_before, emulated, foreign_reference,
+        quantized_reference, second_rounding,
         native_kernels, sample_sizes, selection, which_items, one_seed, measurement_notes, truncation, failures,
         generated_questions, kinds_of_work, languages, context_length, speed_unmeasured, speed_conditions,
         speed_from_elsewhere, speed_outdated, choice_outdated, no_load, probes_not_judged, probes_not_run,

@@ -52,6 +52,8 @@ class Run:
     probes: tuple[ProbeReport, ...] = ()
     choices: tuple[str, ...] = ()
     """As `RunRecord.choices`."""
+    foreign_reference: str | None = None
+    """As `RunRecord.foreign_reference`."""
     gpu_check: GpuCheck | None = None
     """Of `assay diagnose gpu-check --run`."""
     deployments: tuple[Deployment, ...] = ()
@@ -123,6 +125,7 @@ def load_run(run_dir: Path) -> Run:
     run = replace(
         run,
         choices=about.choices if about is not None else (),
+        foreign_reference=None if about is None else about.foreign_reference,
         gpu_check=GpuCheck.load_if_there(run_dir / CHECK_NAME),
         deployments=deployments,
         old_deployments=old_deployments,

@@ -26,6 +26,7 @@ from assay.records.measurement import Measurement
 from assay.records.plan import Plan
 from assay.records.preflight.gpu_check import FormatCheck, GpuCheck
 from assay.records.probe import ProbeResult
+from assay.records.run import RunRecord
 from assay.records.speed import Origin, SpeedRecord, SpeedRepeat, SpeedRow
 from assay.records.verdict import ServingFinding
 from assay.records.verification import Verification
@@ -33,6 +34,8 @@ from assay_reports import text
 from assay_reports.card import render_card, write_card
 from assay_reports.cards.serving import serve_command
 from assay_reports.find_limits import LIMITS, best_of, find_limits
+from assay_reports.numbers import build_report
+from assay_reports.page.findings import first_screen
 from assay_reports.report import write_report
 from assay_reports.run import Run, load_run
 from assay_reports.schema import Report
@@ -384,6 +387,9 @@ ZERO = Interval(value=0.0, low=0.0, high=0.0, n=9216)
         ("gates_not_before", False, registered("f" * 64)),
         ("emulated", True, fingerprint(emulated=False)),
         ("quantized_reference", True, relabelled("fp8", "fp32")),
+        ("quantized_reference", True, only("fp8", weight_bits=16)),
+        ("quantized_reference", True, lambda run: replaced(run, foreign_reference="it is GGUF")),
+        ("foreign_reference", False, lambda run: replaced(run, foreign_reference="it is GGUF")),
         ("second_rounding", False, fingerprint(emulated=False, hardware={"gpus": "8x NVIDIA B200 (192 GB)"})),
         ("native_kernels", False, checked_on("NVIDIA B200", "8x NVIDIA B200 (192 GB)")),
         ("sample_sizes", True, tasks(items=())),
@@ -502,6 +508,29 @@ def test_deployments_stand_in_report_and_card_while_they_are_about_this_run(run_
     said = [line for line in card.splitlines() if line.startswith("Served on ")]
     assert said == [f"Served on 4xh200 and compared with itself on cpu-emulated, without scoring a task: {travels.sentence}."]
     assert "Served on" not in render_card(load_run(whole), "nvfp4a16", whole / "nvfp4a16" / "checkpoint")
+
+
+def test_a_quantized_copy_as_reference_is_called_so_on_every_page(run_dir: Path, tmp_path: Path) -> None:
+    """In the record, in limits, on the first screen of page and Markdown, and in the card of a candidate; not in the others."""
+    shutil.copytree(run_dir, tmp_path / "tiny-glm")
+    run_dir, how = tmp_path / "tiny-glm", "config.json says quant_method 'gptq'"
+    plain = first_screen(build_report(load_run(run_dir))).answer
+    RunRecord(model="tiny-glm", foreign_reference=how).save(run_dir / "run.json")
+    run = load_run(run_dir)
+    said = {limit.key: limit.text for limit in find_limits(run)}
+    assert said["foreign_reference"] == (
+        f"The reference, fp8, is itself a quantized copy of its model ({how}): what it lost is in no verdict, and PASS "
+        "means no worse than this copy."
+    )
+    screen = first_screen(build_report(run))
+    assert screen.answer == f"{plain}; the reference is itself a quantized copy"
+    assert said["foreign_reference"].rstrip(".") in screen.unknown
+    page, text = write_report(run_dir).read_text(), (run_dir / "report" / "report.md").read_text()
+    assert "; the reference is itself a quantized copy" in page and text.startswith(f"# {screen.answer}\n")
+    card = write_card(run_dir, "w4a16").read_text()
+    assert " The reference is itself a quantized copy of the model: what it lost is in no verdict." in card
+    assert said["foreign_reference"] in card
+    assert "copy" not in write_card(run_dir, "fp8").read_text().partition("## ")[0]
 
 
 def test_every_limit_is_flipped_by_a_test() -> None:

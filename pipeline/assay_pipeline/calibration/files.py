@@ -24,7 +24,7 @@ from assay.records.run import source_of
 from assay_pipeline.calibration.layers import check_texts, text_asked
 from assay_pipeline.calibration.sentences import lines
 from assay_pipeline.calibration.texts import calibration_text
-from assay_pipeline.targets import Target, local_checkpoint, resolve_target
+from assay_pipeline.targets import Target, local_checkpoint, local_source, resolve_source
 
 if TYPE_CHECKING:
     from assay_pipeline.quantize_options import QuantizeOptions
@@ -57,10 +57,10 @@ def calibrate(
     from assay_quantize.calibration.calibrate import calibrate as write_calibration
     from assay_quantize.kernels.devices import device_here
 
-    resolved, where = resolve_target(target), device_here(device)
+    resolved, where = resolve_source(target), device_here(device)
     text_source, items = calibration_text(text, withhold, runs, resolved.recipe.name, seed)
     made = write_calibration(
-        local_checkpoint(resolved.location, say=say),
+        local_source(resolved, say=say),
         out,
         replace(text_source, withheld=items()),
         model_name=resolved.recipe.name,

@@ -13,7 +13,7 @@ from assay.callbacks import Say, say_nothing
 from assay.errors import AssayError, CheckpointError
 from assay.foreign_text import safe_name
 from assay.recipes.load import load_recipe, recipe_names
-from assay.recipes.model import Automatic, ModelRecipe, automatic_of, is_automatic
+from assay.recipes.model import Automatic, Location, ModelRecipe, automatic_of, is_automatic
 from assay.recipes.mtp import mtp_block
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import GivenServer
@@ -24,7 +24,7 @@ from assay.safetensors_index import tensor_names
 from assay_pipeline.mixes.automatic import chosen_in
 from assay_pipeline.planning import as_model_says, precisions_for
 from assay_pipeline.run_folders import choose_run, find_runs, folder_data, read_run
-from assay_pipeline.targets import Target, local_checkpoint, source_label
+from assay_pipeline.targets import Target, local_checkpoint, open_stored, source_label
 
 if TYPE_CHECKING:
     from assay_evaluate.run.candidate import Candidate
@@ -80,12 +80,14 @@ def of_target(
         assert recipe.reference.release is not None
         candidates.insert(0, Candidate("reference", local_checkpoint(recipe.reference.release, say=say), is_reference=True))
     source = _one_source(source, candidates, again, {precision_recipe.name: named for named, precision_recipe in asked.items()})
+    foreign = None if _is_makers_own(recipe) else foreign_in(candidates[0].checkpoint)
+    about = RunRecord(model=recipe.name, source=source, foreign_reference=foreign)
     if only_reference:
-        return Comparison(candidates, RunRecord(model=recipe.name, source=source))
+        return Comparison(candidates, about)
     if recipe.include_source:
         folder = local_checkpoint(target.location, source, say)  # what the candidates were made from, whatever was pushed since
         candidates.insert(1, Candidate(source_label(open_checkpoint(folder).config), folder))
-    return Comparison(candidates, RunRecord(model=recipe.name, source=source))
+    return Comparison(candidates, about)
 
 
 def _of_endpoints(
@@ -136,7 +138,27 @@ def _of_endpoints(
             f"{target.recipe.name}: the profile's `endpoints` have only the reference; add a candidate's server"
         )
     source = _one_source(source, candidates, again, {label: named for label, (named, _) in recipes.items()})
-    return Comparison(candidates, RunRecord(model=target.recipe.name, source=source))
+    foreign = None if _is_makers_own(target.recipe) else foreign_in(candidates[0].checkpoint)
+    return Comparison(candidates, RunRecord(model=target.recipe.name, source=source, foreign_reference=foreign))
+
+
+def _is_makers_own(recipe: ModelRecipe) -> bool:
+    """Whether the reference is made here of the source, or released by who released the source."""
+    release = recipe.reference.release
+    if release is None:
+        return True
+    owners = [None if place.hub is None else place.hub.split("/")[0] for place in (release, recipe.source)]
+    return owners[0] is not None and owners[0] == owners[1] and release.hub != recipe.source.hub
+
+
+def foreign_in(folder: Path | None) -> str | None:
+    """How the checkpoint in a folder is quantized, if it is a quantized copy of its model; None: it is not, or is not known."""
+    from assay_quantize.checkpoint.native import foreign_quantization
+
+    try:
+        return None if folder is None else foreign_quantization(open_stored(Location(path=str(folder))))
+    except AssayError:
+        return None
 
 
 def _recipe_of(precision: PrecisionRecipe | Automatic, folders: list[Path], again: Callable[[str], str]) -> PrecisionRecipe:

@@ -30,7 +30,7 @@ from assay_pipeline.gate_choice import ChosenGates, choose_gates, suite_for
 from assay_pipeline.mixes.automatic import chosen_in
 from assay_pipeline.planning import plan_for, precisions_for, stand_in
 from assay_pipeline.run_folders import choose_run
-from assay_pipeline.targets import Target, open_headers, open_source, resolve_target, source_label
+from assay_pipeline.targets import Target, open_source, open_stored, resolve_source, source_label
 
 if TYPE_CHECKING:
     from assay_quantize.checkpoint.checkpoint import Checkpoint
@@ -259,7 +259,7 @@ def is_made(plan: Plan, folder: Path) -> bool:
 
 def released(release: Location) -> PlannedCheckpoint:
     """A published reference, by its headers."""
-    return PlannedCheckpoint("reference", headers=open_headers(release, allow_quantized=True), location=release)
+    return PlannedCheckpoint("reference", headers=open_stored(release), location=release)
 
 
 def problem_before(
@@ -312,15 +312,17 @@ def planned_run(
     tensor_parallel_size: int | None = None,
     base_model: str | None = None,
     mtp: str | None = None,
+    reference: str | None = None,
     say: Say = say_nothing,
 ) -> PlannedRun:
     """Everything that is planned before the first byte.
 
-    here: the run is to begin now. AssayError: then no profile was named and none is for this machine; a recipe, the source or a
-    release cannot be read; there is nothing to compare. A precision that cannot be made is no error
-    (`PlannedCheckpoint.problem`), nor is a profile that was named and whose hardware is not here.
+    reference: what candidates are compared with, instead of the recipe's. here: the run is to begin now. AssayError: then no
+    profile was named and none is for this machine; a recipe, the source or a release cannot be read; the source is but a
+    candidate; there is nothing to compare. A precision that cannot be made is no error (`PlannedCheckpoint.problem`), nor is a
+    profile that was named and whose hardware is not here.
     """
-    resolved = resolve_target(target, base_model, mtp)
+    resolved = resolve_source(target, base_model, mtp, reference)
     planning = Planning(resolved, precisions, runs, name, say)
     if profile is not None:
         chosen = load_recipe(ProfileRecipe, profile).with_tensor_parallel(tensor_parallel_size)

@@ -20,7 +20,7 @@ from assay.recipes.profile import GivenServer, Hardware, ProfileRecipe, problem_
 from assay.records.base import sha256_of_file
 from assay.records.run import ReferenceCheckpoint, RunRecord, folder_name
 from assay_evaluate.serving.api_key import bearer
-from assay_pipeline.comparison.checkpoints import Comparison, other_source
+from assay_pipeline.comparison.checkpoints import Comparison, foreign_in, other_source
 from assay_pipeline.profiles import profile_for
 from assay_pipeline.run_folders import read_run
 from assay_pipeline.targets import Target, resolve_target, url_in
@@ -175,7 +175,8 @@ def of_sides(target: Target, sides: list[Side], runs: Path) -> Comparison:
         replace(candidate, label=label, notes=_notes(first, candidate))
         for label, candidate in zip(labels[1:], unasked[1:], strict=True)
     ]
-    return Comparison([first, *others], RunRecord(model=target.recipe.name, reference=identity))
+    foreign = None if sides[0].folder is None else foreign_in(sides[0].folder)
+    return Comparison([first, *others], RunRecord(model=target.recipe.name, reference=identity, foreign_reference=foreign))
 
 
 def _unasked(sides: list[Side]) -> list[Candidate]:
@@ -237,6 +238,8 @@ def _unknown_model(name: str, location: Location) -> ModelRecipe:
 def _notes(reference: Candidate, candidate: Candidate) -> tuple[str, ...]:
     if reference.checkpoint is None or candidate.checkpoint is None:
         return ()
+    if reference.checkpoint.resolve() == candidate.checkpoint.resolve():
+        return (f"the folder of the reference {reference.label} itself: its weights are compared with themselves",)
     note = other_source(reference.checkpoint, candidate.checkpoint, reference.label)
     return () if note is None else (note,)
 

@@ -13,7 +13,7 @@ from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.plan import Plan
 from assay_pipeline.planning import plan_for
-from assay_pipeline.targets import Target, open_source, resolve_target
+from assay_pipeline.targets import Target, open_source, resolve_source
 
 if TYPE_CHECKING:
     from assay_quantize.estimate.calibration_time import CalibrationEstimate, TorchRates
@@ -63,7 +63,7 @@ class EstimatedPlan:
 
 
 def estimate_plan(
-    target: str, precision: str, hardware: str, *, mtp: str | None = None, say: Say = say_nothing
+    target: str, precision: str, hardware: str, *, mtp: str | None = None, reference: str | None = None, say: Say = say_nothing
 ) -> EstimatedPlan:
     """The plan of a precision, with time, disk and memory on the hardware that is named.
 
@@ -73,7 +73,7 @@ def estimate_plan(
     from assay_quantize.estimate.hardware_time import estimate
     from assay_quantize.plan.calibrated import is_calibrated
 
-    resolved = with_shapes(resolve_target(target, mtp=mtp), say)
+    resolved = with_shapes(resolve_source(target, mtp=mtp, reference=reference), say)
     plan = plan_for(resolved, open_source(resolved, say), load_recipe(PrecisionRecipe, precision))
     machine, rates, of_torch = machine_for(plan, hardware, with_torch=is_calibrated(plan))
     devices = () if not is_calibrated(plan) else (False,) if machine.gpu is None else (True, False)

@@ -18,7 +18,7 @@ from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay.records.choice.hardware import HardwarePlan, PrecisionOnHardware, StepRead
 from assay.records.plan import Plan
-from assay_pipeline.targets import Target, open_source, resolve_target, source_label
+from assay_pipeline.targets import Target, open_source, resolve_source, source_label
 
 if TYPE_CHECKING:
     from assay_evaluate.roofline.weights import StepWeights
@@ -110,16 +110,17 @@ def plan_for_hardware(
     users: int = 32,
     context: str = "32k",
     mtp: str | None = None,
+    reference: str | None = None,
     say: Say = say_nothing,
 ) -> HardwarePlan:
     """What each precision of a model needs on a profile's GPUs: memory with KV cache, kernels, bytes of a step.
 
     target_name: a model recipe's name, a checkpoint folder or a hub id. precision: None: the source, what the recipe names for
     the profile, and the usual ones. users: sequences in flight, of `context` tokens each. mtp: as in a model's recipe.
-    AssayError: no GPU is named.
+    reference: what candidates are compared with, instead of the recipe's. AssayError: no GPU is named.
     """
     profile, length = load_recipe(ProfileRecipe, profile_name), tokens_of("--context", context)
-    target = resolve_target(target_name, mtp=mtp)
+    target = resolve_source(target_name, mtp=mtp, reference=reference)
     from assay_quantize.plan.fits import WORKSPACE_BYTES, fit_on
 
     hardware = profile.hardware

@@ -19,7 +19,7 @@ from assay.records.choice.mix import Mix
 from assay.records.diagnosis.sensitivity import SENSITIVITY_NAME, Sensitivity
 from assay_pipeline.hardware.plan import tokens_of
 from assay_pipeline.mixes.proposal import propose_for, replayed
-from assay_pipeline.targets import resolve_target
+from assay_pipeline.targets import resolve_source
 
 if TYPE_CHECKING:
     from assay_quantize.mixing.build import Proposal
@@ -63,7 +63,7 @@ def propose_recipe(
     length, limit = tokens_of("--context", context), None if budget is None else budget_of(budget, f"--budget {shown(budget)}")
     if out is not None:
         _check_out(out)
-    resolved = resolve_target(target)
+    resolved = resolve_source(target)
     folder = run if run is not None else Path("runs") / safe_name(resolved.recipe.name)
     record = sensitivity or folder / SENSITIVITY_NAME
     if not record.is_file():

@@ -97,11 +97,11 @@ def measure_sensitivity(
     """
     from assay_pipeline.profiles import profile_for
     from assay_pipeline.sensitivity.by_layer import estimate_hours
-    from assay_pipeline.targets import resolve_target
+    from assay_pipeline.targets import resolve_source
     from assay_quantize.engine.budget import parse_memory
 
     check_places(run, out)
-    resolved, is_own = resolve_target(target), list(text) == ["own"]
+    resolved, is_own = resolve_source(target), list(text) == ["own"]
     place = place_for("sensitivity", ".", run=run, out=out, say=say)
     asked = Asked(
         target=resolved,
@@ -140,7 +140,7 @@ def measure_sensitivity(
 def find_sensitivity(asked: Asked) -> Sensitivity | None:
     """The record; None if only the cost was asked for."""
     from assay_pipeline.sensitivity.by_layer import is_by_layer, run_by_layer
-    from assay_pipeline.targets import local_checkpoint
+    from assay_pipeline.targets import local_source
     from assay_quantize.checkpoint.checkpoint import open_checkpoint
     from assay_quantize.checkpoint.source_reader import SourceReader
     from assay_quantize.sensitivity.parts import find_parts
@@ -148,7 +148,7 @@ def find_sensitivity(asked: Asked) -> Sensitivity | None:
 
     started = os.times()
     say = asked.say
-    folder = local_checkpoint(asked.target.location, say=say)
+    folder = local_source(asked.target, say=say)
     checkpoint = open_checkpoint(folder)
     layout = find_parts(checkpoint, asked.schemes, model=asked.target.recipe.name, observer=asked.observer)
     layout = replace(layout, mixes=mixes_of(asked, layout))

@@ -42,7 +42,8 @@ class Checkpoint:
     a shard in the order of its data. shards: file name -> bytes. files: every other file (config, tokenizer, ...), sorted.
     notes: what was odd but not wrong. revision: the commit on the hub; None for a folder. data: what identifies the data of
     every used shard, of config.json and of every file that is copied (`Plan.source_files`). whole_config: that of the model,
-    where `config` and `tensors` have fewer experts, and routers all their rows (`plan/shipped.py`).
+    where `config` and `tensors` have fewer experts, and routers all their rows (`plan/shipped.py`). foreign: of a source that
+    is a quantized copy and was named as its own reference, how it is quantized (`native.py`).
     """
 
     location: str
@@ -55,6 +56,7 @@ class Checkpoint:
     revision: str | None = None
     data: Mapping[str, str] = field(default_factory=dict)
     whole_config: Mapping[str, Any] | None = None
+    foreign: str | None = None
 
     @property
     def sha256(self) -> str:

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 BF16_RELEASES = {
     "GLM-5.3": "zai-org/GLM-5.3-BF16",
-    "GLM-": "the repository of the same name, without a suffix or with -FP8",
-    "Qwen3": "the repository of the same name, without a suffix or with -FP8",
+    "GLM-": "the repository of the same name without a suffix",
+    "Qwen3": "the repository of the same name without a suffix",
     "DeepSeek-": "the FP8 release by deepseek-ai",
     "Kimi-K2": "moonshotai/Kimi-K2-Instruct-0905, published in FP8",
 }
@@ -144,9 +144,14 @@ def declares_int4(config: Mapping[str, Any]) -> bool:
     )
 
 
+def released_as(location: str) -> str | None:
+    """Which release of a model can be read, by the start of its name; None: not known."""
+    return next((where for start, where in BF16_RELEASES.items() if Path(location).name.startswith(start)), None)
+
+
 def not_readable(location: str, how: str) -> CheckpointError:
     """The error for a source that is quantized already; `how` says where that shows."""
-    release = next((where for start, where in BF16_RELEASES.items() if Path(location).name.startswith(start)), None)
+    release = released_as(location)
     return CheckpointError(
         f"{location}: is quantized already ({how}); a BF16, FP16, FP32 or FP8 source is needed"
         f"{f'; for this model that is {release}' if release else ''}"

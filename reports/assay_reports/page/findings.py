@@ -31,7 +31,7 @@ FEW = 3
 """Names in a heading; of more their number is said."""
 COUNTS = re.compile(r"; \d+ gates? (passed|failed|underpowered|not measured).*$")
 """How many gates passed stands at the end of a reason; the first screen leaves it to the table of gates."""
-SAID_FIRST = ("speed_outdated", "choice_outdated", "context_length")
+SAID_FIRST = ("foreign_reference", "speed_outdated", "choice_outdated", "context_length")
 """Limits that stand on the first screen as well."""
 NO_REASON = "has no score for"
 """Begins a sentence whose reason comes later, and at length."""
@@ -105,8 +105,11 @@ def first_screen(report: Report) -> FirstScreen:
     choice = report.choice
     order = {"PASS": 0, "UNDERPOWERED": 1, "NOT MEASURED": 2, "FAIL": 3, None: 4}
     rows = sorted(candidates(report), key=lambda row: (_is_larger(row), order[row.status], row.checkpoint_bytes or 0))
+    headline = choice.sentence if choice else answer(report)
+    if any(limit.key == "foreign_reference" for limit in report.limits):
+        headline = english.AGAINST_COPY.format(answer=headline.rstrip("."))
     return FirstScreen(
-        answer=choice.sentence if choice else answer(report),
+        answer=headline,
         clauses=tuple((row, COUNTS.sub("", row.sentence.rstrip(".")) + ".") for row in rows),
         loss_of_reference=loss_of_reference(
             report.reference,

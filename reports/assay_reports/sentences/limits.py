@@ -47,6 +47,10 @@ USUAL_ERROR = " (most often: {error})"
 
 # ------------------------------------------------------------------------------------------------ what was served
 QUANTIZED_REFERENCE = "The reference, {reference}, is itself quantized: every loss is relative to it; {distance}."
+FOREIGN_REFERENCE = (
+    "The reference, {reference}, is itself a quantized copy of its model ({how}): what it lost is in no verdict, and PASS "
+    "means no worse than this copy."
+)
 SOURCE_MEASURED = "the rows of {source} show how far it is from the unquantized model"
 SOURCE_NOT_MEASURED = "how far it is from the unquantized model was not measured"
 EMULATED = (

@@ -4,6 +4,7 @@
 """
 
 # ------------------------------------------------------------------------------------------------ the first screen
+AGAINST_COPY = "{answer}; the reference is itself a quantized copy"
 IS_REFERENCE = "The others are compared with it."
 NOT_JUDGED_YET = "Not judged yet."
 JUDGED_BEFORE = "Judged by an older version; `assay gate` judges again"

@@ -8,13 +8,21 @@ from typing import Annotated
 import typer
 
 from assay.errors import AssayError
-from assay_cli.options import JsonOption, MtpOption, TargetArgument, named, recipe_option, refuse_unused
+from assay_cli.options import (
+    JsonOption,
+    MtpOption,
+    ReferenceOption,
+    TargetArgument,
+    named,
+    recipe_option,
+    refuse_unused,
+)
 from assay_cli.shown.hardware_plan import print_hardware_plan
 from assay_cli.terminal import emit, results, say
 from assay_pipeline.hardware.estimates import estimate_plan
 from assay_pipeline.hardware.plan import plan_for_hardware
 from assay_pipeline.planning import plan as pipeline_plan
-from assay_pipeline.targets import resolve_target
+from assay_pipeline.targets import resolve_source
 
 MAX_USERS = 100_000
 
@@ -54,6 +62,7 @@ def plan(
         str, typer.Option("--context", metavar="TOKENS", help="With --profile: of each, prompt and reply; 32k is 32768.")
     ] = "32k",
     mtp: MtpOption = None,
+    reference: ReferenceOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what will happen to every tensor, the bytes of each role, and on which GPUs the result fits. Reads headers only.
@@ -65,7 +74,9 @@ def plan(
 
     if profile is not None:
         refuse_unused(ctx, "with --profile", "hardware")
-        hardware_plan = plan_for_hardware(target, profile, precision, users=users, context=context, mtp=mtp, say=say)
+        hardware_plan = plan_for_hardware(
+            target, profile, precision, users=users, context=context, mtp=mtp, reference=reference, say=say
+        )
         if as_json:
             emit(hardware_plan)
         else:
@@ -73,19 +84,19 @@ def plan(
         return
     refuse_unused(ctx, "without --profile", "users", "context")
     if precision is None:
-        resolve_target(target)  # a misspelt model is said first
+        resolve_source(target, reference=reference)  # a misspelt model is said first
         raise AssayError(
             "say --precision NAME, such as w4a16, nvfp4a16 or fp8 (`assay recipes precisions` lists all), "
             "or --profile NAME, which shows several on its GPUs"
         )
     if hardware is None:
-        planned = pipeline_plan(target, precision, mtp=mtp, say=say)
+        planned = pipeline_plan(target, precision, mtp=mtp, reference=reference, say=say)
         if as_json:
             emit(planned)
         else:
             print_plan(planned, results())
         return
-    estimated = estimate_plan(target, precision, hardware, mtp=mtp, say=say)
+    estimated = estimate_plan(target, precision, hardware, mtp=mtp, reference=reference, say=say)
     if as_json:
         calibration = [asdict(calibration_estimate) for calibration_estimate in estimated.calibration]
         emit({

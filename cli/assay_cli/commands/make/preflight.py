@@ -14,6 +14,7 @@ from assay_cli.options import (
     NameOption,
     PrecisionsOption,
     ProfileOption,
+    ReferenceOption,
     RunsOption,
     StreamOption,
     SuiteOption,
@@ -35,6 +36,7 @@ def preflight(
     name: NameOption = None,
     stream_from: StreamOption = None,
     mtp: MtpOption = None,
+    reference: ReferenceOption = None,
     first: Annotated[
         bool,
         typer.Option(
@@ -55,7 +57,7 @@ def preflight(
 
     run = planned_run(
         target, precisions=precisions, suite=suite, gates=gates, profile=profile, runs=runs, name=name, stream_from=stream_from,
-        here=first, tensor_parallel_size=tensor_parallel_size, mtp=mtp, say=say,
+        here=first, tensor_parallel_size=tensor_parallel_size, mtp=mtp, reference=reference, say=say,
     )  # fmt: skip
     if first and run.is_done:
         say(f"preflight: nothing is looked at, {run.run_dir} is made and measured already")

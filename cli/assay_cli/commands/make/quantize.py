@@ -17,6 +17,7 @@ from assay_cli.options import (
     MtpOption,
     NameOption,
     PrecisionsOption,
+    ReferenceOption,
     RunnerOption,
     RunsOption,
     StreamOption,
@@ -87,6 +88,7 @@ def quantize(
     stream_from: StreamOption = None,
     base_model: BaseModelOption = None,
     mtp: MtpOption = None,
+    reference: ReferenceOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make quantized checkpoints, shard by shard, and verify each. If it is killed, the same command resumes."""
@@ -99,7 +101,7 @@ def quantize(
     )  # fmt: skip
     made = run_quantize(
         target, precisions, precision=precision, out=out, options=options, profile=profile, runs=runs, name=name,
-        base_model=base_model, mtp=mtp,
+        base_model=base_model, mtp=mtp, reference=reference,
         on_made=functools.partial(print_made, out=results(as_json=as_json)),
     )  # fmt: skip
     if as_json:

@@ -20,6 +20,7 @@ from assay_cli.options import (
     NameOption,
     PrecisionsOption,
     ProfileOption,
+    ReferenceOption,
     RunnerOption,
     RunsOption,
     StreamOption,
@@ -63,6 +64,7 @@ def run(
     stream_from: StreamOption = None,
     base_model: BaseModelOption = None,
     mtp: MtpOption = None,
+    reference: ReferenceOption = None,
     no_preflight: Annotated[
         bool, typer.Option("--no-preflight", help="Begin without `assay preflight`, which stops what would fail.")
     ] = False,
@@ -87,7 +89,7 @@ def run(
     done = run_all(
         target, precisions=precisions, suite=suite, gates=gates, profile=profile, runs=runs, name=name, options=options,
         with_preflight=not no_preflight, with_speed=with_speed, tensor_parallel_size=tensor_parallel_size,
-        base_model=base_model, mtp=mtp, on_preflight=show_preflight,
+        base_model=base_model, mtp=mtp, reference=reference, on_preflight=show_preflight,
         on_made=functools.partial(print_made, out=out),
     )  # fmt: skip
     if (judged := done.judged) is None:
