@@ -121,15 +121,15 @@ def _kinds(config: Mapping[str, Any], classified: Mapping[str, Classified]) -> I
     if rule is None or not any(stored.values()):
         return
     keys, with_experts = rule
-    said = ", ".join(f"{key} {str(text_of(config).get(key))[:40]}" for key in keys.split(", "))
+    values = ", ".join(f"{key} {str(text_of(config).get(key))[:40]}" for key in keys.split(", "))
     mend = f"correct {keys}"
     dense = [layer for layer, has_experts in sorted(stored.items()) if not has_experts]
     if keys == "first_k_dense_replace" and dense == list(range(len(dense))):
         mend = f"set first_k_dense_replace to {len(dense)}"
     for layer, has_experts in sorted(stored.items()):
         if has_experts != (layer in with_experts):
-            what = "holds experts, and config.json makes it dense" if has_experts else "holds no experts, and should"
-            yield _Odds(f"layer {layer}", f"{what} ({said})", mend)
+            odd = "holds experts, and config.json makes it dense" if has_experts else "holds no experts, and should"
+            yield _Odds(f"layer {layer}", f"{odd} ({values})", mend)
 
 
 def _rule(config: Mapping[str, Any]) -> tuple[str, frozenset[int]] | None:
@@ -145,7 +145,8 @@ def _rule(config: Mapping[str, Any]) -> tuple[str, frozenset[int]] | None:
         keys = "first_k_dense_replace" if step == 1 else "first_k_dense_replace, moe_layer_freq"
         return keys, frozenset(layer for layer in layers if layer >= first and layer % step == 0)
     if "mlp_only_layers" in text or "decoder_sparse_step" in text:
-        dense = text.get("mlp_only_layers") if isinstance(text.get("mlp_only_layers"), list) else []
+        named = text.get("mlp_only_layers")
+        dense = named if isinstance(named, list) else []
         step = size_of(text, "decoder_sparse_step", 1)
         return "mlp_only_layers, decoder_sparse_step", frozenset(
             layer for layer in layers if layer not in dense and (layer + 1) % step == 0
