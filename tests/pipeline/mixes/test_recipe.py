@@ -18,7 +18,7 @@ from assay.recipes.precision import PrecisionRecipe
 from assay.records.base import Interval, sha256_of, write_text_atomically
 from assay.records.choice.mix import Mix
 from assay.records.diagnosis.sensitivity import Sensitivity, UniformDamage, WholeDamage
-from assay_pipeline.mixes import proposal as mixing
+from assay_pipeline.mixes import written_recipe
 from assay_pipeline.mixes.proposal import machine_for
 from assay_pipeline.targets import resolve_target
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
@@ -329,7 +329,7 @@ def test_a_command_that_was_killed_between_its_files_goes_on(
         write_text_atomically(path, text, only_new=only_new)
 
     with monkeypatch.context() as patched:
-        patched.setattr(mixing, "write_text_atomically", interrupted)
+        patched.setattr(written_recipe, "write_text_atomically", interrupted)
         assert run(*command)[0] == 130
     # the recipe is the last: where it is, the others are
     assert (written, sorted(path.name for path in tmp_path.iterdir())) == (["a.json", "a.svg", "a.yaml"], ["a.json", "a.svg"])

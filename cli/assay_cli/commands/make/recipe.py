@@ -11,7 +11,7 @@ from assay_cli.commands.make.plan import MAX_USERS
 from assay_cli.options import JsonOption, RunOption, TargetArgument, named, recipe_option, refuse_unused, several
 from assay_cli.shown.mix import print_mix
 from assay_cli.terminal import emit, results, say
-from assay_pipeline.mixes.recipe_file import propose_recipe
+from assay_pipeline.mixes.written_recipe import propose_recipe
 
 
 def recipe(
