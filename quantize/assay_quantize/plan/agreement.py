@@ -15,7 +15,7 @@ from assay.recipes.families import Classified, count_of, num_experts, num_hidden
 from assay_quantize.checkpoint.headers import TensorHeader
 
 
-class _Odds(NamedTuple):
+class _Contradiction(NamedTuple):
     """One tensor that config.json contradicts. what: continues its name. mend: what to do."""
 
     name: str
@@ -35,21 +35,21 @@ def check_shapes_declared(
     where: the checkpoint. Looked at: rows of embedding and head (`vocab_size`), rows of routers and lengths of their biases
     (experts), the width of experts (`moe_intermediate_size`), which layers have experts (`first_k_dense_replace` and the like).
     """
-    for found in (
+    for contradictions in (
         list(_vocabulary(config, classified, tensors)),
         list(_routers(family, config, classified, tensors)),
         list(_experts(config, classified, tensors)),
         list(_kinds(config, classified)),
     ):
-        if found:
-            name, what, mend = found[0]
-            also = f" (and {len(found) - 1:,} more like this)" if len(found) > 1 else ""
+        if contradictions:
+            name, what, mend = contradictions[0]
+            also = f" (and {len(contradictions) - 1:,} more like this)" if len(contradictions) > 1 else ""
             raise PlanError(f"{where}: {name} {what}{also}; {mend}")
 
 
 def _vocabulary(
     config: Mapping[str, Any], classified: Mapping[str, Classified], tensors: Mapping[str, TensorHeader]
-) -> Iterator[_Odds]:
+) -> Iterator[_Contradiction]:
     declared = text_of(config).get("vocab_size")
     if not isinstance(declared, int):
         return
@@ -65,12 +65,14 @@ def _vocabulary(
             mend += f", or cut the rows behind the first {declared}"
     for name, num_rows in rows.items():
         if num_rows != declared:
-            yield _Odds(name, f"has {num_rows} rows, config.json says vocab_size {declared}: vLLM takes no other number", mend)
+            yield _Contradiction(
+                name, f"has {num_rows} rows, config.json says vocab_size {declared}: vLLM takes no other number", mend
+            )
 
 
 def _routers(
     family: str, config: Mapping[str, Any], classified: Mapping[str, Classified], tensors: Mapping[str, TensorHeader]
-) -> Iterator[_Odds]:
+) -> Iterator[_Contradiction]:
     experts = num_experts(family, config)
     # LongCat-Flash's routers also choose experts that do nothing
     every = experts + count_of("zero_expert_num", text_of(config).get("zero_expert_num"))
@@ -88,12 +90,12 @@ def _routers(
         else:
             continue
         if length not in (experts, every):
-            yield _Odds(name, f"has {length} {words}, config.json declares {experts} experts", mend)
+            yield _Contradiction(name, f"has {length} {words}, config.json declares {experts} experts", mend)
 
 
 def _experts(
     config: Mapping[str, Any], classified: Mapping[str, Classified], tensors: Mapping[str, TensorHeader]
-) -> Iterator[_Odds]:
+) -> Iterator[_Contradiction]:
     """Experts are as wide as config.json says; where it does not say, as those of their layer."""
     width = text_of(config).get("moe_intermediate_size")
     declared = width if isinstance(width, int) and not isinstance(width, bool) and width > 0 else None
@@ -104,14 +106,16 @@ def _experts(
             continue
         other = first.setdefault((what.layer, name.split(".")[-2]), tensors[name])
         if shape != other.shape:
-            said = f"{other.name} {list(other.shape)}: vLLM has one shape for the experts of a layer"
-            yield _Odds(name, f"{list(shape)} is unlike {said}", "make the experts alike, or take another checkpoint")
+            rule = f"{other.name} {list(other.shape)}: vLLM has one shape for the experts of a layer"
+            yield _Contradiction(name, f"{list(shape)} is unlike {rule}", "make the experts alike, or take another checkpoint")
         elif declared is not None and declared not in shape:
-            yield _Odds(name, f"is {list(shape)}, config.json says moe_intermediate_size {declared}", "correct the config")
+            yield _Contradiction(
+                name, f"is {list(shape)}, config.json says moe_intermediate_size {declared}", "correct the config"
+            )
 
 
 # ------------------------------------------------------------------------------------------------ layers with experts
-def _kinds(config: Mapping[str, Any], classified: Mapping[str, Classified]) -> Iterator[_Odds]:
+def _kinds(config: Mapping[str, Any], classified: Mapping[str, Classified]) -> Iterator[_Contradiction]:
     """Layers with experts are those that config.json says; nothing where it does not say, or no expert is known by its name."""
     stored: dict[int, bool] = defaultdict(bool)
     for what in classified.values():
@@ -121,15 +125,15 @@ def _kinds(config: Mapping[str, Any], classified: Mapping[str, Classified]) -> I
     if rule is None or not any(stored.values()):
         return
     keys, with_experts = rule
-    values = ", ".join(f"{key} {str(text_of(config).get(key))[:40]}" for key in keys.split(", "))
+    keys_with_values = ", ".join(f"{key} {str(text_of(config).get(key))[:40]}" for key in keys.split(", "))
     mend = f"correct {keys}"
     dense = [layer for layer, has_experts in sorted(stored.items()) if not has_experts]
     if keys == "first_k_dense_replace" and dense == list(range(len(dense))):
         mend = f"set first_k_dense_replace to {len(dense)}"
     for layer, has_experts in sorted(stored.items()):
         if has_experts != (layer in with_experts):
-            odd = "holds experts, and config.json makes it dense" if has_experts else "holds no experts, and should"
-            yield _Odds(f"layer {layer}", f"{odd} ({values})", mend)
+            what = "holds experts, and config.json makes it dense" if has_experts else "holds no experts, and should"
+            yield _Contradiction(f"layer {layer}", f"{what} ({keys_with_values})", mend)
 
 
 def _rule(config: Mapping[str, Any]) -> tuple[str, frozenset[int]] | None:
@@ -145,8 +149,7 @@ def _rule(config: Mapping[str, Any]) -> tuple[str, frozenset[int]] | None:
         keys = "first_k_dense_replace" if step == 1 else "first_k_dense_replace, moe_layer_freq"
         return keys, frozenset(layer for layer in layers if layer >= first and layer % step == 0)
     if "mlp_only_layers" in text or "decoder_sparse_step" in text:
-        named = text.get("mlp_only_layers")
-        dense = named if isinstance(named, list) else []
+        dense = text.get("mlp_only_layers") if isinstance(text.get("mlp_only_layers"), list) else []
         step = size_of(text, "decoder_sparse_step", 1)
         return "mlp_only_layers, decoder_sparse_step", frozenset(
             layer for layer in layers if layer not in dense and (layer + 1) % step == 0
