@@ -16,8 +16,11 @@ from typing import Any, Literal, NamedTuple
 
 from assay.errors import PlanError
 from assay.recipes.base import recipe_names, recipes_dir
-from assay.recipes.family import FamilyBlock, FamilyRecipe, Form
+from assay.recipes.family import FamilyBlock, FamilyRecipe, Form, Stacked
 from assay.recipes.load import load_recipe
+from assay.recipes.text_config import changing_text, text_of
+
+__all__ = ["changing_text", "text_of"]
 
 
 class Classified(NamedTuple):
@@ -47,7 +50,8 @@ class FamilyNames:
     without these an MTP block is incomplete. mtp_experts: whether an MTP layer has routed experts.
     layers, mtp_layers: what stands in front of the number of a decoder layer, of an MTP layer (None: they follow the decoder
     layers). experts: name of a layer's experts, `mlp.experts`; projections: the weights of one of them, in the order of the
-    table. mtp_runtime_layers: `MtpNames.runtime_layers`. kept, runtime: as in `FamilyRecipe`.
+    table. mtp_runtime_layers: `MtpNames.runtime_layers`. kept, stacked,
+    kinds, runtime: as in `FamilyRecipe`.
     """
 
     name: str
@@ -67,6 +71,8 @@ class FamilyNames:
     experts: str
     projections: tuple[str, ...]
     kept: tuple[str, ...]
+    stacked: Mapping[str, Stacked]
+    kinds: tuple[str, ...]
     runtime: Mapping[str, str]
 
     def runtime_name(self, module: str) -> str:
@@ -133,6 +139,8 @@ def names_of(family: str) -> FamilyNames:
         experts=of_experts[0].partition(".{expert}")[0] if of_experts else "",
         projections=tuple(name.split(".")[-2] for name in of_experts),
         kept=recipe.kept,
+        stacked={name: stacked for part in parts for name, stacked in part.stacked.items()},
+        kinds=recipe.kinds,
         runtime={name: runtime_part for part in parts for name, runtime_part in part.runtime.items()},
     )
 
@@ -199,20 +207,17 @@ def _supported() -> str:
 
 
 def quantization_of(config: Mapping[str, Any]) -> Any:
-    """`quantization_config` of a config.json, which some multimodal models have in their `text_config`; None: there is none."""
+    """`quantization_config` of a config.json, which some multimodal models have with their language model; None: none."""
     return config.get("quantization_config") or text_of(config).get("quantization_config")
 
 
 def unquantized(config: Mapping[str, Any]) -> dict[str, Any]:
-    """`config` without a `quantization_config`, there and in its `text_config`."""
-    remaining = {key: value for key, value in config.items() if key != "quantization_config"}
-    return remaining if (text := text_of(config)) is config else {**remaining, "text_config": unquantized(text)}
+    """`config` without a `quantization_config`, there and where it describes the language model."""
 
+    def without(part: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in part.items() if key != "quantization_config"}
 
-def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a config.json that describes the language model: `text_config` of a multimodal model, else all of it."""
-    text = config.get("text_config")
-    return text if isinstance(text, dict) else config
+    return without(changing_text(config, without))
 
 
 EXPERT_COUNT_KEYS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts", "num_moe_experts")

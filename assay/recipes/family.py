@@ -35,6 +35,20 @@ class Form(Section):
     split: Literal["rows", "kv_rows", "columns", "whole"] = "whole"
 
 
+class Stacked(Section):
+    """A tensor that holds all experts of a layer, behind the number of a layer: [experts, ...].
+
+    A fine-tune may store it either way round; the shape tells, unless both sides are as wide as the model.
+    """
+
+    parts: tuple[str, ...] = Field(min_length=1)
+    """Names of `layer` with `{expert}`: what of one expert is in it, first to last."""
+    transposed: bool = False
+    """[experts, inputs, outputs], as a matrix that multiplies from the right."""
+    interleaved: bool = False
+    """Its parts take turns, output by output (gpt-oss); else the second follows the first."""
+
+
 class MtpNames(Section):
     """The MTP block. Its layers have the names of decoder layers as well."""
 
@@ -62,6 +76,9 @@ class FamilyBlock(Recipe):
     """Whole names, outside the layers and the MTP block."""
     layer: dict[str, Form] = Field(default_factory=dict)
     """Names behind the number of a decoder layer; `{expert}` stands for an expert's number."""
+    stacked: dict[str, Stacked] = Field(default_factory=dict)
+    """Names, behind the number of a layer, under which checkpoints hold all experts in one tensor. They are read and written as
+    single experts, which have the names of `layer`."""
     mtp: MtpNames = MtpNames()
     runtime: dict[str, str] = Field(default_factory=dict)
     """Parts of a checkpoint's names that vLLM's modules call otherwise, whole components: `shared_head.head: head`."""
@@ -82,6 +99,10 @@ class FamilyRecipe(FamilyBlock):
     """Modules that stay as they are with all they hold, whatever the precision says: `model.visual`."""
     num_experts: tuple[str, ...]
     """Keys of config.json that say how many routed experts a layer has; the first that is there counts."""
+    kinds: tuple[str, ...] = ()
+    """Names, or beginnings of names, by which layers of this family differ in kind: what only some layers have."""
+    from_config: bool = False
+    """No published checkpoint or implementation beside vLLM's was at hand: names are those that vLLM's class takes."""
     blocks: tuple[str, ...] = ()
     """Names of shared blocks, or YAML files relative to the family's, in the order in which their names follow each other."""
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from assay.errors import PlanError
 from assay.recipes.families import (
+    changing_text,
     count_of,
     family_of,
     names_of,
@@ -96,10 +97,12 @@ def names_in_block(family: str, config: Mapping[str, Any], names: Iterable[str])
 
 def declaring_none(config: Mapping[str, Any]) -> dict[str, Any]:
     """`config` with 0 MTP layers: under every key it has for them, else under the one that vLLM reads."""
-    if (text := text_of(config)) is not config:
-        return {**config, "text_config": declaring_none(text)}
-    present = [key for key in CONFIG_KEYS if key in config]
-    return {**config, **dict.fromkeys(present or CONFIG_KEYS[:1], 0)}
+
+    def without(text: Mapping[str, Any]) -> dict[str, Any]:
+        present = [key for key in CONFIG_KEYS if key in text]
+        return {**text, **dict.fromkeys(present or CONFIG_KEYS[:1], 0)}
+
+    return changing_text(config, without)
 
 
 # ------------------------------------------------------------------------------------------------ completeness

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -90,8 +91,9 @@ class ReplayLoader(StrictLoader):
 
     def _copy_into(self, model: torch.nn.Module) -> Callable[..., torch.Tensor]:
         """`Tensor.copy_`, which also follows what a model copies into its parameters itself, without their loaders: attention
-        sinks of gpt-oss and MiMo-V2."""
-        names = {parameter.untyped_storage()._cdata: name for name, parameter in model.named_parameters()}
+        sinks of gpt-oss and MiMo-V2; and into buffers, by which some models multiply: `layer_scalar` of Gemma 4."""
+        held = itertools.chain(model.named_buffers(), model.named_parameters())
+        names = {tensor.untyped_storage()._cdata: name for name, tensor in held}
         copy = torch.Tensor.copy_
 
         def followed(tensor: torch.Tensor, source: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

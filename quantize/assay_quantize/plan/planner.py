@@ -190,11 +190,12 @@ def _check_layers(source: _Source) -> None:
             f"{and_more(missing)}; complete the download"
         )
     kinds: dict[tuple[bool, ...], dict[int, set[str]]] = defaultdict(dict)
+    told_by = (*_KINDS, *names_of(family).kinds)
     for layer, names in sorted(layers.items()):
         rest = {place.rest for name in names if classified[name].expert is None and (place := split_layer(name)) is not None}
         _check_experts(source, names, layer)
         has_experts = any(classified[name].expert is not None for name in names)
-        kinds[(has_experts, *(any(r.startswith(p) for r in rest) for p in _KINDS))][layer] = rest
+        kinds[(has_experts, *(any(r.startswith(p) for r in rest) for p in told_by))][layer] = rest
     for of_kind in kinds.values():
         union = set().union(*of_kind.values())
         for layer, rest in of_kind.items():

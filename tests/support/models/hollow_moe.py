@@ -1,0 +1,493 @@
+"""Mixture-of-experts models beside those of `hollow.py`: configs as published, and the names and shapes of their tensors.
+
+What a config says is the published model's, but for towers, which are small, and lists of layers, which are cut to four. The names
+are held against what transformers writes where it has the model (`test_hollow_moe.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from towers import tower_shapes
+
+from assay.recipes.text_config import changing_text, text_of
+
+Shapes = Iterator[tuple[str, tuple[int, ...]]]
+Config = dict[str, Any]
+
+
+class Model(NamedTuple):
+    """small: what a small checkpoint has otherwise, in the part that describes the language model. made_by: classes of
+    transformers (config, model) that write the same names; None: it has none. layers: so many have one of each kind."""
+
+    config: Config
+    shapes: Callable[[Config], Shapes]
+    small: Config
+    made_by: tuple[str, str] | None = None
+    layers: int = 2
+
+
+# ------------------------------------------------------------------------------------------------ parts
+def _linear(prefix: str, *, bias: bool = False, **shapes: tuple[int, ...]) -> Shapes:
+    for name, shape in shapes.items():
+        yield f"{prefix}.{name}.weight", shape
+        if bias:
+            yield f"{prefix}.{name}.bias", shape[:1]
+
+
+def _norms(prefix: str, width: int, *names: str, bias: bool = False) -> Shapes:
+    return _linear(prefix, bias=bias, **dict.fromkeys(names, (width,)))
+
+
+def _mlp(prefix: str, hidden: int, width: int, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")) -> Shapes:
+    gate, up, down = names
+    return _linear(prefix, **{gate: (width, hidden), up: (width, hidden), down: (hidden, width)})
+
+
+def _gqa(prefix: str, text: Config, *, bias: bool = False, o_bias: bool | None = None, o: str = "o_proj") -> Shapes:
+    """Grouped-query attention. o_bias: of the last projection, if it differs."""
+    hidden, heads, kv_heads = text["hidden_size"], text["num_attention_heads"], text["num_key_value_heads"]
+    width = text.get("head_dim") or hidden // heads
+    rows = {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads}
+    yield from _linear(prefix, bias=bias, **{name: (count * width, hidden) for name, count in rows.items()})
+    yield from _linear(prefix, bias=bias if o_bias is None else o_bias, **{o: (hidden, heads * width)})
+
+
+def _experts(prefix: str, count: int, hidden: int, width: int, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")) -> Shapes:
+    for expert in range(count):
+        yield from _mlp(f"{prefix}.{expert}", hidden, width, names)
+
+
+def _whole(
+    config: Config, layer: Callable[[str, Config, int], Shapes], root: str = "model", *, head: str = "lm_head", tower: str | None = None,
+    norm: str = "norm",
+) -> Shapes:  # fmt: skip
+    """Embedding, layers, norm and head; the head unless it is tied; behind them a tower."""
+    text = text_of(config)
+    hidden = text["hidden_size"]
+    yield f"{root}.embed_tokens.weight", (text["vocab_size"], hidden)
+    for number in range(text["num_hidden_layers"]):
+        yield from layer(f"{root}.layers.{number}", text, number)
+    yield f"{root}.{norm}.weight", (hidden,)
+    if not config.get("tie_word_embeddings", text.get("tie_word_embeddings")):
+        yield f"{head}.weight", (text["vocab_size"], hidden)
+    if tower is not None:
+        yield from tower_shapes(tower, hidden)
+
+
+NORMS = ("input_layernorm", "post_attention_layernorm")
+W123 = ("w1", "w3", "w2")
+TEXT = {"dtype": "bfloat16", "hidden_act": "silu", "tie_word_embeddings": False}
+SMALL = {
+    "num_hidden_layers": 2, "hidden_size": 256, "vocab_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+    "max_position_embeddings": 4096, "num_experts_per_tok": 2, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2,
+}  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------ Mixtral, OLMoE, Phi-3.5-MoE, Qwen2
+MIXTRAL = TEXT | {
+    "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336,
+    "max_position_embeddings": 32768, "num_attention_heads": 32, "num_experts_per_tok": 2, "num_hidden_layers": 32,
+    "num_key_value_heads": 8, "num_local_experts": 8, "rms_norm_eps": 1e-05, "rope_theta": 1e6, "sliding_window": None,
+    "vocab_size": 32000,
+}  # fmt: skip
+
+
+def mixtral_layer(prefix: str, text: Config, number: int) -> Shapes:
+    hidden = text["hidden_size"]
+    yield from _norms(prefix, hidden, *NORMS)
+    yield from _gqa(f"{prefix}.self_attn", text)
+    yield f"{prefix}.block_sparse_moe.gate.weight", (text["num_local_experts"], hidden)
+    yield from _experts(f"{prefix}.block_sparse_moe.experts", text["num_local_experts"], hidden, text["intermediate_size"], W123)
+
+
+PHIMOE = TEXT | {
+    "architectures": ["PhiMoEForCausalLM"], "model_type": "phimoe", "attention_bias": True, "hidden_size": 4096,
+    "intermediate_size": 6400, "lm_head_bias": True, "max_position_embeddings": 131072, "num_attention_heads": 32,
+    "num_experts_per_tok": 2, "num_hidden_layers": 32, "num_key_value_heads": 8, "num_local_experts": 16, "rms_norm_eps": 1e-05,
+    "original_max_position_embeddings": 4096, "rope_theta": 10000.0, "router_jitter_noise": 0.01, "sliding_window": 131072, "vocab_size": 32064,
+}  # fmt: skip
+
+
+def phimoe_shapes(config: Config) -> Shapes:
+    """Mixtral's layers with biases of attention and norms, and of the head."""
+    hidden = config["hidden_size"]
+
+    def layer(prefix: str, text: Config, number: int) -> Shapes:
+        yield from _norms(prefix, hidden, *NORMS, bias=True)
+        yield from _gqa(f"{prefix}.self_attn", text, bias=True)
+        yield from (item for item in mixtral_layer(prefix, text, number) if "block_sparse_moe" in item[0])
+
+    yield from _whole(config, layer)
+    yield "model.norm.bias", (hidden,)
+    yield "lm_head.bias", (config["vocab_size"],)
+
+
+OLMOE = TEXT | {
+    "architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", "attention_bias": False, "clip_qkv": None, "hidden_size": 2048,
+    "intermediate_size": 1024, "max_position_embeddings": 4096, "norm_topk_prob": False, "num_attention_heads": 16,
+    "num_experts": 64, "num_experts_per_tok": 8, "num_hidden_layers": 16, "num_key_value_heads": 16, "rms_norm_eps": 1e-05,
+    "rope_theta": 10000.0, "vocab_size": 50304,
+}  # fmt: skip
+
+
+def olmoe_layer(prefix: str, text: Config, number: int) -> Shapes:
+    """Norms over all heads together."""
+    hidden = text["hidden_size"]
+    yield from _norms(prefix, hidden, *NORMS)
+    yield from _gqa(f"{prefix}.self_attn", text)
+    for norm, heads in (("q_norm", "num_attention_heads"), ("k_norm", "num_key_value_heads")):
+        yield f"{prefix}.self_attn.{norm}.weight", (hidden // text["num_attention_heads"] * text[heads],)
+    yield f"{prefix}.mlp.gate.weight", (text["num_experts"], hidden)
+    yield from _experts(f"{prefix}.mlp.experts", text["num_experts"], hidden, text["intermediate_size"])
+
+
+QWEN2_MOE = TEXT | {
+    "architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "decoder_sparse_step": 1, "hidden_size": 3584,
+    "intermediate_size": 18944, "max_position_embeddings": 32768, "moe_intermediate_size": 2560, "norm_topk_prob": False,
+    "num_attention_heads": 28, "num_experts": 64, "num_experts_per_tok": 8, "num_hidden_layers": 28, "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-06, "rope_theta": 1e6, "shared_expert_intermediate_size": 20480, "use_sliding_window": False, "vocab_size": 151936,
+}  # fmt: skip
+"""Qwen2-57B-A14B."""
+
+
+def qwen2_moe_layer(prefix: str, text: Config, number: int) -> Shapes:
+    hidden = text["hidden_size"]
+    yield from _norms(prefix, hidden, *NORMS)
+    yield from _gqa(f"{prefix}.self_attn", text, bias=True, o_bias=False)
+    yield f"{prefix}.mlp.gate.weight", (text["num_experts"], hidden)
+    yield from _experts(f"{prefix}.mlp.experts", text["num_experts"], hidden, text["moe_intermediate_size"])
+    yield from _mlp(f"{prefix}.mlp.shared_expert", hidden, text["shared_expert_intermediate_size"])
+    yield f"{prefix}.mlp.shared_expert_gate.weight", (1, hidden)
+
+
+# ------------------------------------------------------------------------------------------------ wrapped in multimodal models
+QWEN_VISION = {
+    "depth": 1, "hidden_act": "gelu_pytorch_tanh", "hidden_size": 96, "in_channels": 3, "intermediate_size": 160, "num_heads": 2,
+    "num_position_embeddings": 16, "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2, "deepstack_visual_indexes": [0],
+}  # fmt: skip
+MROPE = {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"}
+QWEN3_VL_TEXT = TEXT | {
+    "model_type": "qwen3_vl_moe_text", "attention_bias": False, "decoder_sparse_step": 1, "head_dim": 128, "hidden_size": 2048,
+    "intermediate_size": 6144, "max_position_embeddings": 262144, "mlp_only_layers": [], "moe_intermediate_size": 768,
+    "norm_topk_prob": True, "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48,
+    "num_key_value_heads": 4, "rms_norm_eps": 1e-06, "rope_scaling": MROPE, "rope_theta": 5e6, "vocab_size": 151936,
+}  # fmt: skip
+QWEN3_VL_MOE = {
+    "architectures": ["Qwen3VLMoeForConditionalGeneration"], "model_type": "qwen3_vl_moe", "image_token_id": 151655,
+    "text_config": QWEN3_VL_TEXT, "tie_word_embeddings": False, "video_token_id": 151656,
+    "vision_config": QWEN_VISION | {"model_type": "qwen3_vl_moe", "out_hidden_size": 2048},
+    "vision_end_token_id": 151653, "vision_start_token_id": 151652,
+}  # fmt: skip
+"""Qwen3-VL-30B-A3B."""
+
+
+def _qwen3_attention(prefix: str, text: Config) -> Shapes:
+    yield from _norms(prefix, text["hidden_size"], *NORMS)
+    yield from _gqa(f"{prefix}.self_attn", text)
+    yield from _norms(f"{prefix}.self_attn", text["head_dim"], "q_norm", "k_norm")
+
+
+def qwen3_vl_layer(prefix: str, text: Config, number: int) -> Shapes:
+    """Experts as they are published: [experts, inputs, outputs], gate and up side by side."""
+    hidden, experts, width = text["hidden_size"], text["num_experts"], text["moe_intermediate_size"]
+    yield from _qwen3_attention(prefix, text)
+    yield f"{prefix}.mlp.gate.weight", (experts, hidden)
+    yield f"{prefix}.mlp.experts.gate_up_proj", (experts, hidden, 2 * width)
+    yield f"{prefix}.mlp.experts.down_proj", (experts, width, hidden)
+
+
+QWEN3_OMNI_MOE = {
+    "architectures": ["Qwen3OmniMoeForConditionalGeneration"], "model_type": "qwen3_omni_moe", "enable_audio_output": False,
+    "thinker_config": {
+        "model_type": "qwen3_omni_moe_thinker", "audio_token_id": 151675, "image_token_id": 151655, "video_token_id": 151656,
+        "audio_start_token_id": 151669, "vision_start_token_id": 151652, "position_id_per_seconds": 13, "dtype": "bfloat16",
+        "text_config": QWEN3_VL_TEXT | {"model_type": "qwen3_omni_moe_text", "max_position_embeddings": 65536, "rope_theta": 1e6},
+        "vision_config": QWEN_VISION | {"model_type": "qwen3_omni_moe_vision_encoder", "image_size": 768, "out_hidden_size": 2048},
+        "audio_config": {
+            "model_type": "qwen3_omni_moe_audio_encoder", "d_model": 64, "downsample_hidden_size": 32, "encoder_attention_heads": 2,
+            "encoder_ffn_dim": 96, "encoder_layers": 1, "max_source_positions": 1500, "n_window": 50, "n_window_infer": 800,
+            "num_mel_bins": 128, "output_dim": 2048, "conv_chunksize": 500,
+        },
+    },
+}  # fmt: skip
+"""Qwen3-Omni-30B-A3B without what speaks (`talker`, `code2wav`)."""
+
+
+def qwen3_omni_layer(prefix: str, text: Config, number: int) -> Shapes:
+    yield from _qwen3_attention(prefix, text)
+    yield f"{prefix}.mlp.gate.weight", (text["num_experts"], text["hidden_size"])
+    yield from _experts(f"{prefix}.mlp.experts", text["num_experts"], text["hidden_size"], text["moe_intermediate_size"])
+
+
+GLM4V_MOE = {
+    "architectures": ["Glm4vMoeForConditionalGeneration"], "model_type": "glm4v_moe", "image_token_id": 151363, "video_token_id": 151364,
+    "image_start_token_id": 151339, "image_end_token_id": 151340, "video_start_token_id": 151341, "video_end_token_id": 151342,
+    "text_config": TEXT | {
+        "model_type": "glm4v_moe_text", "attention_bias": True, "first_k_dense_replace": 1, "head_dim": 128, "hidden_size": 4096,
+        "intermediate_size": 10944, "max_position_embeddings": 65536, "moe_intermediate_size": 1408, "n_group": 1,
+        "n_routed_experts": 128, "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 96, "num_experts_per_tok": 8,
+        "num_hidden_layers": 46, "num_key_value_heads": 8, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-05,
+        "rope_scaling": {"mrope_section": [8, 12, 12], "rope_type": "default"}, "rope_theta": 10000.0, "routed_scaling_factor": 1.0,
+        "topk_group": 1, "use_qk_norm": False, "vocab_size": 151552,
+    },
+    "tie_word_embeddings": False,
+    "vision_config": {
+        "model_type": "glm4v_moe_vision", "attention_bias": False, "depth": 1, "hidden_act": "silu", "hidden_size": 96, "image_size": 336,
+        "in_channels": 3, "intermediate_size": 160, "num_heads": 2, "out_hidden_size": 4096, "patch_size": 14, "rms_norm_eps": 1e-05,
+        "spatial_merge_size": 2, "temporal_patch_size": 2,
+    },
+}  # fmt: skip
+"""GLM-4.5V."""
+
+
+def glm4v_moe_layer(prefix: str, text: Config, number: int) -> Shapes:
+    hidden, experts, width = text["hidden_size"], text["n_routed_experts"], text["moe_intermediate_size"]
+    yield from _norms(prefix, hidden, *NORMS)
+    yield from _gqa(f"{prefix}.self_attn", text, bias=True, o_bias=False)
+    if number < text["first_k_dense_replace"]:
+        yield from _mlp(f"{prefix}.mlp", hidden, text["intermediate_size"])
+        return
+    yield f"{prefix}.mlp.gate.weight", (experts, hidden)
+    yield f"{prefix}.mlp.gate.e_score_correction_bias", (experts,)
+    yield from _mlp(f"{prefix}.mlp.shared_experts", hidden, width * text["n_shared_experts"])
+    yield from _experts(f"{prefix}.mlp.experts", experts, hidden, width)
+
+
+LLAMA4 = {
+    "architectures": ["Llama4ForConditionalGeneration"], "model_type": "llama4", "boi_token_index": 200080, "eoi_token_index": 200081,
+    "image_token_index": 200092, "tie_word_embeddings": False,
+    "text_config": TEXT | {
+        "model_type": "llama4_text", "attention_bias": False, "attention_chunk_size": 8192, "attn_scale": 0.1, "attn_temperature_tuning": 4,
+        "floor_scale": 8192, "for_llm_compressor": False, "head_dim": 128, "hidden_size": 5120, "interleave_moe_layer_step": 2,
+        "intermediate_size": 8192, "intermediate_size_mlp": 16384, "max_position_embeddings": 1048576, "no_rope_layers": [1, 1, 1, 0],
+        "num_attention_heads": 40, "num_experts_per_tok": 1, "num_hidden_layers": 48, "num_key_value_heads": 8,
+        "num_local_experts": 128, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 500000.0, "router_aux_loss_coef": 0.001,
+        "use_qk_norm": False, "vocab_size": 202048,
+    },
+    "vision_config": {
+        "model_type": "llama4_vision_model", "hidden_act": "gelu", "hidden_size": 96, "image_size": 28, "intermediate_size": 384,
+        "multi_modal_projector_bias": False, "norm_eps": 1e-05, "num_attention_heads": 2, "num_channels": 3, "num_hidden_layers": 1,
+        "patch_size": 14, "pixel_shuffle_ratio": 0.5, "projector_dropout": 0.0, "projector_input_dim": 112, "projector_output_dim": 112,
+        "rope_theta": 10000, "vision_feature_layer": -1, "vision_feature_select_strategy": "default", "vision_output_dim": 112,
+    },
+}  # fmt: skip
+"""Llama-4-Maverick-17B-128E."""
+
+
+def llama4_layer(prefix: str, text: Config, number: int) -> Shapes:
+    hidden, experts, width = text["hidden_size"], text["num_local_experts"], text["intermediate_size"]
+    yield from _norms(prefix, hidden, *NORMS)
+    yield from _gqa(f"{prefix}.self_attn", text)
+    if (number + 1) % text["interleave_moe_layer_step"]:
+        yield from _mlp(f"{prefix}.feed_forward", hidden, text["intermediate_size_mlp"])
+        return
+    yield f"{prefix}.feed_forward.router.weight", (experts, hidden)
+    yield from _mlp(f"{prefix}.feed_forward.shared_expert", hidden, width)
+    yield f"{prefix}.feed_forward.experts.gate_up_proj", (experts, hidden, 2 * width)
+    yield f"{prefix}.feed_forward.experts.down_proj", (experts, width, hidden)
+
+
+GEMMA4 = {
+    "architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4", "audio_config": None, "audio_token_id": 258881,
+    "boi_token_id": 255999, "eoi_token_id": 258882, "image_token_id": 258880, "video_token_id": 258884, "boa_token_id": 256000,
+    "eoa_token_index": 258883, "tie_word_embeddings": True, "dtype": "bfloat16",
+    "text_config": {
+        "model_type": "gemma4_text", "attention_bias": False, "attention_k_eq_v": True, "dtype": "bfloat16", "enable_moe_block": True,
+        "final_logit_softcapping": 30.0, "global_head_dim": 512, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 2816, "hidden_size_per_layer_input": 0, "intermediate_size": 2112,
+        "layer_types": ["sliding_attention", "full_attention"], "max_position_embeddings": 262144, "moe_intermediate_size": 704,
+        "num_attention_heads": 16, "num_experts": 128, "num_global_key_value_heads": 2, "num_hidden_layers": 30, "num_key_value_heads": 8,
+        "num_kv_shared_layers": 0, "rms_norm_eps": 1e-06, "sliding_window": 1024, "tie_word_embeddings": True, "top_k_experts": 8,
+        "use_double_wide_mlp": False, "vocab_size": 262144, "vocab_size_per_layer_input": 262144,
+        "rope_parameters": {
+            "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1e6, "rope_type": "proportional"},
+            "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+        },
+    },
+    "vision_config": {
+        "model_type": "gemma4_vision", "global_head_dim": 48, "head_dim": 48, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 96,
+        "intermediate_size": 160, "num_attention_heads": 2, "num_hidden_layers": 1, "num_key_value_heads": 2,
+    },
+}  # fmt: skip
+"""Gemma 4 26B-A4B. Its layers with full attention have wider heads, fewer of them for keys, and no values of their own."""
+
+
+def gemma4_layer(prefix: str, text: Config, number: int) -> Shapes:
+    hidden, experts, width = text["hidden_size"], text["num_experts"], text["moe_intermediate_size"]
+    full = text["layer_types"][number] == "full_attention"
+    head = text["global_head_dim"] if full else text["head_dim"]
+    kv_heads = text["num_global_key_value_heads"] if full else text["num_key_value_heads"]
+    norms = ("post_feedforward_layernorm", "post_feedforward_layernorm_1", "post_feedforward_layernorm_2")
+    yield from _norms(prefix, hidden, *NORMS, *norms, "pre_feedforward_layernorm", "pre_feedforward_layernorm_2")
+    for name, shape in _gqa(f"{prefix}.self_attn", {**text, "head_dim": head, "num_key_value_heads": kv_heads}):
+        if not (full and "v_proj" in name):
+            yield name, shape
+    yield from _norms(f"{prefix}.self_attn", head, "q_norm", "k_norm")
+    yield from _mlp(f"{prefix}.mlp", hidden, text["intermediate_size"])
+    yield f"{prefix}.router.proj.weight", (experts, hidden)
+    yield f"{prefix}.router.scale", (hidden,)
+    yield f"{prefix}.router.per_expert_scale", (experts,)
+    yield f"{prefix}.layer_scalar", (1,)
+    yield f"{prefix}.experts.gate_up_proj", (experts, 2 * width, hidden)
+    yield f"{prefix}.experts.down_proj", (experts, hidden, width)
+
+
+# ------------------------------------------------------------------------------------------------ Granite, LFM2
+GRANITE_MOE = TEXT | {
+    "architectures": ["GraniteMoeForCausalLM"], "model_type": "granitemoe", "attention_bias": False, "attention_multiplier": 0.015625,
+    "embedding_multiplier": 12.0, "hidden_size": 1536, "intermediate_size": 512, "logits_scaling": 6.0, "max_position_embeddings": 131072,
+    "num_attention_heads": 24, "num_experts_per_tok": 8, "num_hidden_layers": 32, "num_key_value_heads": 8, "num_local_experts": 40,
+    "residual_multiplier": 0.22, "rms_norm_eps": 1e-06, "rope_theta": 10000000, "tie_word_embeddings": True, "vocab_size": 49155,
+}  # fmt: skip
+"""Granite-3.1-3B-A800M."""
+
+
+def granite_layer(prefix: str, text: Config, number: int) -> Shapes:
+    hidden, experts, width = text["hidden_size"], text["num_local_experts"], text["intermediate_size"]
+    yield from _norms(prefix, hidden, *NORMS)
+    if "layer_types" in text and text["layer_types"][number] == "mamba":
+        yield from _granite_mamba(f"{prefix}.mamba", text)
+    else:
+        yield from _gqa(f"{prefix}.self_attn", text)
+    yield f"{prefix}.block_sparse_moe.router.layer.weight", (experts, hidden)
+    yield f"{prefix}.block_sparse_moe.input_linear.weight", (experts, 2 * width, hidden)
+    yield f"{prefix}.block_sparse_moe.output_linear.weight", (experts, hidden, width)
+    if shared := text.get("shared_intermediate_size"):
+        yield from _linear(f"{prefix}.shared_mlp", input_linear=(2 * shared, hidden), output_linear=(hidden, shared))
+
+
+def _granite_mamba(prefix: str, text: Config) -> Shapes:
+    hidden, heads = text["hidden_size"], text["mamba_n_heads"]
+    width, states = heads * text["mamba_d_head"], 2 * text["mamba_n_groups"] * text["mamba_d_state"]
+    yield from _linear(prefix, in_proj=(2 * width + states + heads, hidden), out_proj=(hidden, width))
+    yield from _linear(prefix, bias=True, conv1d=(width + states, 1, text["mamba_d_conv"]))
+    for name in ("A_log", "D", "dt_bias"):
+        yield f"{prefix}.{name}", (heads,)
+    yield f"{prefix}.norm.weight", (width,)
+
+
+GRANITE_HYBRID = GRANITE_MOE | {
+    "architectures": ["GraniteMoeHybridForCausalLM"], "model_type": "granitemoehybrid", "attention_multiplier": 0.0078125,
+    "hidden_size": 4096, "intermediate_size": 768, "layer_types": ["mamba", "attention"], "logits_scaling": 16.0, "mamba_chunk_size": 256,
+    "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_expand": 2, "mamba_n_groups": 1,
+    "mamba_n_heads": 128, "mamba_proj_bias": False, "num_attention_heads": 32, "num_experts_per_tok": 10, "num_hidden_layers": 40,
+    "num_local_experts": 72, "position_embedding_type": "nope", "rms_norm_eps": 1e-05, "rope_theta": 10000,
+    "shared_intermediate_size": 1536, "vocab_size": 100352,
+}  # fmt: skip
+"""Granite-4.0-H-Small."""
+LFM2_MOE = {
+    "architectures": ["Lfm2MoeForCausalLM"], "model_type": "lfm2_moe", "dtype": "bfloat16", "conv_L_cache": 3, "conv_bias": False,
+    "hidden_size": 2048, "intermediate_size": 7168, "layer_types": ["conv", "conv", "full_attention", "conv"],
+    "max_position_embeddings": 128000, "moe_intermediate_size": 1792, "norm_eps": 1e-05, "norm_topk_prob": True,
+    "num_attention_heads": 32, "num_dense_layers": 2, "num_experts": 32, "num_experts_per_tok": 4, "num_hidden_layers": 24,
+    "num_key_value_heads": 8, "rope_theta": 1e6, "routed_scaling_factor": 1.0, "tie_word_embeddings": True, "use_expert_bias": True,
+    "vocab_size": 65536,
+}  # fmt: skip
+"""LFM2-8B-A1B."""
+
+
+def lfm2_layer(prefix: str, text: Config, number: int) -> Shapes:
+    hidden, moe = text["hidden_size"], f"{prefix}.feed_forward"
+    yield from _norms(prefix, hidden, "operator_norm", "ffn_norm")
+    if text["layer_types"][number] == "conv":
+        yield from _linear(f"{prefix}.conv", in_proj=(3 * hidden, hidden), out_proj=(hidden, hidden))
+        yield f"{prefix}.conv.conv.weight", (hidden, 1, text["conv_L_cache"])
+    else:
+        yield from _gqa(f"{prefix}.self_attn", text, o="out_proj")
+        yield from _norms(f"{prefix}.self_attn", hidden // text["num_attention_heads"], "q_layernorm", "k_layernorm")
+    if number < text["num_dense_layers"]:
+        yield from _mlp(moe, hidden, text["intermediate_size"], W123)
+        return
+    yield f"{moe}.gate.weight", (text["num_experts"], hidden)
+    yield f"{moe}.expert_bias", (text["num_experts"],)
+    yield from _experts(f"{moe}.experts", text["num_experts"], hidden, text["moe_intermediate_size"], W123)
+
+
+WITHOUT_HEAD_DIM = {key: value for key, value in SMALL.items() if key != "head_dim"}
+QWEN_SMALL = {**SMALL, "num_experts": 4, "moe_intermediate_size": 128, "intermediate_size": 256}
+MODELS: dict[str, Model] = {
+    "mixtral": Model(
+        MIXTRAL, lambda config: _whole(config, mixtral_layer),
+        {**WITHOUT_HEAD_DIM, "num_local_experts": 4, "intermediate_size": 128}, ("MixtralConfig", "MixtralForCausalLM"),
+    ),
+    "phimoe": Model(
+        PHIMOE, phimoe_shapes, {**WITHOUT_HEAD_DIM, "num_local_experts": 4, "intermediate_size": 128},
+        ("PhimoeConfig", "PhimoeForCausalLM"),
+    ),
+    "olmoe": Model(
+        OLMOE, lambda config: _whole(config, olmoe_layer),
+        {**WITHOUT_HEAD_DIM, "num_experts": 4, "intermediate_size": 128, "num_key_value_heads": 4}, ("OlmoeConfig", "OlmoeForCausalLM"),
+    ),
+    "qwen2_moe": Model(
+        QWEN2_MOE, lambda config: _whole(config, qwen2_moe_layer),
+        {**WITHOUT_HEAD_DIM, "num_experts": 4, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 256},
+        ("Qwen2MoeConfig", "Qwen2MoeForCausalLM"),
+    ),
+    "qwen3_vl_moe": Model(
+        QWEN3_VL_MOE, lambda config: _whole(config, qwen3_vl_layer, "model.language_model", tower="qwen3_vl_moe"), QWEN_SMALL,
+    ),
+    "qwen3_omni_moe": Model(
+        QWEN3_OMNI_MOE,
+        lambda config: _whole(config, qwen3_omni_layer, "thinker.model", head="thinker.lm_head", tower="qwen3_omni_moe"), QWEN_SMALL,
+    ),
+    "glm4v_moe": Model(
+        GLM4V_MOE, lambda config: _whole(config, glm4v_moe_layer, "model.language_model", tower="glm4v_moe"),
+        {**SMALL, "n_routed_experts": 4, "moe_intermediate_size": 128, "intermediate_size": 256},
+    ),
+    "llama4": Model(
+        LLAMA4, lambda config: _whole(config, llama4_layer, "language_model.model", head="language_model.lm_head", tower="llama4"),
+        {**SMALL, "num_local_experts": 4, "intermediate_size": 128, "intermediate_size_mlp": 256, "num_experts_per_tok": 1,
+         "no_rope_layers": [1, 0]},
+    ),
+    "gemma4": Model(
+        GEMMA4, lambda config: _whole(config, gemma4_layer, "model.language_model", tower="gemma4"),
+        {**SMALL, "num_experts": 4, "moe_intermediate_size": 128, "intermediate_size": 256, "global_head_dim": 128,
+         "num_global_key_value_heads": 1, "top_k_experts": 2, "vocab_size_per_layer_input": 512},
+    ),
+    "granitemoe": Model(
+        GRANITE_MOE, lambda config: _whole(config, granite_layer),
+        {**WITHOUT_HEAD_DIM, "num_local_experts": 4, "intermediate_size": 128}, ("GraniteMoeConfig", "GraniteMoeForCausalLM"),
+    ),
+    "granitemoehybrid": Model(
+        GRANITE_HYBRID, lambda config: _whole(config, granite_layer),
+        {**WITHOUT_HEAD_DIM, "num_local_experts": 4, "intermediate_size": 128, "shared_intermediate_size": 128, "mamba_n_heads": 8},
+        ("GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM"),
+    ),
+    "lfm2_moe": Model(
+        LFM2_MOE, lambda config: _whole(config, lfm2_layer, norm="embedding_norm"),
+        {**WITHOUT_HEAD_DIM, "num_hidden_layers": 4, "num_experts": 4, "moe_intermediate_size": 128, "intermediate_size": 256},
+        ("Lfm2MoeConfig", "Lfm2MoeForCausalLM"), layers=4,
+    ),
+}  # fmt: skip
+"""Family -> a model of it."""
+FP32 = ("e_score_correction_bias", "expert_bias", "router_bias")
+
+
+def small(name: str) -> Config:
+    """The config of a small checkpoint."""
+    model = MODELS[name]
+    return _with_width(changing_text(model.config, lambda text: {**text, **model.small}))
+
+
+def cut(name: str, *, experts: int = 4) -> Config:
+    """The published config with so few layers and experts that one of each kind is left."""
+    model, key = MODELS[name], expert_key(MODELS[name].config)
+    return changing_text(model.config, lambda text: {**text, "num_hidden_layers": model.layers, key: experts})
+
+
+def expert_key(config: Mapping[str, Any]) -> str:
+    text = text_of(config)
+    return next(key for key in ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts") if text.get(key))
+
+
+def _with_width(config: Config) -> Config:
+    """Towers end in the width of the language model."""
+    hidden = text_of(config)["hidden_size"]
+    own = config.get("thinker_config", config)
+    made = {**own}
+    for part, key in (("vision_config", "out_hidden_size"), ("audio_config", "output_dim")):
+        if isinstance(own.get(part), dict) and key in own[part]:
+            made[part] = {**own[part], key: hidden}
+    return {**config, "thinker_config": made} if "thinker_config" in config else made
