@@ -12,9 +12,10 @@ import functools
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from assay.errors import PlanError
+from assay.errors import PlanError, RecipeError
 from assay.recipes.base import recipe_names, recipes_dir
 from assay.recipes.family import FamilyBlock, FamilyRecipe, Form, Stacked
 from assay.recipes.load import load_recipe
@@ -47,7 +48,7 @@ class FamilyNames:
 
     outside: whole names, in no layer. layer: inside a decoder layer, and an MTP layer. mtp_layer: more names, only inside an
     MTP layer, or the same ones with another form there. mtp: whole names of an MTP block outside its layers. mtp_required:
-    without these an MTP block is incomplete. mtp_experts: whether an MTP layer has routed experts.
+    without these an MTP block is incomplete. mtp_lacks: `MtpNames.lacks`. mtp_experts: whether an MTP layer has routed experts.
     layers, mtp_layers: what stands in front of the number of a decoder layer, of an MTP layer (None: they follow the decoder
     layers). experts: name of a layer's experts, `mlp.experts`; projections: the weights of one of them, in the order of the
     table. mtp_runtime_layers: `MtpNames.runtime_layers`. kept, stacked,
@@ -65,6 +66,7 @@ class FamilyNames:
     mtp: Mapping[str, Form]
     mtp_required: tuple[str, ...]
     mtp_experts: bool
+    mtp_lacks: tuple[str, ...]
     layers: str
     mtp_layers: str | None
     mtp_runtime_layers: str | None
@@ -102,14 +104,37 @@ class FamilyNames:
 
 
 def family_names() -> list[str]:
-    """The families that ship with assay, sorted."""
-    return recipe_names("families")
+    """The families that ship with assay, sorted, and behind them those of the user's own."""
+    return [*recipe_names("families"), *_own_files]
+
+
+_own_files: dict[str, str] = {}
+"""Family of the user's own -> its file, in this process."""
+
+
+def add_family(file: str) -> str:
+    """Have this process know the family of a file; its name. It is asked before those that ship.
+
+    RecipeError: the file is wrong, or is called as another family is.
+    """
+    recipe = load_recipe(FamilyRecipe, file)
+    path = str(Path(file).absolute())
+    if recipe.name in recipe_names("families") or _own_files.get(recipe.name, path) != path:
+        raise RecipeError(f"{file}: name {recipe.name}: another family is called so; give yours a name of its own")
+    _own_files[recipe.name] = path
+    names_of.cache_clear()
+    return recipe.name
+
+
+def family_file(family: str) -> str:
+    """What a recipe says of a family: its name, or its file if it is the user's own."""
+    return _own_files.get(family, family)
 
 
 @functools.cache
 def names_of(family: str) -> FamilyNames:
-    """The names of a family; its files are read once. RecipeError: no such family, or its files are wrong."""
-    recipe = load_recipe(FamilyRecipe, family)
+    """The names of a family, or of the one in a file; files are read once. RecipeError: no such family, or a file is wrong."""
+    recipe = load_recipe(FamilyRecipe, family_file(family))
     parts: list[FamilyBlock] = [*(load_recipe(FamilyBlock, block) for block in recipe.blocks), recipe]
     outside, layer, mtp_layer, mtp = (
         {name: form for forms in tables for name, form in forms.items()}
@@ -132,6 +157,7 @@ def names_of(family: str) -> FamilyNames:
         mtp_layer=mtp_layer,
         mtp=mtp,
         mtp_required=tuple(name for part in parts for name in part.mtp.required),
+        mtp_lacks=recipe.mtp.lacks,
         mtp_experts=all(part.mtp.experts for part in parts),
         layers=recipe.layers,
         mtp_layers=next((part.mtp.layers for part in reversed(parts) if part.mtp.layers is not None), None),
@@ -147,7 +173,8 @@ def names_of(family: str) -> FamilyNames:
 
 def _families_with(word: str) -> Iterator[FamilyNames]:
     """Families in whose files `word` stands: the others need not be read through."""
-    for family in family_names():
+    yield from map(names_of, _own_files)
+    for family in recipe_names("families"):
         if word in (recipes_dir() / "families" / f"{family}.yaml").read_text(encoding="utf-8"):
             yield names_of(family)
 

@@ -64,6 +64,8 @@ class MtpNames(Section):
     """Whole names of the block outside its layers."""
     experts: bool = True
     """Whether an MTP layer has routed experts, as the decoder layers have. If not, `required` names all that it must have."""
+    lacks: tuple[str, ...] = ()
+    """Beginnings of names that every decoder layer has and no MTP layer: `hc_`."""
     required: tuple[str, ...] = ()
     """Without these, in each layer or outside, the block is incomplete. Head and embedding are among them only where vLLM does
     not share the model's own."""

@@ -124,6 +124,8 @@ def mtp_problems(family: str, config: Mapping[str, Any], names: Collection[str])
     names: as a source has them (`weight`, not `weight_packed`), without scales. vLLM loads a block that lacks experts without
     a word and drafts noise; a missing head or embedding it shares from the model.
     """
+    if not (names_of(family).mtp or names_of(family).mtp_layer):
+        return  # MiniMax-M3 declares layers that no release has
     root, first = _place(family, config)
     rests: dict[tuple[str, int], set[str]] = defaultdict(set)  # (root, layer) -> names behind the layer's number
     for at in map(split_layer, names):
@@ -170,7 +172,8 @@ def _problems_of_layer(
             for (at, layer), names_in_layer in rests.items()
             if at == names.layers and layer < num_hidden_layers(config)
         ]
-        required |= _like(have, layers, f"{names.experts}.0.", dense=dense)
+        alike = _like(have, layers, f"{names.experts}.0.", dense=dense)
+        required |= {name for name in alike if not name.startswith(names.mtp_lacks)}
         required |= {f"{names.experts}.{expert}.{part}.weight" for expert in range(experts) for part in names.projections}
     for rest in sorted(required - have):
         yield _missing(f"{prefix}.{rest}")

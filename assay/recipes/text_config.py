@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 _WRAPPED = ("thinker_config", "text_config", "llm_config")
-"""Where the config.json of a multimodal model describes its language model: Qwen3-Omni's `text_config` is in `thinker_config`."""
+"""Keys under which a multimodal model describes its language model. Qwen3-Omni has one inside the other."""
 
 
 def _wrapped_under(config: Mapping[str, Any]) -> str | None:

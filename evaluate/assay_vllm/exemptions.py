@@ -13,12 +13,25 @@ from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tenso
 )
 
 _DRAFT_HEAD = ".shared_head.head."
+_GRANITE_EXPERT = ".block_sparse_moe.experts."
 _INPUT_SCALES = ("w13_input_global_scale", "w2_input_global_scale")
 
 
 def exempt_parameters(model: torch.nn.Module, stored: Collection[str]) -> set[str]:
     """Names of the parameters that need not be loaded. stored: names of all tensors that were read for `model`."""
-    return shared_draft_heads(model, stored) | shared_draft_embedding(model) | unused_input_scales(model)
+    shared = shared_draft_heads(model, stored) | shared_draft_embedding(model)
+    return shared | unused_input_scales(model) | uncounted_experts(model, stored)
+
+
+def uncounted_experts(model: torch.nn.Module, stored: Collection[str]) -> set[str]:
+    """Experts of Granite 4 that were stored one by one, as quantized ones are.
+
+    `GraniteMoeHybridModel.load_weights` (vllm/model_executor/models/granitemoehybrid.py) gives them to their parameters in
+    `_load_quant_expert` and does not add these to the names that it returns.
+    """
+    if type(model).__name__ != "GraniteMoeHybridForCausalLM" or not any(_GRANITE_EXPERT in name for name in stored):
+        return set()
+    return {name for name, _ in model.named_parameters() if f"{_GRANITE_EXPERT}routed_experts." in name}
 
 
 def shared_draft_heads(model: torch.nn.Module, stored: Collection[str]) -> set[str]:

@@ -136,7 +136,8 @@ def _question(config: Mapping[str, Any], headers: Weights | None) -> _Question:
     weights = {
         name: ("BF16" if dtype.startswith("F8") or dtype in ("INT4", "FP4") else dtype, shape)
         for name, (dtype, shape) in headers.items()
-        if not re.search(r"(weight_scale(_inv)?|(input|activation)_scale|\.scale|\.weight_shape)$", name)
+        if not re.search(r"(weight_scale(_inv)?|(input|activation)_scale|\.weight_shape)$", name)
+        and not (name.endswith(".scale") and f"{name.removesuffix('scale')}weight" in headers)  # a router may have one, too
     }
     return _Question(config, weights, draft=bool(declared_layers(config)) or any("mtp" in name for name in weights))
 

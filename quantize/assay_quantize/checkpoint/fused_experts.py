@@ -7,7 +7,6 @@ names of single experts for every family, so that is what a plan sees and what i
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -41,7 +40,6 @@ class _Fused(NamedTuple):
     is_down: bool
 
 
-@functools.cache
 def _stacked_of(family: str) -> Mapping[str, tuple[Stacked, bool]]:
     """Name behind a layer's number, `.weight` at its end left out -> how it is stacked, and `is_down`, as the family says."""
     names = names_of(family)

@@ -1,8 +1,9 @@
 """The weights of a source, by rows: whatever form they are stored in, a reader gets plain numbers of 16 or 32 bits.
 
 A weight stored with scales (FP8, FP4, INT4) is a *logical* BF16 weight here (`dequantize.py` says how it is computed); the
-weight of one expert inside a fused 3-D tensor is a byte range of its shard, or has gaps there (`strided.py`). Files are read with `preadv` into the caller's
-buffer; no page of them is ever mapped into memory: it would count as this process's, and a file that is truncated would end it.
+weight of one expert inside a fused 3-D tensor is a byte range of its shard, or lies there with gaps (`strided.py`). Files are
+read with `preadv` into the caller's buffer; no page of them is ever mapped into memory: it would count as this process's, and a
+file that is truncated would end it.
 """
 
 from __future__ import annotations

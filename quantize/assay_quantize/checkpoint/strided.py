@@ -1,7 +1,7 @@
 """Weights that lie in a file with gaps: rows that are columns of what is stored, or every other row of it.
 
-An expert of Llama 4 is stored as [inputs, 2 x width]: a row of its gate projection is a column there. No other tool writes single
-experts so, and no loader takes them so: what is read is the weight [width, inputs].
+An expert of Llama 4 is stored as [inputs, 2 x width]: a row of its gate projection is a column there. No loader takes single
+experts so: what is read is the weight [width, inputs].
 """
 
 from __future__ import annotations

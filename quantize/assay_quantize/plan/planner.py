@@ -53,7 +53,7 @@ def make_plan(checkpoint: Checkpoint, recipe: PrecisionRecipe, *, model: str, fa
             "move it to `keep: {bf16: [...]}`"
         )
     source = _classify(checkpoint)
-    if family is not None and family != source.family:
+    if family is not None and names_of(family).name != source.family:
         raise PlanError(
             f"{checkpoint.location}: its config.json is of family {source.family}, the model recipe says {family}; correct the "
             "recipe"

@@ -113,7 +113,7 @@ thinker.visual.pos_embed.weight 16 96
     "minimax_m3": """
 multi_modal_projector.linear_1.weight 6144 96 +bias
 multi_modal_projector.linear_2.weight H 6144 +bias
-patch_merge_mlp.linear_1.weight 6144 1024 +bias
+patch_merge_mlp.linear_1.weight 6144 24576 +bias
 patch_merge_mlp.linear_2.weight H 6144 +bias
 vision_tower.vision_model.embeddings.patch_embedding.weight 96 3 2 14 14
 vision_tower.vision_model.encoder.layers.0.mlp.fc1.weight 160 96 +bias

@@ -11,7 +11,7 @@ from assay.errors import AssayError
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
-from assay_cli.options import JsonOption, TargetArgument, named, recipe_option, refuse_unused
+from assay_cli.options import FamilyOption, JsonOption, TargetArgument, named, recipe_option, refuse_unused
 from assay_cli.shown.hardware_plan import print_hardware_plan
 from assay_cli.terminal import emit, results, say
 from assay_pipeline.hardware.estimates import estimate_for, with_shapes
@@ -55,6 +55,7 @@ def plan(
     context: Annotated[
         str, typer.Option("--context", metavar="TOKENS", help="With --profile: of each, prompt and reply; 32k is 32768.")
     ] = "32k",
+    family: FamilyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what will happen to every tensor, the bytes of each role, and on which GPUs the result fits. Reads headers only.

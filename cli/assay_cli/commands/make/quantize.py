@@ -12,6 +12,7 @@ from assay_cli.options import (
     AUTOMATIC_HELP,
     BaseModelOption,
     DeviceOption,
+    FamilyOption,
     ImportanceOption,
     JsonOption,
     NameOption,
@@ -85,6 +86,7 @@ def quantize(
     ] = False,
     stream_from: StreamOption = None,
     base_model: BaseModelOption = None,
+    family: FamilyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make quantized checkpoints, shard by shard, and verify each. If it is killed, the same command resumes."""
