@@ -51,8 +51,8 @@ class FamilyNames:
     without these an MTP block is incomplete. mtp_lacks: `MtpNames.lacks`. mtp_experts: whether an MTP layer has routed experts.
     layers, mtp_layers: what stands in front of the number of a decoder layer, of an MTP layer (None: they follow the decoder
     layers). experts: name of a layer's experts, `mlp.experts`; projections: the weights of one of them, in the order of the
-    table. mtp_runtime_layers: `MtpNames.runtime_layers`. kept, stacked,
-    kinds, runtime: as in `FamilyRecipe`.
+    table. mtp_runtime_layers: `MtpNames.runtime_layers`. kept,
+    kept_in_layers, stacked, kinds, runtime: as in `FamilyRecipe`.
     """
 
     name: str
@@ -73,6 +73,7 @@ class FamilyNames:
     experts: str
     projections: tuple[str, ...]
     kept: tuple[str, ...]
+    kept_in_layers: tuple[str, ...]
     stacked: Mapping[str, Stacked]
     kinds: tuple[str, ...]
     runtime: Mapping[str, str]
@@ -165,6 +166,7 @@ def names_of(family: str) -> FamilyNames:
         experts=of_experts[0].partition(".{expert}")[0] if of_experts else "",
         projections=tuple(name.split(".")[-2] for name in of_experts),
         kept=recipe.kept,
+        kept_in_layers=recipe.kept_in_layers,
         stacked={name: stacked for part in parts for name, stacked in part.stacked.items()},
         kinds=recipe.kinds,
         runtime={name: runtime_part for part in parts for name, runtime_part in part.runtime.items()},
@@ -337,6 +339,8 @@ def _find(names: FamilyNames, name: str, layers: int) -> tuple[int | None, int |
     if at is None or at.root not in (names.layers, names.mtp_layers):
         return _find_outside(names, name, at)
     expert, form = None, names.layer.get(at.rest)
+    if form is None and any(at.rest.startswith(f"{module}.") for module in names.kept_in_layers):
+        form = _kept(name)
     if form is None and (in_expert := _NUMBERED.fullmatch(at.rest)):
         expert, form = int(in_expert[2]), names.layer.get(f"{in_expert[1]}.{{expert}}.{in_expert[3]}")
     inside = at.root == names.mtp_layers or at.layer >= layers
@@ -355,7 +359,11 @@ def _find_outside(names: FamilyNames, name: str, at: InLayer | None) -> tuple[in
     if at is not None and (numbered := f"{at.root}.{{layer}}.{at.rest}") in names.mtp:
         return at.layer, None, True, names.mtp[numbered]
     kept = any(name.startswith(f"{module}.") for module in names.kept)
-    return None, None, False, (_KEPT_WEIGHT if name.endswith(".weight") else _KEPT) if kept else None
+    return None, None, False, _kept(name) if kept else None
+
+
+def _kept(name: str) -> Form:
+    return _KEPT_WEIGHT if name.endswith(".weight") else _KEPT
 
 
 def _unknown(family: str, name: str, config: Mapping[str, Any]) -> str:
@@ -415,8 +423,10 @@ def ignore_patterns(
                 kept.setdefault(parent, []).append(leaf)
     for parent, leaves in kept.items():
         leaves = asked_of_vllm(parent, leaves)
-        patterns.append(rf"re:.*\.{numberless(parent)}\.{alternatives(leaves)}$")
-    patterns += [rf"re:(.*\.)?{re.escape(module.rpartition('.')[2])}\..*$" for module in names.kept]
+        within = rf"{numberless(parent)}\." if parent else ""
+        patterns.append(rf"re:.*\.{within}{alternatives(leaves)}$")
+    whole = (*names.kept, *names.kept_in_layers)
+    patterns += [rf"re:(.*\.)?{re.escape(module.rpartition('.')[2])}\..*$" for module in whole]
     if mtp != "drop":
         patterns += _mtp_patterns(names, mtp == "quantize", sorted(mtp_layers))
     return tuple(patterns)

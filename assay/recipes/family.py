@@ -99,6 +99,8 @@ class FamilyRecipe(FamilyBlock):
     """What stands in front of the number of a decoder layer: `model.language_model.layers`, `backbone.layers`."""
     kept: tuple[str, ...] = ()
     """Modules that stay as they are with all they hold, whatever the precision says: `model.visual`."""
+    kept_in_layers: tuple[str, ...] = ()
+    """The same of modules inside the layers: `ple.ple_embedding`."""
     num_experts: tuple[str, ...]
     """Keys of config.json that say how many routed experts a layer has; the first that is there counts."""
     kinds: tuple[str, ...] = ()

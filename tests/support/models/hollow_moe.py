@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import hollow
+import hollow_hybrids
 from towers import tower_shapes
 
 from assay.recipes.text_config import changing_text, text_of
@@ -22,10 +23,13 @@ Config = dict[str, Any]
 
 
 class Model(NamedTuple):
-    """named: as it is published. small: what a small checkpoint has otherwise, in the part that describes the language model. made_by: classes of
-    transformers (config,
-        model) that write the same names; None: it has none. layers: so many have one of each kind. most_ranks: among which its heads can be shared; 8: or more. mtp: it has an MTP block with which vLLM drafts.
-    in_fp32: names that are stored as FP32, beside the biases of routers, as a regular expression."""
+    """A model of a family.
+
+    named: as it is published. small: what a small checkpoint has otherwise, in the part that describes the language model.
+    made_by: classes of transformers (config, model) that write the same names; None: it has none. layers: so many have one of
+    each kind. most_ranks: among which its heads can be shared; 8: or more. mtp: it has an MTP block with which vLLM drafts.
+    in_fp32: names that are stored as FP32, beside the biases of routers, as a regular expression.
+    """
 
     named: str
     config: Config
@@ -99,7 +103,7 @@ SMALL = {
 }  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------------ Mixtral, OLMoE, Phi-3.5-MoE, Qwen2
+# ------------------------------------------------------------------------------------------------ Mixtral, OLMoE, Phi-3.5-MoE,
 MIXTRAL = TEXT | {
     "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336,
     "max_position_embeddings": 32768, "num_attention_heads": 32, "num_experts_per_tok": 2, "num_hidden_layers": 32,
@@ -227,6 +231,7 @@ QWEN3_OMNI_MOE = {
         "text_config": QWEN3_VL_TEXT | {"model_type": "qwen3_omni_moe_text", "max_position_embeddings": 65536,
         "rope_theta": 1e6},
         "vision_config": QWEN_VISION | {"model_type": "qwen3_omni_moe_vision_encoder", "image_size": 768,
+        "apply_vit_abs_pos_embed": True,
         "out_hidden_size": 2048},
         "audio_config": {
             "model_type": "qwen3_omni_moe_audio_encoder", "d_model": 64, "downsample_hidden_size": 32,
@@ -520,7 +525,7 @@ def minimax_m3_shapes(config: Config) -> Shapes:
         yield name, tuple(wide if size == 6144 else size for size in shape)
 
 
-# ------------------------------------------------------------------------------------------------ GLM-5.3-Flash, Qwen3.8-Flash-Next
+# ------------------------------------------------------------------------------------------------ GLM-5.3-Flash, Qwen3.8-Flash-
 GLM5_NEXT = {
     "architectures": ["Glm5NextForConditionalGeneration"], "model_type": "glm5_next", "dtype": "bfloat16",
     "image_end_token_id": 154831, "image_start_token_id": 154830, "image_token_id": 154854, "video_end_token_id": 154833,
@@ -555,7 +560,7 @@ GLM5_NEXT = {
 
 
 def glm5_next_layer(prefix: str, text: Config, number: int) -> Shapes:
-    """Streams that are mixed (`hc_`), linear attention (KDA) or latent attention with an indexer; the MTP block is the latter."""
+    """Streams that are mixed (`hc_`), linear attention (KDA) or latent attention with an indexer, which an MTP layer has."""
     hidden, layers = text["hidden_size"], text["num_hidden_layers"]
     yield from _norms(prefix, hidden, *NORMS)
     streams = text["hc_mult"]
@@ -644,6 +649,156 @@ QWEN4_EXP = {
 """Qwen3.8-Flash-Next; its tables of n-grams are small here."""
 
 
+def qwen4_exp_layer(prefix: str, text: Config, number: int) -> Shapes:
+    """Qwen3.5's linear attention, or attention to blocks of keys; streams that are mixed; n-grams in some layers."""
+    hidden, streams, rank = text["hidden_size"], text["hc_count"], text["hc_lowrank"]
+    for part in ("attn_hyper_connection", "mlp_hyper_connection"):
+        yield from _streams(f"{prefix}.{part}", hidden, streams, rank)
+        yield f"{prefix}.{part}.block_inject_weight.weight", (streams, streams * hidden)
+    if text["layer_types"][number] == "linear_attention":
+        yield from _gated_delta_net(f"{prefix}.linear_attn", text)
+    else:
+        head, index = text["head_dim"], text["indexer_head_dim"]
+        yield from _gqa(f"{prefix}.self_attn", {**text, "num_attention_heads": 2 * text["num_attention_heads"]}, o="unused")
+        yield f"{prefix}.self_attn.o_proj.weight", (hidden, text["num_attention_heads"] * head)
+        yield from _norms(f"{prefix}.self_attn", head, "q_norm", "k_norm")
+        rows = (text["indexer_n_heads"] + text["indexer_kv_heads"]) * index
+        yield from _linear(f"{prefix}.self_attn.indexer", index_qk_proj=(rows, hidden))
+        yield from _norms(f"{prefix}.self_attn.indexer", index, "q_layernorm", "k_layernorm")
+    if number + 1 in text["ple_layer_ids"]:
+        yield from _ngrams(f"{prefix}.ple", text)
+    yield f"{prefix}.mlp.gate.weight", (text["num_experts"], hidden)
+    yield from _experts(f"{prefix}.mlp.experts", text["num_experts"], hidden, text["moe_intermediate_size"])
+    yield from _mlp(f"{prefix}.mlp.shared_expert", hidden, text["shared_expert_intermediate_size"])
+    yield f"{prefix}.mlp.shared_expert_gate.weight", (1, hidden)
+
+
+def _streams(prefix: str, hidden: int, streams: int, rank: int) -> Shapes:
+    wide = streams * hidden
+    yield from _norms(prefix, wide, "hc_norm")
+    yield from _linear(prefix, input_mix_weight_down=(rank, wide), input_mix_weight_up=(wide, rank))
+
+
+def _gated_delta_net(prefix: str, text: Config) -> Shapes:
+    hidden, heads = text["hidden_size"], text["linear_num_value_heads"]
+    keys, values = text["linear_num_key_heads"] * text["linear_key_head_dim"], heads * text["linear_value_head_dim"]
+    yield from _linear(prefix, in_proj_qkv=(2 * keys + values, hidden), in_proj_z=(values, hidden), out_proj=(hidden, values))
+    yield from _linear(prefix, in_proj_a=(heads, hidden), in_proj_b=(heads, hidden))
+    yield f"{prefix}.conv1d.weight", (2 * keys + values, 1, text["linear_conv_kernel_dim"])
+    yield f"{prefix}.A_log", (heads,)
+    yield f"{prefix}.dt_bias", (heads,)
+    yield f"{prefix}.norm.weight", (text["linear_value_head_dim"],)
+
+
+def _ngrams(prefix: str, text: Config) -> Shapes:
+    hidden, wide, width = text["hidden_size"], text["hc_count"] * text["hidden_size"], text["ple_embed_dim"]
+    yield from _linear(prefix, key_proj=(wide, width), value_proj=(hidden, width))
+    yield f"{prefix}.conv1d.weight", (wide, 1, text["ple_conv_kernel_size"])
+    yield from _norms(prefix, wide, "norm_conv", "norm_key", "norm_query")
+    heads = (text["ngram_size"] - 1) * text["heads_per_ngram"]
+    for name, count in (
+        ("layer_multipliers", text["ngram_size"]),
+        ("ngram_heads_offsets", heads),
+        ("ngram_heads_vocab_sizes", heads),
+    ):
+        yield f"{prefix}.ple_embedding.{name}", (count,)
+    for part in range(text["split_ngram_parts"]):
+        yield f"{prefix}.ple_embedding.ngram_embedding.shard_{part}.weight", (8256, width // heads)
+
+
+def qwen4_exp_shapes(config: Config) -> Shapes:
+    text, root = text_of(config), "model.language_model"
+    shapes = _whole(config, qwen4_exp_layer, root, tower="qwen4_exp")
+    yield from ((name, shape) for name, shape in shapes if ".unused." not in name and name != f"{root}.norm.weight")
+    yield from _streams(f"{root}.hyper_connection_mixer", text["hidden_size"], text["hc_count"], text["hc_lowrank"])
+
+
+# ------------------------------------------------------------------------------------------------ Kimi-K3, Step-3.7
+KIMI_K3 = {
+    "architectures": ["KimiK3ForConditionalGeneration"], "model_type": "kimi_k3", "bos_token_id": 163584, "dtype": "bfloat16",
+    "eos_token_id": 163586, "ignore_index": -100, "media_placeholder_token_id": 163605, "pad_token_id": 163839,
+    "tie_word_embeddings": False,
+    "text_config": {
+        "architectures": ["KimiLinearForCausalLM"], "model_type": "kimi_linear", "activation_situ_beta": 4.0,
+        "activation_situ_linear_beta": 25.0, "attn_res_block_size": 12, "dtype": "bfloat16", "first_k_dense_replace": 1,
+        "hidden_act": "situ", "hidden_size": 7168, "intermediate_size": 33792, "kv_lora_rank": 512, "latent_moe_use_norm": True,
+        "linear_attn_config": {
+            "full_attn_layers": [4], "gate_lower_bound": -5.0, "head_dim": 128, "kda_layers": [1, 2, 3], "num_heads": 96,
+            "short_conv_kernel_size": 4, "use_full_rank_gate": True,
+        },
+        "max_position_embeddings": 1048576, "mla_use_nope": True, "mla_use_output_gate": True, "moe_intermediate_size": 3072,
+        "moe_layer_freq": 1, "moe_renormalize": True, "moe_router_activation_func": "sigmoid", "num_attention_heads": 96,
+        "num_expert_group": 1, "num_experts": 896, "num_experts_per_token": 16, "num_hidden_layers": 93,
+        "num_key_value_heads": 96,
+        "num_nextn_predict_layers": 0, "num_shared_experts": 2, "q_lora_rank": 1536, "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64, "rms_norm_eps": 1e-05, "routed_expert_hidden_size": 3584, "routed_scaling_factor": 1.0,
+        "tie_word_embeddings": False, "topk_group": 1, "topk_method": "noaux_tc", "use_grouped_topk": True, "v_head_dim": 128,
+        "vocab_size": 163840,
+    },
+    "vision_config": {
+        "activation_func": "gelu_pytorch_tanh", "attn_bias": False, "init_pos_emb_height": 64, "init_pos_emb_time": 4,
+        "init_pos_emb_width": 64, "linear_bias": False, "merge_kernel_size": [2, 2], "merge_type": "sd2_tpool",
+        "mlp_type": "mlp2",
+        "mm_hidden_size": 96, "mm_projector_type": "patchmergerv2", "norm_type": "rmsnorm", "patch_embed_proj_bias": False,
+        "patch_size": 14, "pos_emb_type": "divided_fixed", "projector_hidden_act": "gelu", "projector_ln_eps": 1e-05,
+        "qkv_hidden_size": 128, "text_hidden_size": 7168, "vt_hidden_size": 96, "vt_intermediate_size": 160,
+        "vt_num_attention_heads": 8, "vt_num_hidden_layers": 1,
+    },
+}  # fmt: skip
+"""moonshotai/Kimi-K3 with its experts in 16 bits; they are published in MXFP4."""
+
+
+def kimi_k3_layer(prefix: str, text: Config, number: int) -> Shapes:
+    hidden, attention, moe = text["hidden_size"], f"{prefix}.self_attn", f"{prefix}.block_sparse_moe"
+    own = text["linear_attn_config"]
+    heads, head, value = own["num_heads"], own["head_dim"], text["num_attention_heads"] * text["v_head_dim"]
+    yield from _norms(prefix, hidden, *NORMS, "self_attention_res_norm", "mlp_res_norm")
+    yield from _linear(prefix, self_attention_res_proj=(1, hidden), mlp_res_proj=(1, hidden))
+    if number + 1 in own["full_attn_layers"]:
+        for name, shape in _latent_attention(attention, {**text, "index_head_dim": 1, "index_n_heads": 1, "index_kpool": 1}):
+            if ".indexer." not in name:
+                yield name, shape
+        yield from _linear(attention, g_proj=(value, hidden))
+    else:
+        yield from (item for item in _kda(attention, text) if ".g_" not in item[0] and not item[0].endswith(".A_log"))
+        yield from _linear(attention, g_proj=(heads * head, hidden))
+        yield f"{attention}.A_log", (128,)  # padded
+    if number < text["first_k_dense_replace"]:
+        yield from _mlp(f"{prefix}.mlp", hidden, text["intermediate_size"])
+        return
+    narrow, width, experts = text["routed_expert_hidden_size"], text["moe_intermediate_size"], text["num_experts"]
+    yield f"{moe}.gate.weight", (experts, hidden)
+    yield f"{moe}.gate.e_score_correction_bias", (experts,)
+    yield from _linear(moe, routed_expert_down_proj=(narrow, hidden), routed_expert_up_proj=(hidden, narrow))
+    yield from _norms(moe, narrow, "routed_expert_norm")
+    yield from _mlp(f"{moe}.shared_experts", hidden, width * text["num_shared_experts"])
+    yield from _experts(f"{moe}.experts", experts, narrow, width, W123)
+
+
+def kimi_k3_shapes(config: Config) -> Shapes:
+    hidden = text_of(config)["hidden_size"]
+    yield from _whole(config, kimi_k3_layer, "language_model.model", head="language_model.lm_head", tower="kimi_k3")
+    yield from _norms("language_model.model", hidden, "output_attn_res_norm")
+    yield from _linear("language_model.model", output_attn_res_proj=(1, hidden))
+
+
+STEP37 = {
+    "architectures": ["Step3p7ForConditionalGeneration"], "model_type": "step3p7", "tie_word_embeddings": False,
+    "text_config": hollow_hybrids.cut_to(hollow_hybrids.STEP35_FLASH_CONFIG, 3) | {"num_nextn_predict_layers": 0},
+    "vision_config": {
+        "model_type": "perception_encoder", "heads": 8, "hidden_act": "quick_gelu", "image_size": 728, "layers": 1,
+        "ls_init_value": 0.1, "mlp_ratio": 560 / 96, "output_dim": None, "patch_size": 14, "use_abs_posemb": True,
+        "use_cls_token": False, "use_ln_post": False, "use_ln_pre": True, "use_rope2d": True, "width": 96,
+    },
+}  # fmt: skip
+"""stepfun-ai/Step-3.7-Flash: the language model of Step-3.5-Flash, without MTP layers here, and a tower."""
+
+
+def step37_shapes(config: Config) -> Shapes:
+    yield from hollow_hybrids.stacked(hollow_hybrids.step35_shapes(text_of(config)))
+    yield from tower_shapes("step3p7", text_of(config)["hidden_size"])
+
+
 WITHOUT_HEAD_DIM = {key: value for key, value in SMALL.items() if key != "head_dim"}
 QWEN_SMALL = {**SMALL, "num_experts": 4, "moe_intermediate_size": 128, "intermediate_size": 256}
 MODELS: dict[str, Model] = {
@@ -704,6 +859,30 @@ MODELS: dict[str, Model] = {
          "index_n_heads": 4,
          "linear_attn_config": {**GLM5_NEXT["text_config"]["linear_attn_config"], "num_heads": 4}},
         layers=4, mtp=True, in_fp32=r"\.hc_|A_log|dt_bias",
+    ),
+    "qwen4_exp": Model(
+        "Qwen3.8-Flash-Next", QWEN4_EXP, qwen4_exp_shapes,
+        {**QWEN_SMALL, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "shared_expert_intermediate_size": 128,
+        "hc_lowrank": 32,
+         "indexer_n_heads": 4, "indexer_head_dim": 64, "ple_embed_dim": 64},
+        in_fp32=r"A_log|linear_attn\.norm",
+    ),
+    "kimi_k3": Model(
+        "Kimi-K3", KIMI_K3, kimi_k3_shapes,
+        {**WITHOUT_HEAD_DIM, "num_hidden_layers": 4, "num_experts": 4, "moe_intermediate_size": 128, "intermediate_size": 256,
+         "routed_expert_hidden_size": 128, "num_experts_per_token": 2, "q_lora_rank": 128, "num_key_value_heads": 4,
+         "linear_attn_config": {**KIMI_K3["text_config"]["linear_attn_config"], "num_heads": 4}},
+        layers=4, in_fp32=r"A_log|dt_bias|conv1d|o_norm",
+    ),
+    "step3p7": Model(
+        "Step-3.7-Flash", STEP37, step37_shapes,
+        {**SMALL, "num_hidden_layers": 3, "moe_num_experts": 4, "moe_top_k": 2, "moe_intermediate_size": 128,
+        "intermediate_size": 256,
+         "share_expert_dim": 128, "num_attention_groups": 2,
+         "attention_other_setting": {
+             "attention_type": "sliding_attention", "num_attention_heads": 8, "num_attention_groups": 2, "head_dim": 64,
+         }},
+        layers=3,
     ),
     "granitemoe": Model(
         "Granite-3.1-3B-A800M", GRANITE_MOE, lambda config: _whole(config, granite_layer),

@@ -8,6 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 TOWERS: dict[str, str] = {
+    "kimi_k3": """
+mm_projector.post_norm.weight H
+mm_projector.proj.0.weight 384 384
+mm_projector.proj.2.weight H 384
+vision_tower.encoder.blocks.0.mlp.fc0.weight 160 96
+vision_tower.encoder.blocks.0.mlp.fc1.weight 96 160
+vision_tower.encoder.blocks.0.norm0.weight 96
+vision_tower.encoder.blocks.0.norm1.weight 96
+vision_tower.encoder.blocks.0.wo.weight 96 128
+vision_tower.encoder.blocks.0.wqkv.weight 384 96
+vision_tower.encoder.final_layernorm.weight 96
+vision_tower.patch_embed.pos_emb.weight 64 64 96
+vision_tower.patch_embed.proj.weight 96 3 14 14
+""",
     "llama4": """
 multi_modal_projector.linear_1.weight H 112
 vision_model.class_embedding 96
@@ -144,9 +158,9 @@ vision_model.vit_downsampler2.weight 384 192 3 3 +bias
 vit_large_projector.weight H 384
 """,
     "glm5_next": """
-model.visual.blocks.0.attn.k_norm.weight 48
+model.visual.blocks.0.attn.k_norm.weight 12
 model.visual.blocks.0.attn.proj.weight 96 96 +bias
-model.visual.blocks.0.attn.q_norm.weight 48
+model.visual.blocks.0.attn.q_norm.weight 12
 model.visual.blocks.0.attn.qkv.weight 288 96 +bias
 model.visual.blocks.0.mlp.down_proj.weight 96 160 +bias
 model.visual.blocks.0.mlp.gate_proj.weight 160 96 +bias
