@@ -199,7 +199,7 @@ _WITHOUT_FAMILY = {
 def family_of(config: Mapping[str, Any]) -> str:
     """The family of a model, from `architectures` and `model_type` of its config.json.
 
-    Raises PlanError: dense model, multimodal wrapper, an architecture of `_WITHOUT_FAMILY` with the reason, or one that is not
+    Raises PlanError: dense model, an architecture of `_WITHOUT_FAMILY` with the reason, or one that is not
     known, with the list that is.
     """
     architectures = config.get("architectures") or []
@@ -215,11 +215,7 @@ def family_of(config: Mapping[str, Any]) -> str:
     )
     if (family := next(families, None)) is not None and num_experts(family, config) > 0:
         return family
-    if text_of(config) is not config:
-        raise PlanError(
-            f"config.json: {what} wraps a text model in a multimodal one, which is not supported yet; supported: {_supported()}"
-        )
-    if not any(count_of(key, config.get(key)) for key in EXPERT_COUNT_KEYS):
+    if not any(count_of(key, text_of(config).get(key)) for key in EXPERT_COUNT_KEYS):
         raise PlanError(
             f"config.json: {what} is a dense model (it declares no experts); assay is for mixture-of-experts: {_supported()}"
         )

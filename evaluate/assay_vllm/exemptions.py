@@ -48,12 +48,13 @@ def shared_draft_heads(model: torch.nn.Module, stored: Collection[str]) -> set[s
 
 
 def shared_draft_embedding(model: torch.nn.Module) -> set[str]:
-    """The embedding of DeepSeek-V4's MTP draft, whose loader passes over every name outside `mtp.`, the model's own among them.
+    """The embedding of an MTP draft whose loader passes over every name outside the block, the model's own among them:
+    DeepSeek-V4's and GLM-5.3-Flash's.
 
     Then `maybe_share_target_embed` and `_maybe_share_embeddings`, in the files named above, put the target's into its place:
     the draft does not set `has_own_embed_tokens`.
     """
-    return {"model.embed_tokens.weight"} if type(model).__name__ == "DeepSeekV4MTP" else set()
+    return {"model.embed_tokens.weight"} if type(model).__name__ in ("DeepSeekV4MTP", "Glm5NextMTP") else set()
 
 
 def unused_input_scales(model: torch.nn.Module) -> set[str]:

@@ -267,8 +267,15 @@ def _on_meta(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
         return args[0]
     if func in _VALUES:
         return func(*map(_zeros, args), **kwargs)
-    is_map = func in _OF_MAPS and kwargs.get("dtype") is torch.int32
+    is_map = func in _OF_MAPS and kwargs.get("dtype") is torch.int32 and _is_of_experts(sys._getframe(2))
     return func(*args, **{**kwargs, "device": "cpu" if is_map else "meta"})
+
+
+def _is_of_experts(frame: types.FrameType | None) -> bool:
+    """Whether layers of experts make a tensor; others, such as Llama 4's tower, number patches."""
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith(("torch", __name__)):
+        frame = frame.f_back
+    return frame is not None and ".fused_moe." in str(frame.f_globals.get("__name__"))
 
 
 def _zeros(value: Any) -> Any:

@@ -91,7 +91,12 @@ def replay_all(families: list[str] | None = None) -> dict[Cell, Replay]:
             plans = {name: make_plan(opened, load_recipe(PrecisionRecipe, name), model="m", family=None) for name in PRECISIONS}
             made = {"source": source} | {name: planned(plan, config_json(plan)) for name, plan in plans.items()}
             for ranks in (1, EXAMPLES[family].most_ranks):
-                flags = {**recipe.vllm, "tensor-parallel-size": ranks, "max-model-len": CONTEXT_TOKENS}
+                flags = {
+                    **recipe.vllm,
+                    "tensor-parallel-size": ranks,
+                    "max-model-len": CONTEXT_TOKENS,
+                    "kv-cache-dtype": "auto",
+                }
                 profile = recipe.model_copy(update={"vllm": flags})
                 for what, checkpoint in made.items():
                     cells[Cell(family, what, ranks)] = Candidate(f"{family} {what} {ranks}", checkpoint, profile, serving)

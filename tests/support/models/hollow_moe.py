@@ -230,7 +230,7 @@ QWEN3_OMNI_MOE = {
         "audio_start_token_id": 151669, "vision_start_token_id": 151652, "position_id_per_seconds": 13, "dtype": "bfloat16",
         "text_config": QWEN3_VL_TEXT | {"model_type": "qwen3_omni_moe_text", "max_position_embeddings": 65536,
         "rope_theta": 1e6},
-        "vision_config": QWEN_VISION | {"model_type": "qwen3_omni_moe_vision_encoder", "image_size": 768,
+        "vision_config": QWEN_VISION | {"model_type": "qwen3_omni_moe_vision_encoder", "image_size": 64,
         "apply_vit_abs_pos_embed": True,
         "out_hidden_size": 2048},
         "audio_config": {
@@ -298,8 +298,7 @@ LLAMA4 = {
         "model_type": "llama4_text", "attention_bias": False, "attention_chunk_size": 8192, "attn_scale": 0.1,
         "attn_temperature_tuning": True,
         "floor_scale": 8192, "for_llm_compressor": False, "head_dim": 128, "hidden_size": 5120, "interleave_moe_layer_step": 2,
-        "intermediate_size": 8192, "intermediate_size_mlp": 16384, "max_position_embeddings": 1048576, "no_rope_layers": [1,
-        1, 1, 0],
+        "intermediate_size": 8192, "intermediate_size_mlp": 16384, "max_position_embeddings": 1048576, "no_rope_layers": [1, 0],
         "num_attention_heads": 40, "num_experts_per_tok": 1, "num_hidden_layers": 48, "num_key_value_heads": 8,
         "num_local_experts": 128, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 500000.0,
         "router_aux_loss_coef": 0.001,
@@ -636,7 +635,8 @@ QWEN4_EXP = {
         "moe_intermediate_size": 640, "ngram_size": 3, "ngram_vocab_size_base": 2000, "norm_topk_prob": True,
         "num_attention_heads": 16, "num_experts": 512, "num_experts_per_tok": 10, "num_hidden_layers": 48,
         "num_key_value_heads": 2,
-        "number_of_conv_states": 1, "ple_conv_kernel_size": 4, "ple_embed_dim": 2560, "ple_layer_ids": [1],
+        "number_of_conv_states": 1, "output_gate_type": "sigmoid", "ple_conv_kernel_size": 4, "ple_embed_dim": 2560,
+        "ple_layer_ids": [1],
         "rms_norm_eps": 1e-06,
         "rope_parameters": {
             "mrope_interleaved": True, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25, "rope_theta": 10000000,
@@ -782,9 +782,11 @@ def kimi_k3_shapes(config: Config) -> Shapes:
     yield from _linear("language_model.model", output_attn_res_proj=(1, hidden))
 
 
+_STEP_TEXT = hollow_hybrids.cut_to(hollow_hybrids.STEP35_FLASH_CONFIG, 3)
 STEP37 = {
     "architectures": ["Step3p7ForConditionalGeneration"], "model_type": "step3p7", "tie_word_embeddings": False,
-    "text_config": hollow_hybrids.cut_to(hollow_hybrids.STEP35_FLASH_CONFIG, 3) | {"num_nextn_predict_layers": 0},
+    "text_config": {key: value[:3] if isinstance(value, list) else value for key, value in _STEP_TEXT.items()}
+    | {"num_nextn_predict_layers": 0},
     "vision_config": {
         "model_type": "perception_encoder", "heads": 8, "hidden_act": "quick_gelu", "image_size": 728, "layers": 1,
         "ls_init_value": 0.1, "mlp_ratio": 560 / 96, "output_dim": None, "patch_size": 14, "use_abs_posemb": True,
@@ -828,10 +830,12 @@ MODELS: dict[str, Model] = {
         "Qwen3-Omni-30B-A3B", QWEN3_OMNI_MOE,
         lambda config: _whole(config, qwen3_omni_layer, "thinker.model", head="thinker.lm_head", tower="qwen3_omni_moe"),
         QWEN_SMALL,
+        made_by=("Qwen3OmniMoeConfig", "Qwen3OmniMoeForConditionalGeneration"),
     ),
     "glm4v_moe": Model(
         "GLM-4.5V", GLM4V_MOE, lambda config: _whole(config, glm4v_moe_layer, "model.language_model", tower="glm4v_moe"),
         {**SMALL, "n_routed_experts": 4, "moe_intermediate_size": 128, "intermediate_size": 256},
+        made_by=("Glm4vMoeConfig", "Glm4vMoeForConditionalGeneration"),
     ),
     "llama4": Model(
         "Llama-4-Maverick", LLAMA4, lambda config: _whole(config, llama4_layer, "language_model.model",
@@ -839,11 +843,13 @@ MODELS: dict[str, Model] = {
             tower="llama4"),
         {**SMALL, "num_local_experts": 4, "intermediate_size": 128, "intermediate_size_mlp": 256, "num_experts_per_tok": 1,
          "no_rope_layers": [1, 0]},
+        made_by=("Llama4Config", "Llama4ForConditionalGeneration"),
     ),
     "gemma4": Model(
         "Gemma-4-26B-A4B", GEMMA4, lambda config: _whole(config, gemma4_layer, "model.language_model", tower="gemma4"),
         {**SMALL, "num_experts": 4, "moe_intermediate_size": 128, "intermediate_size": 256, "global_head_dim": 128,
          "num_global_key_value_heads": 1, "top_k_experts": 2, "vocab_size_per_layer_input": 512},
+        made_by=("Gemma4Config", "Gemma4ForConditionalGeneration"),
     ),
     "minimax_m3": Model(
         "MiniMax-M3", MINIMAX_M3, minimax_m3_shapes,
@@ -866,6 +872,7 @@ MODELS: dict[str, Model] = {
         "hc_lowrank": 32,
          "indexer_n_heads": 4, "indexer_head_dim": 64, "ple_embed_dim": 64},
         in_fp32=r"A_log|linear_attn\.norm",
+        made_by=("Qwen4ExpConfig", "Qwen4ExpForConditionalGeneration"),
     ),
     "kimi_k3": Model(
         "Kimi-K3", KIMI_K3, kimi_k3_shapes,
