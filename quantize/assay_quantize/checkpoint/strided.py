@@ -49,7 +49,7 @@ def read_strided(
     for done in range(0, num_outer, at_once):
         count = min(at_once, num_outer - done)
         stored = np.empty((count - 1) * outer + span, dtype)
-        read(memoryview(stored.view(np.uint8)), first + done * outer * size)
+        read(stored.view(np.uint8).data, first + done * outer * size)
         values = np.lib.stride_tricks.as_strided(stored, (count, num_inner), (outer * size, inner * size))
         if by_rows:
             rows_OI[done : done + count] = values
