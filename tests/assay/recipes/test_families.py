@@ -188,7 +188,8 @@ def test_names_and_shapes_of_more_families_are_those_transformers_writes(tmp_pat
     config, classes = hollow_moe.small(family), hollow_moe.MODELS[family].made_by
     assert classes is not None
     written = _written_by_transformers(tmp_path, *classes, {key: config[key] for key in config if key != "architectures"})
-    assert written == dict(hollow_moe.MODELS[family].shapes(config))
+    shapes = dict(hollow_moe.MODELS[family].shapes(config))
+    assert written == {name: shape for name, shape in shapes.items() if not name.startswith("mtp.")}
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def _bits(values: Any) -> list[int]:
 
 @pytest.mark.usefixtures("_own_families")
 def test_a_family_of_ones_own_is_not_called_as_another(tmp_path: Path) -> None:
-    (file := tmp_path / "mine.yaml").write_text(
+    (file := tmp_path / "glm4_moe.yaml").write_text(
         FAMILY.format(transposed="false", interleaved="false").replace("mine", "glm4_moe")
     )
     with pytest.raises(RecipeError) as caught:

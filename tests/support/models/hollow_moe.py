@@ -628,12 +628,13 @@ QWEN4_EXP = {
     "text_config": TEXT | {
         "model_type": "qwen4_exp_text", "attention_bias": False, "eos_token_id": 248044, "hc_count": 4, "hc_lowrank": 320,
         "head_dim": 256, "heads_per_ngram": 8, "hidden_size": 2560, "indexer_budget": 2048, "indexer_compress_ratio": 4,
-        "indexer_head_dim": 128, "indexer_kv_heads": 1, "indexer_n_heads": 16, "layer_types": ["linear_attention",
+        "indexer_head_dim": 128, "indexer_kv_heads": 1, "indexer_n_heads": 4, "layer_types": ["linear_attention",
         "qwen_sparse_attention"],
         "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
         "linear_value_head_dim": 128, "make_ngram_vocab_size_divisible_by": 128, "max_position_embeddings": 262144,
-        "moe_intermediate_size": 640, "ngram_size": 3, "ngram_vocab_size_base": 2000, "norm_topk_prob": True,
-        "num_attention_heads": 16, "num_experts": 512, "num_experts_per_tok": 10, "num_hidden_layers": 48,
+        "moe_intermediate_size": 640, "mtp_num_hidden_layers": 1, "ngram_size": 3, "ngram_vocab_size_base": 2000,
+        "norm_topk_prob": True,
+        "num_attention_heads": 24, "num_experts": 512, "num_experts_per_tok": 10, "num_hidden_layers": 48,
         "num_key_value_heads": 2,
         "number_of_conv_states": 1, "output_gate_type": "sigmoid", "ple_conv_kernel_size": 4, "ple_embed_dim": 2560,
         "ple_layer_ids": [1],
@@ -710,7 +711,16 @@ def qwen4_exp_shapes(config: Config) -> Shapes:
     text, root = text_of(config), "model.language_model"
     shapes = _whole(config, qwen4_exp_layer, root, tower="qwen4_exp")
     yield from ((name, shape) for name, shape in shapes if ".unused." not in name and name != f"{root}.norm.weight")
-    yield from _streams(f"{root}.hyper_connection_mixer", text["hidden_size"], text["hc_count"], text["hc_lowrank"])
+    hidden, streams, rank = text["hidden_size"], text["hc_count"], text["hc_lowrank"]
+    yield from _streams(f"{root}.hyper_connection_mixer", hidden, streams, rank)
+    for number in range(text["mtp_num_hidden_layers"]):
+        one_kind = {**text, "layer_types": ["qwen_sparse_attention"], "ple_layer_ids": []}
+        block = qwen4_exp_layer(f"mtp.layers.{number}", one_kind, 0)
+        yield from ((name, shape) for name, shape in block if ".unused." not in name)
+        yield from _linear("mtp", fc_embedding=(hidden, hidden), fc_hidden=(hidden, hidden))
+        yield from _norms("mtp", hidden, "pre_fc_norm_embedding")
+        yield from _norms("mtp", streams * hidden, "pre_fc_norm_hidden")
+        yield from _streams("mtp.hyper_connection_mixer", hidden, streams, rank)
 
 
 # ------------------------------------------------------------------------------------------------ Kimi-K3, Step-3.7
@@ -871,7 +881,7 @@ MODELS: dict[str, Model] = {
         {**QWEN_SMALL, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "shared_expert_intermediate_size": 128,
         "hc_lowrank": 32,
          "indexer_n_heads": 4, "indexer_head_dim": 64, "ple_embed_dim": 64},
-        in_fp32=r"A_log|linear_attn\.norm",
+        in_fp32=r"A_log|linear_attn\.norm", mtp=True,
         made_by=("Qwen4ExpConfig", "Qwen4ExpForConditionalGeneration"),
     ),
     "kimi_k3": Model(
