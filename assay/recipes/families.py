@@ -12,12 +12,16 @@ import functools
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from assay.errors import PlanError
+from assay.errors import PlanError, RecipeError
 from assay.recipes.base import recipe_names, recipes_dir
-from assay.recipes.family import FamilyBlock, FamilyRecipe, Form, NativeQuantization
+from assay.recipes.family import FamilyBlock, FamilyRecipe, Form, NativeQuantization, Stacked
 from assay.recipes.load import load_recipe
+from assay.recipes.text_config import changing_text, text_of
+
+__all__ = ["changing_text", "text_of"]
 
 
 class Classified(NamedTuple):
@@ -44,10 +48,11 @@ class FamilyNames:
 
     outside: whole names, in no layer. layer: inside a decoder layer, and an MTP layer. mtp_layer: more names, only inside an
     MTP layer, or the same ones with another form there. mtp: whole names of an MTP block outside its layers. mtp_required:
-    without these an MTP block is incomplete. mtp_experts: whether an MTP layer has routed experts.
+    without these an MTP block is incomplete. mtp_lacks: `MtpNames.lacks`. mtp_experts: whether an MTP layer has routed experts.
     layers, mtp_layers: what stands in front of the number of a decoder layer, of an MTP layer (None: they follow the decoder
     layers). experts: name of a layer's experts, `mlp.experts`; projections: the weights of one of them, in the order of the
-    table. mtp_runtime_layers: `MtpNames.runtime_layers`. kept, runtime, native_quantization: as in `FamilyRecipe`.
+    table. mtp_runtime_layers: `MtpNames.runtime_layers`. kept, kept_in_layers, stacked, kinds, runtime, native_quantization: as
+    in `FamilyRecipe`.
     """
 
     name: str
@@ -61,12 +66,16 @@ class FamilyNames:
     mtp: Mapping[str, Form]
     mtp_required: tuple[str, ...]
     mtp_experts: bool
+    mtp_lacks: tuple[str, ...]
     layers: str
     mtp_layers: str | None
     mtp_runtime_layers: str | None
     experts: str
     projections: tuple[str, ...]
     kept: tuple[str, ...]
+    kept_in_layers: tuple[str, ...]
+    stacked: Mapping[str, Stacked]
+    kinds: tuple[str, ...]
     runtime: Mapping[str, str]
     native_quantization: tuple[NativeQuantization, ...]
 
@@ -97,14 +106,37 @@ class FamilyNames:
 
 
 def family_names() -> list[str]:
-    """The families that ship with assay, sorted."""
-    return recipe_names("families")
+    """The families that ship with assay, sorted, and behind them those of the user's own."""
+    return [*recipe_names("families"), *_own_files]
+
+
+_own_files: dict[str, str] = {}
+"""Family of the user's own -> its file, in this process."""
+
+
+def add_family(file: str) -> str:
+    """Have this process know the family of a file; its name. It is asked before those that ship.
+
+    RecipeError: the file is wrong, or is called as another family is.
+    """
+    recipe = load_recipe(FamilyRecipe, file)
+    path = str(Path(file).absolute())
+    if recipe.name in recipe_names("families") or _own_files.get(recipe.name, path) != path:
+        raise RecipeError(f"{file}: name {recipe.name}: another family is called so; give yours a name of its own")
+    _own_files[recipe.name] = path
+    names_of.cache_clear()
+    return recipe.name
+
+
+def family_file(family: str) -> str:
+    """What a recipe says of a family: its name, or its file if it is the user's own."""
+    return _own_files.get(family, family)
 
 
 @functools.cache
 def names_of(family: str) -> FamilyNames:
-    """The names of a family; its files are read once. RecipeError: no such family, or its files are wrong."""
-    recipe = load_recipe(FamilyRecipe, family)
+    """The names of a family, or of the one in a file; files are read once. RecipeError: no such family, or a file is wrong."""
+    recipe = load_recipe(FamilyRecipe, family_file(family))
     parts: list[FamilyBlock] = [*(load_recipe(FamilyBlock, block) for block in recipe.blocks), recipe]
     outside, layer, mtp_layer, mtp = (
         {name: form for forms in tables for name, form in forms.items()}
@@ -127,6 +159,7 @@ def names_of(family: str) -> FamilyNames:
         mtp_layer=mtp_layer,
         mtp=mtp,
         mtp_required=tuple(name for part in parts for name in part.mtp.required),
+        mtp_lacks=recipe.mtp.lacks,
         mtp_experts=all(part.mtp.experts for part in parts),
         layers=recipe.layers,
         mtp_layers=next((part.mtp.layers for part in reversed(parts) if part.mtp.layers is not None), None),
@@ -134,6 +167,9 @@ def names_of(family: str) -> FamilyNames:
         experts=of_experts[0].partition(".{expert}")[0] if of_experts else "",
         projections=tuple(name.split(".")[-2] for name in of_experts),
         kept=recipe.kept,
+        kept_in_layers=recipe.kept_in_layers,
+        stacked={name: stacked for part in parts for name, stacked in part.stacked.items()},
+        kinds=recipe.kinds,
         runtime={name: runtime_part for part in parts for name, runtime_part in part.runtime.items()},
         native_quantization=recipe.native_quantization,
     )
@@ -141,7 +177,8 @@ def names_of(family: str) -> FamilyNames:
 
 def _families_with(word: str) -> Iterator[FamilyNames]:
     """Families in whose files `word` stands: the others need not be read through."""
-    for family in family_names():
+    yield from map(names_of, _own_files)
+    for family in recipe_names("families"):
         if word in (recipes_dir() / "families" / f"{family}.yaml").read_text(encoding="utf-8"):
             yield names_of(family)
 
@@ -164,7 +201,7 @@ _WITHOUT_FAMILY = {
 def family_of(config: Mapping[str, Any]) -> str:
     """The family of a model, from `architectures` and `model_type` of its config.json.
 
-    Raises PlanError: dense model, multimodal wrapper, an architecture of `_WITHOUT_FAMILY` with the reason, or one that is not
+    Raises PlanError: dense model, an architecture of `_WITHOUT_FAMILY` with the reason, or one that is not
     known, with the list that is.
     """
     architectures = config.get("architectures") or []
@@ -180,11 +217,7 @@ def family_of(config: Mapping[str, Any]) -> str:
     )
     if (family := next(families, None)) is not None and num_experts(family, config) > 0:
         return family
-    if text_of(config) is not config:
-        raise PlanError(
-            f"config.json: {what} wraps a text model in a multimodal one, which is not supported yet; supported: {_supported()}"
-        )
-    if not any(count_of(key, config.get(key)) for key in EXPERT_COUNT_KEYS):
+    if not any(count_of(key, text_of(config).get(key)) for key in EXPERT_COUNT_KEYS):
         raise PlanError(f"config.json: {without_experts(what, config)}; assay is for mixture-of-experts: {_supported()}")
     if reason := _WITHOUT_FAMILY.get(what):
         raise PlanError(f"config.json: {what} {reason}")
@@ -219,20 +252,17 @@ def _supported() -> str:
 
 
 def quantization_of(config: Mapping[str, Any]) -> Any:
-    """`quantization_config` of a config.json, which some multimodal models have in their `text_config`; None: there is none."""
+    """`quantization_config` of a config.json, which some multimodal models have with their language model; None: none."""
     return config.get("quantization_config") or text_of(config).get("quantization_config")
 
 
 def unquantized(config: Mapping[str, Any]) -> dict[str, Any]:
-    """`config` without a `quantization_config`, there and in its `text_config`."""
-    remaining = {key: value for key, value in config.items() if key != "quantization_config"}
-    return remaining if (text := text_of(config)) is config else {**remaining, "text_config": unquantized(text)}
+    """`config` without a `quantization_config`, there and where it describes the language model."""
 
+    def without(part: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in part.items() if key != "quantization_config"}
 
-def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a config.json that describes the language model: `text_config` of a multimodal model, else all of it."""
-    text = config.get("text_config")
-    return text if isinstance(text, dict) else config
+    return without(changing_text(config, without))
 
 
 EXPERT_COUNT_KEYS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts", "num_moe_experts")
@@ -325,6 +355,8 @@ def _find(names: FamilyNames, name: str, layers: int) -> tuple[int | None, int |
     if at is None or at.root not in (names.layers, names.mtp_layers):
         return _find_outside(names, name, at)
     expert, form = None, names.layer.get(at.rest)
+    if form is None and any(at.rest.startswith(f"{module}.") for module in names.kept_in_layers):
+        form = _kept(name)
     if form is None and (in_expert := _NUMBERED.fullmatch(at.rest)):
         expert, form = int(in_expert[2]), names.layer.get(f"{in_expert[1]}.{{expert}}.{in_expert[3]}")
     inside = at.root == names.mtp_layers or at.layer >= layers
@@ -343,7 +375,11 @@ def _find_outside(names: FamilyNames, name: str, at: InLayer | None) -> tuple[in
     if at is not None and (numbered := f"{at.root}.{{layer}}.{at.rest}") in names.mtp:
         return at.layer, None, True, names.mtp[numbered]
     kept = any(name.startswith(f"{module}.") for module in names.kept)
-    return None, None, False, (_KEPT_WEIGHT if name.endswith(".weight") else _KEPT) if kept else None
+    return None, None, False, _kept(name) if kept else None
+
+
+def _kept(name: str) -> Form:
+    return _KEPT_WEIGHT if name.endswith(".weight") else _KEPT
 
 
 def _unknown(family: str, name: str, config: Mapping[str, Any]) -> str:
@@ -403,8 +439,10 @@ def ignore_patterns(
                 kept.setdefault(parent, []).append(leaf)
     for parent, leaves in kept.items():
         leaves = asked_of_vllm(parent, leaves)
-        patterns.append(rf"re:.*\.{numberless(parent)}\.{alternatives(leaves)}$")
-    patterns += [rf"re:(.*\.)?{re.escape(module.rpartition('.')[2])}\..*$" for module in names.kept]
+        within = rf"{numberless(parent)}\." if parent else ""
+        patterns.append(rf"re:.*\.{within}{alternatives(leaves)}$")
+    whole = (*names.kept, *names.kept_in_layers)
+    patterns += [rf"re:(.*\.)?{re.escape(module.rpartition('.')[2])}\..*$" for module in whole]
     if mtp != "drop":
         patterns += _mtp_patterns(names, mtp == "quantize", sorted(mtp_layers))
     return tuple(patterns)

@@ -35,6 +35,20 @@ class Form(Section):
     split: Literal["rows", "kv_rows", "columns", "whole"] = "whole"
 
 
+class Stacked(Section):
+    """A tensor that holds all experts of a layer, behind the number of a layer: [experts, ...].
+
+    A fine-tune may store it either way round; the shape tells, unless both sides are as wide as the model.
+    """
+
+    parts: tuple[str, ...] = Field(min_length=1)
+    """Names of `layer` with `{expert}`: what of one expert is in it, first to last."""
+    transposed: bool = False
+    """[experts, inputs, outputs], as a matrix that multiplies from the right."""
+    interleaved: bool = False
+    """Its parts take turns, output by output (gpt-oss); else the second follows the first."""
+
+
 class MtpNames(Section):
     """The MTP block. Its layers have the names of decoder layers as well."""
 
@@ -50,6 +64,8 @@ class MtpNames(Section):
     """Whole names of the block outside its layers."""
     experts: bool = True
     """Whether an MTP layer has routed experts, as the decoder layers have. If not, `required` names all that it must have."""
+    lacks: tuple[str, ...] = ()
+    """Beginnings of names that every decoder layer has and no MTP layer: `hc_`."""
     required: tuple[str, ...] = ()
     """Without these, in each layer or outside, the block is incomplete. Head and embedding are among them only where vLLM does
     not share the model's own."""
@@ -76,6 +92,9 @@ class FamilyBlock(Recipe):
     """Whole names, outside the layers and the MTP block."""
     layer: dict[str, Form] = Field(default_factory=dict)
     """Names behind the number of a decoder layer; `{expert}` stands for an expert's number."""
+    stacked: dict[str, Stacked] = Field(default_factory=dict)
+    """Names, behind the number of a layer, under which checkpoints hold all experts in one tensor. They are read and written as
+    single experts, which have the names of `layer`."""
     mtp: MtpNames = MtpNames()
     runtime: dict[str, str] = Field(default_factory=dict)
     """Parts of a checkpoint's names that vLLM's modules call otherwise, whole components: `shared_head.head: head`."""
@@ -94,10 +113,16 @@ class FamilyRecipe(FamilyBlock):
     """What stands in front of the number of a decoder layer: `model.language_model.layers`, `backbone.layers`."""
     kept: tuple[str, ...] = ()
     """Modules that stay as they are with all they hold, whatever the precision says: `model.visual`."""
+    kept_in_layers: tuple[str, ...] = ()
+    """The same of modules inside the layers: `ple.ple_embedding`."""
     num_experts: tuple[str, ...]
     """Keys of config.json that say how many routed experts a layer has; the first that is there counts."""
     native_quantization: tuple[NativeQuantization, ...] = ()
     """Quantized forms that are a source. Empty: models are released in BF16, and whatever is quantized is a candidate."""
+    kinds: tuple[str, ...] = ()
+    """Names, or beginnings of names, by which layers of this family differ in kind: what only some layers have."""
+    from_config: bool = False
+    """No published checkpoint or implementation beside vLLM's was at hand: names are those that vLLM's class takes."""
     blocks: tuple[str, ...] = ()
     """Names of shared blocks, or YAML files relative to the family's, in the order in which their names follow each other."""
 

@@ -20,7 +20,7 @@ from assay.secret_text import secrets_in
 
 
 def _known_family(name: str) -> str:
-    if name not in (known := recipe_names("families")):
+    if not name.endswith((".yaml", ".yml")) and name not in (known := recipe_names("families")):
         raise PydanticKnownError("literal_error", {"expected": ", ".join(map(repr, known))})
     return name
 
@@ -254,7 +254,7 @@ class ModelRecipe(Recipe):
     base_model: str | None = Field(default=None, pattern=HUB_ID)
     """Of a source in a folder: the hub id of the model, which cards name as their `base_model`."""
     family: FamilyName
-    """That of the checkpoint's config.json."""
+    """That of the checkpoint's config.json; one of your own by its file, relative to the recipe's."""
     licence: Licence | None = None
     """None: not known here; a card then goes by the LICENSE file that came with the weights."""
     reference: Reference
@@ -294,6 +294,7 @@ class ModelRecipe(Recipe):
             },
             "profiles": tuple(beside(folder, name) for name in self.profiles),
             "deployment_profiles": tuple(beside(folder, name) for name in self.deployment_profiles),
+            "family": beside(folder, self.family),
             "suite": beside(folder, self.suite),
             "gates": None if self.gates is None else beside(folder, self.gates),
         }

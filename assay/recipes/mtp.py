@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from assay.errors import PlanError
 from assay.recipes.families import (
+    changing_text,
     count_of,
     family_of,
     names_of,
@@ -96,10 +97,12 @@ def names_in_block(family: str, config: Mapping[str, Any], names: Iterable[str])
 
 def declaring_none(config: Mapping[str, Any]) -> dict[str, Any]:
     """`config` with 0 MTP layers: under every key it has for them, else under the one that vLLM reads."""
-    if (text := text_of(config)) is not config:
-        return {**config, "text_config": declaring_none(text)}
-    present = [key for key in CONFIG_KEYS if key in config]
-    return {**config, **dict.fromkeys(present or CONFIG_KEYS[:1], 0)}
+
+    def without(text: Mapping[str, Any]) -> dict[str, Any]:
+        present = [key for key in CONFIG_KEYS if key in text]
+        return {**text, **dict.fromkeys(present or CONFIG_KEYS[:1], 0)}
+
+    return changing_text(config, without)
 
 
 # ------------------------------------------------------------------------------------------------ completeness
@@ -125,6 +128,8 @@ def mtp_problems(family: str, config: Mapping[str, Any], names: Collection[str])
     names: as a source has them (`weight`, not `weight_packed`), without scales. vLLM loads a block that lacks experts without
     a word and drafts noise; a missing head or embedding it shares from the model.
     """
+    if not (names_of(family).mtp or names_of(family).mtp_layer):
+        return  # MiniMax-M3 declares layers that no release has
     root, first = _place(family, config)
     rests: dict[tuple[str, int], set[str]] = defaultdict(set)  # (root, layer) -> names behind the layer's number
     for at in map(split_layer, names):
@@ -171,7 +176,8 @@ def _problems_of_layer(
             for (at, layer), names_in_layer in rests.items()
             if at == names.layers and layer < num_hidden_layers(config)
         ]
-        required |= _like(have, layers, f"{names.experts}.0.", dense=dense)
+        alike = _like(have, layers, f"{names.experts}.0.", dense=dense)
+        required |= {name for name in alike if not name.startswith(names.mtp_lacks)}
         required |= {f"{names.experts}.{expert}.{part}.weight" for expert in range(experts) for part in names.projections}
     for rest in sorted(required - have):
         yield _missing(f"{prefix}.{rest}")

@@ -14,6 +14,7 @@ from pydantic import Field
 from assay.errors import AssayError
 from assay.recipes.base import Recipe, Section
 from assay.recipes.model import Serving, refused_secrets
+from assay.recipes.text_config import text_of
 
 GPU_MEMORY_UTILIZATION = 0.92
 """vLLM's default of `gpu-memory-utilization` (vllm/config/cache.py)."""
@@ -164,8 +165,7 @@ def context_tokens(config: Mapping[str, Any], profile: ProfileRecipe, serving: S
 
     config: its config.json. None: nobody says.
     """
-    text = config.get("text_config")
-    own = (text if isinstance(text, dict) else config).get("max_position_embeddings")
+    own = text_of(config).get("max_position_embeddings")
     asked = profile.flags.get("max-model-len") or serving.max_model_len
     return min((length for length in (own, asked) if isinstance(length, int)), default=None)
 

@@ -15,6 +15,7 @@ import typer
 
 from assay.errors import AssayError, did_you_mean
 from assay.foreign_text import shown
+from assay.recipes.families import add_family
 from assay.recipes.load import KINDS, recipe_file, recipe_names
 from assay.recipes.model import automatic_of, is_automatic
 from assay.recipes.precision import PrecisionRecipe
@@ -213,6 +214,23 @@ NameOption = Annotated[
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Only results and errors: no progress, no notes.")]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Also what libraries log, and the traceback of an error.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the record as JSON on stdout.")]
+
+
+def _take_up(value: Path | None) -> Path | None:
+    """The family is known to the whole process from here on."""
+    if value is not None:
+        add_family(str(value))
+    return value
+
+
+FamilyOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--family", metavar="FILE", callback=_take_up, is_eager=True,
+        help="A family of your own (`assay family` drafts it), for an architecture that assay does not know.",
+    ),
+]  # fmt: skip
+"""The command itself does nothing with it: it is taken up while the command line is read."""
 
 WorkersOption = Annotated[
     int | None,

@@ -13,12 +13,25 @@ from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tenso
 )
 
 _DRAFT_HEAD = ".shared_head.head."
+_GRANITE_EXPERT = ".block_sparse_moe.experts."
 _INPUT_SCALES = ("w13_input_global_scale", "w2_input_global_scale")
 
 
 def exempt_parameters(model: torch.nn.Module, stored: Collection[str]) -> set[str]:
     """Names of the parameters that need not be loaded. stored: names of all tensors that were read for `model`."""
-    return shared_draft_heads(model, stored) | shared_draft_embedding(model) | unused_input_scales(model)
+    shared = shared_draft_heads(model, stored) | shared_draft_embedding(model)
+    return shared | unused_input_scales(model) | uncounted_experts(model, stored)
+
+
+def uncounted_experts(model: torch.nn.Module, stored: Collection[str]) -> set[str]:
+    """Experts of Granite 4 that were stored one by one, as quantized ones are.
+
+    `GraniteMoeHybridModel.load_weights` (vllm/model_executor/models/granitemoehybrid.py) gives them to their parameters in
+    `_load_quant_expert` and does not add these to the names that it returns.
+    """
+    if type(model).__name__ != "GraniteMoeHybridForCausalLM" or not any(_GRANITE_EXPERT in name for name in stored):
+        return set()
+    return {name for name, _ in model.named_parameters() if f"{_GRANITE_EXPERT}routed_experts." in name}
 
 
 def shared_draft_heads(model: torch.nn.Module, stored: Collection[str]) -> set[str]:
@@ -35,12 +48,13 @@ def shared_draft_heads(model: torch.nn.Module, stored: Collection[str]) -> set[s
 
 
 def shared_draft_embedding(model: torch.nn.Module) -> set[str]:
-    """The embedding of DeepSeek-V4's MTP draft, whose loader passes over every name outside `mtp.`, the model's own among them.
+    """The embedding of an MTP draft whose loader passes over every name outside the block, the model's own among them:
+    DeepSeek-V4's and GLM-5.3-Flash's.
 
     Then `maybe_share_target_embed` and `_maybe_share_embeddings`, in the files named above, put the target's into its place:
     the draft does not set `has_own_embed_tokens`.
     """
-    return {"model.embed_tokens.weight"} if type(model).__name__ == "DeepSeekV4MTP" else set()
+    return {"model.embed_tokens.weight"} if type(model).__name__ in ("DeepSeekV4MTP", "Glm5NextMTP") else set()
 
 
 def unused_input_scales(model: torch.nn.Module) -> set[str]:

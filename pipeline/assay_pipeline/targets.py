@@ -17,7 +17,7 @@ from assay.callbacks import Say, say_nothing
 from assay.errors import AssayError, CheckpointError, PlanError, did_you_mean, nearest
 from assay.foreign_text import one_line, safe_name, shown
 from assay.quantities import and_more
-from assay.recipes.families import family_of, names_of, quantization_of
+from assay.recipes.families import add_family, family_file, family_of, names_of, quantization_of
 from assay.recipes.load import load_recipe, recipe_file, recipe_names, recipes_dir
 from assay.recipes.model import HUB_ID, Location, ModelRecipe, Reference, Serving
 from assay.recipes.mtp import mtp_block
@@ -194,6 +194,8 @@ def _recipe_target(text: str) -> Target:
     CheckpointError: a relative source is not there.
     """
     recipe, file = load_recipe(ModelRecipe, text), recipe_file(ModelRecipe, text)
+    if recipe.family.endswith((".yaml", ".yml")):
+        add_family(recipe.family)
     is_shipped = file.resolve().parent == (recipes_dir() / "models").resolve()
     base = recipes_dir().parent if is_shipped else file.parent
     folder, release = recipe.source.path, recipe.reference.release
@@ -237,7 +239,7 @@ def _recipe_for(
         name=safe_name(name),
         description=f"Made from the config of {name}.",
         source=location,
-        family=family,
+        family=family_file(family),
         reference=Reference(precision="fp8"),
         precisions=("fp8", "w4a16", "nvfp4a16"),
         include_source=not quantization_of(config),  # an FP8 source is its own FP8 reference

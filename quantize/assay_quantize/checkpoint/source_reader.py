@@ -1,8 +1,9 @@
 """The weights of a source, by rows: whatever form they are stored in, a reader gets plain numbers of 16 or 32 bits.
 
 A weight stored with scales (FP8, FP4, INT4) is a *logical* BF16 weight here (`dequantize.py` says how it is computed); the
-weight of one expert inside a fused 3-D tensor is a byte range of its shard. Files are read with `preadv` into the caller's
-buffer; no page of them is ever mapped into memory: it would count as this process's, and a file that is truncated would end it.
+weight of one expert inside a fused 3-D tensor is a byte range of its shard, or lies there with gaps (`strided.py`). Files are
+read with `preadv` into the caller's buffer; no page of them is ever mapped into memory: it would count as this process's, and a
+file that is truncated would end it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from assay_quantize.checkpoint.checkpoint import Checkpoint
 from assay_quantize.checkpoint.headers import TensorHeader
 from assay_quantize.checkpoint.shard_files import OpenShards
 from assay_quantize.checkpoint.source_format import FP4, INT4, block_of, declared_block
+from assay_quantize.checkpoint.strided import read_strided
 from assay_quantize.formats.casting import float_rows
 from assay_quantize.formats.schemes import DTYPE_BYTES
 from assay_quantize.storage.past_cache import Loans, ReadAhead, is_aligned
@@ -78,6 +80,8 @@ class SourceReader:
         source the plan was made from, scales that are not finite.
         """
         header = self._header(tensor)
+        if header.strides is not None:
+            return self._read_strided(header, begin, end, buffer)
         count, per_row = end - begin, header.num_bytes // header.shape[0] if header.shape[0] else 0
         if loans is not None and tensor.scale is None and self._ahead is not None:
             position = header.begin + begin * per_row
@@ -99,7 +103,13 @@ class SourceReader:
         """Bytes [begin, end) of a tensor of any rank, as they are stored; in `buffer` if given. Raises like `read_rows`."""
         header = self._header(tensor)
         view: memoryview = self._memory(end - begin, buffer).data
-        self._read_into(view, header, begin)
+        if header.strides is None:
+            self._read_into(view, header, begin)
+            return view
+        per_row = header.num_bytes // header.shape[0]
+        first = begin // per_row
+        rows = self._read_strided(header, first, math.ceil(end / per_row), None)
+        view[:] = rows.reshape(-1).view(np.uint8)[begin - first * per_row :][: end - begin].data
         return view
 
     def will_need(
@@ -112,7 +122,7 @@ class SourceReader:
         """
         header = self._header(tensor)
         file, position, size = self._shards.open(header.shard), header.begin + begin, end - begin
-        if size == 0:
+        if size == 0 or header.strides is not None:
             return
         is_spared = past_cache and file.has_direct and (self._ahead is None or self._ahead.keeps_up())
         if not is_spared and file.residency.is_known and file.residency.seems_cached(position, size):
@@ -128,8 +138,9 @@ class SourceReader:
     def done_with(self, tensor: TensorPlan, begin: int, end: int) -> None:
         """Let the kernel drop bytes [begin, end) of the stored tensor from its page cache."""
         header = self._header(tensor)
-        descriptor = self._shards.open(header.shard).descriptor
-        os.posix_fadvise(descriptor, header.begin + begin, end - begin, os.POSIX_FADV_DONTNEED)
+        if header.strides is None:
+            descriptor = self._shards.open(header.shard).descriptor
+            os.posix_fadvise(descriptor, header.begin + begin, end - begin, os.POSIX_FADV_DONTNEED)
 
     def _dequantize(self, tensor: TensorPlan, stored: Buffer, begin: int, end: int, out: Buffer) -> None:
         # only now: numba takes a second to import, and most sources need none
@@ -160,6 +171,20 @@ class SourceReader:
             count = int((~np.isfinite(scale_BG)).sum())
             raise QuantizeError(f"{header.name}: {count} scales are NaN or infinite; the source is damaged")
         return scale_BG, block
+
+    def _read_strided(self, header: TensorHeader, begin: int, end: int, buffer: Buffer | None) -> npt.NDArray[Any]:
+        """As `read_rows`, of what lies in its file with gaps."""
+        assert header.strides is not None
+
+        def read(view: memoryview, position: int) -> None:
+            self._shards.read_into(view, header.shard, position, f"truncated: ends inside {header.name}; download it again")
+
+        rows = read_strided(read, header.begin, header.strides, header.shape, STORAGE[header.dtype], begin, end)
+        if buffer is None:
+            return rows
+        given: npt.NDArray[Any] = buffer[: rows.nbytes].view(rows.dtype).reshape(rows.shape)
+        given[...] = rows
+        return given
 
     # -------------------------------------------------------------------------------------------- files
     def _header(self, tensor: TensorPlan) -> TensorHeader:

@@ -27,7 +27,10 @@ def read_tensor(source: Checkpoint, name: str) -> Tensor:
     if source.folder is None:
         raise CheckpointError(f"{source.location}: its weights are on the hub; download it first and give the folder")
     header = source.tensors[name]
-    data = bytearray(header.num_bytes)
+    data = bytearray(header.end - header.begin)
     with closing(OpenShards(source.folder)) as shards:
         shards.read_into(memoryview(data), header.shard, header.begin, f"truncated: ends inside {name}; download it again")
-    return torch.frombuffer(data, dtype=TORCH_DTYPES[header.dtype]).reshape(header.shape)
+    stored = torch.frombuffer(data, dtype=TORCH_DTYPES[header.dtype])
+    if header.strides is None:
+        return stored.reshape(header.shape)
+    return stored.as_strided(header.shape, header.strides[: len(header.shape)]).contiguous()

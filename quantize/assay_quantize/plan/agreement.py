@@ -149,7 +149,8 @@ def _rule(config: Mapping[str, Any]) -> tuple[str, frozenset[int]] | None:
         keys = "first_k_dense_replace" if step == 1 else "first_k_dense_replace, moe_layer_freq"
         return keys, frozenset(layer for layer in layers if layer >= first and layer % step == 0)
     if "mlp_only_layers" in text or "decoder_sparse_step" in text:
-        dense = text.get("mlp_only_layers") if isinstance(text.get("mlp_only_layers"), list) else []
+        listed = text.get("mlp_only_layers")
+        dense = listed if isinstance(listed, list) else []
         step = size_of(text, "decoder_sparse_step", 1)
         return "mlp_only_layers, decoder_sparse_step", frozenset(
             layer for layer in layers if layer not in dense and (layer + 1) % step == 0

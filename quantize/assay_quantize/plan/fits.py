@@ -333,7 +333,7 @@ def rank_bytes(model: StoredModel, ranks: Ranks) -> int:
     """Bytes of weights on one rank: its part of what is split, and all of the rest."""
     total = 0
     for weight in model.weights:
-        form = None if is_fused(weight.name) else form_of(model.family, weight.name, model.config)
+        form = None if is_fused(weight.name, model.family) else form_of(model.family, weight.name, model.config)
         if form is not None and (form.split == "whole" or not weight.shape):
             total += weight.num_bytes
         elif form is not None and form.split == "kv_rows":

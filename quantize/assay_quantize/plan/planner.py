@@ -62,7 +62,7 @@ def make_plan(checkpoint: Checkpoint, recipe: PrecisionRecipe, *, model: str, fa
             "move it to `keep: {bf16: [...]}`"
         )
     source = _classify(checkpoint)
-    if family is not None and family != source.family:
+    if family is not None and names_of(family).name != source.family:
         raise PlanError(
             f"{checkpoint.location}: its config.json is of family {source.family}, the model recipe says {family}; correct the "
             "recipe"
@@ -204,11 +204,12 @@ def _check_layers(source: _Source) -> None:
             f"{and_more(missing)}; complete the download"
         )
     kinds: dict[tuple[bool, ...], dict[int, set[str]]] = defaultdict(dict)
+    told_by = (*_KINDS, *names_of(family).kinds)
     for layer, names in sorted(layers.items()):
         rest = {place.rest for name in names if classified[name].expert is None and (place := split_layer(name)) is not None}
         _check_experts(source, names, layer)
         has_experts = any(classified[name].expert is not None for name in names)
-        kinds[(has_experts, *(any(r.startswith(p) for r in rest) for p in _KINDS))][layer] = rest
+        kinds[(has_experts, *(any(r.startswith(p) for r in rest) for p in told_by))][layer] = rest
     for of_kind in kinds.values():
         union = set().union(*of_kind.values())
         for layer, rest in of_kind.items():

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.recipes.base import recipes_dir
-from assay.recipes.families import family_of, form_of, num_experts, text_of
+from assay.recipes.families import changing_text, family_of, form_of, num_experts, text_of
 from assay.recipes.precision import layer_numbers
 from assay.safe_files import read_json_object
 from assay_quantize.checkpoint.checkpoint import Checkpoint, as_source
@@ -94,6 +94,4 @@ def _with_experts(config: dict[str, Any], count: int) -> dict[str, Any]:
     key = next((key for key in _EXPERT_KEYS if key in text_of(config)), None)
     if key is None:
         return config
-    if "text_config" in config:
-        return {**config, "text_config": {**config["text_config"], key: count}}
-    return {**config, key: count}
+    return changing_text(config, lambda text: {**text, key: count})

@@ -73,7 +73,7 @@ class StoredModel:
 
 def is_draft(model: StoredModel, name: str) -> bool:
     """Whether a weight is of the MTP block."""
-    return not is_fused(name) and classify(model.family, name, model.config).role == "mtp"
+    return not is_fused(name, model.family) and classify(model.family, name, model.config).role == "mtp"
 
 
 def is_speculative(profile: ProfileRecipe, serving: Serving) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 import hollow
 import hollow_hybrids
+import hollow_moe
 import pytest
 import yaml
 from safetensors import safe_open
@@ -178,6 +179,19 @@ def test_names_and_shapes_are_those_transformers_writes(
         assert classify(family, name, settings).role != "mtp"
 
 
+WRITTEN = [family for family, model in hollow_moe.MODELS.items() if model.made_by is not None]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", WRITTEN)
+def test_names_and_shapes_of_more_families_are_those_transformers_writes(tmp_path: Path, family: str) -> None:
+    config, classes = hollow_moe.small(family), hollow_moe.MODELS[family].made_by
+    assert classes is not None
+    written = _written_by_transformers(tmp_path, *classes, {key: config[key] for key in config if key != "architectures"})
+    shapes = dict(hollow_moe.MODELS[family].shapes(config))
+    assert written == {name: shape for name, shape in shapes.items() if not name.startswith("mtp.")}
+
+
 @pytest.mark.parametrize(
     ("model", "tensors", "values"),
     [
@@ -300,17 +314,19 @@ DRAFTS = "`assay family` drafts a family of what vLLM serves (docs/families.md);
         ({"architectures": ["ArcticForCausalLM"], "moe": {"num_experts_of_layer": 8}},
          "config.json: ArcticForCausalLM has none of n_routed_experts, num_experts, num_local_experts, moe_num_experts, "
          "num_moe_experts, and moe is not read as a number of experts; assay is for mixture-of-experts: " + SUPPORTED),
-        ({"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 8},
-         "config.json: architecture MixtralForCausalLM is not known; " + DRAFTS + SUPPORTED),
-        ({"model_type": "mixtral", "num_local_experts": 8},
-         "config.json: architecture model_type 'mixtral' is not known; " + DRAFTS + SUPPORTED),
+        ({"architectures": ["NewMoeForCausalLM"], "model_type": "new_moe", "num_local_experts": 8},
+         "config.json: architecture NewMoeForCausalLM is not known; " + DRAFTS + SUPPORTED),
+        ({"model_type": "new_moe", "num_local_experts": 8},
+         "config.json: architecture model_type 'new_moe' is not known; " + DRAFTS + SUPPORTED),
         ({"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_local_experts": 32},
          "config.json: GptOssForCausalLM cannot be quantized again: it is published with its experts in MXFP4, 4.25 bits a "
          "weight, and vLLM 0.32 takes no smaller or other form of them in full; serve it as it is "
          "(docs/decisions/families.md)"),
-        ({"architectures": ["Glm4vMoeForConditionalGeneration"], "text_config": {"n_routed_experts": 8}},
-         "config.json: Glm4vMoeForConditionalGeneration wraps a text model in a multimodal one, which is not supported yet; "
-         "supported: " + SUPPORTED),
+        ({"architectures": ["NewVLForConditionalGeneration"], "thinker_config": {"text_config": {"n_routed_experts": 8}}},
+         "config.json: architecture NewVLForConditionalGeneration is not known; " + DRAFTS + SUPPORTED),
+        ({"architectures": ["NewVLForConditionalGeneration"], "text_config": {"hidden_size": 8}},
+         "config.json: NewVLForConditionalGeneration is a dense model (it declares no experts); assay is for "
+         "mixture-of-experts: " + SUPPORTED),
         ({}, "config.json: names neither `architectures` nor `model_type`; take the one of the model's release"),
     ],
 )  # fmt: skip
@@ -393,8 +409,9 @@ def test_a_family_without_architecture_goes_by_its_model_type() -> None:
          "'other' (got 'atention'); did you mean 'attention'?"),
         ("layer:\n  a.weight: {role: attention, knd: linear}\n",
          "unknown key 'layer.a.weight.knd'; did you mean 'kind'? Allowed: fused, kind, role, split"),
-        ("layr: {}\n", "unknown key 'layr'; did you mean 'layer'? Allowed: architectures, blocks, description, kept, layer, "
-         "layers, model_types, mtp, name, num_experts, outside, reasoning_parser, runtime, schema"),
+        ("layr: {}\n", "unknown key 'layr'; did you mean 'layer'? Allowed: architectures, blocks, description, from_config, "
+         "kept, kept_in_layers, kinds, layer, layers, model_types, mtp, name, num_experts, outside, reasoning_parser, runtime, "
+         "schema, stacked"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_family_file(tmp_path: Path, text: str, problem: str) -> None:
@@ -407,7 +424,9 @@ def test_what_is_wrong_with_a_family_file(tmp_path: Path, text: str, problem: st
 
 
 def test_an_unknown_family_or_block_names_the_nearest() -> None:
-    with pytest.raises(RecipeError, match="no family called 'qwen3_nxt'; did you mean qwen3_next\\? known: "):
+    with pytest.raises(
+        RecipeError, match="no family called 'qwen3_nxt'; did you mean qwen3_next\\? `assay recipes families` lists all"
+    ):
         names_of("qwen3_nxt")
     with pytest.raises(RecipeError, match="no block of names called 'gqaa'; did you mean gqa\\? known: "):
         load_recipe(FamilyBlock, "gqaa")

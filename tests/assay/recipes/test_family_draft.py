@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import hollow
+import hollow_moe
 import pytest
 import yaml
 from serving_interpreter import with_our_plugin
@@ -222,4 +223,6 @@ def test_a_dense_model_has_no_family() -> None:
 
 
 def test_all_families_are_drafted() -> None:
-    assert {family_of(hollow.MODELS[model][0]) for model in ABSENT} == set(families.family_names())
+    """Those of `hollow_moe.py` are held against vLLM's loaders by replays (`test_replay_moe_families.py`)."""
+    drafted = {family_of(hollow.MODELS[model][0]) for model in ABSENT}
+    assert drafted == set(families.family_names()) - hollow_moe.MODELS.keys()

@@ -57,9 +57,12 @@ def _unstacked(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
     return {name.replace(".moe.", f".moe.experts.{expert}."): one.clone() for expert, one in enumerate(tensor)}
 
 
+STEP = {"architectures": ["Step3p5ForCausalLM"], "moe_num_experts": 4, "num_hidden_layers": 2}
+
+
 def test_scales_of_stacked_tensors_are_split_with_them(tmp_path: Path) -> None:
     moe, (experts, rows, columns) = "model.layers.1.moe", (4, 1280, 4096)
-    config = {"hidden_size": columns, "moe_intermediate_size": rows, "quantization_config": hollow.FP8_BLOCKS}
+    config = STEP | {"hidden_size": columns, "moe_intermediate_size": rows, "quantization_config": hollow.FP8_BLOCKS}
     shapes = [(f"{moe}.up_proj.weight", (experts, rows, columns)), (f"{moe}.up_proj.weight_scale_inv", (experts, 10, 32))]
     dtypes = {f"{moe}.up_proj.weight": "F8_E4M3", f"{moe}.up_proj.weight_scale_inv": "F32"}
     found = open_checkpoint(hollow.write_hollow(tmp_path / "fp8", config, iter(shapes), shards=1, dtypes=dtypes)).tensors
@@ -71,10 +74,14 @@ def test_scales_of_stacked_tensors_are_split_with_them(tmp_path: Path) -> None:
 
 
 def test_a_stacked_tensor_of_another_shape_is_refused(tmp_path: Path) -> None:
-    config = {"hidden_size": 4096, "moe_intermediate_size": 1280}
-    shapes = iter([("model.layers.1.moe.gate_proj.weight", (4, 4096, 1280))])
-    with pytest.raises(CheckpointError, match=r"moe.gate_proj.weight is stored transposed, \[experts, 4096, 1280\]"):
-        open_checkpoint(hollow.write_hollow(tmp_path / "transposed", config, shapes, shards=1))
+    config = STEP | {"hidden_size": 4096, "moe_intermediate_size": 1280}
+    shapes = iter([("model.layers.1.moe.gate_proj.weight", (4, 4096, 1284))])
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(hollow.write_hollow(tmp_path / "other", config, shapes, shards=1))
+    assert str(caught.value) == (
+        f"{tmp_path}/other: model.layers.1.moe.gate_proj.weight has shape [4, 4096, 1284]; by config.json it should be "
+        "[experts, 1280, 4096] or the other way round; save the model again with one tensor per expert"
+    )
 
 
 @pytest.mark.parametrize("model", [model for model in TINY if model in HYBRIDS])

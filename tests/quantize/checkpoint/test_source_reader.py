@@ -410,12 +410,12 @@ EXPERTS = "model.layers.1.mlp.experts"
         ([(f"{X}.weight", "F8_E4M3", (8, 16)), (f"{X}.weight_scale", "U8", (8, 1))],
          f"{X}.weight_scale has dtype U8; scales are read as F32, BF16, F16, F8_E8M0"),
         ([(f"{X}.input_scale", "F32", (1,))], f"{X}.input_scale belongs to {X}.weight, not there; complete the download"),
-        ([(f"{EXPERTS}.gate_up_proj", "BF16", (4, 256, 64))],
-         f"{EXPERTS}.gate_up_proj is stored transposed, [experts, 256, 64]; only [experts, 64, 256] is read; save the model "
-         "again with one tensor per expert"),
+        ([(f"{EXPERTS}.gate_up_proj", "BF16", (4, 64, 64))],
+         f"{EXPERTS}.gate_up_proj has shape [4, 64, 64]; by config.json it should be [experts, 64, 256] or the other way "
+         "round; save the model again with one tensor per expert"),
         ([(f"{EXPERTS}.down_proj", "BF16", (4, 256, 99))],
-         f"{EXPERTS}.down_proj has shape [4, 256, 99]; by config.json it should be [experts, 256, 32]; save the model again "
-         "with one tensor per expert"),
+         f"{EXPERTS}.down_proj has shape [4, 256, 99]; by config.json it should be [experts, 256, 32] or the other way "
+         "round; save the model again with one tensor per expert"),
         ([(f"{EXPERTS}.gate_up_proj", "F8_E4M3", (4, 64, 256)), (f"{EXPERTS}.gate_up_proj_scale_inv", "F32", (4, 2, 2))],
          f"{EXPERTS}.gate_up_proj_scale_inv [4, 2, 2] cannot be split among the experts of {EXPERTS}.gate_up_proj [4, 64, 256]"
          "; save the model again with one tensor per expert"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,7 +51,7 @@ def family(
         say(f"building vLLM's classes for {target} and loading {len(checkpoint.tensors):,} names into them")
         headers = {name: (header.dtype, header.shape) for name, header in checkpoint.tensors.items()}
         draft, source = draft_family(checkpoint.config, headers), checkpoint.location
-    text = as_yaml(draft, source)
+    text = as_yaml(draft if out is None else replace(draft, name=out.stem), source)  # a family is called as its file is
     if out is not None:
         write_text_atomically(out, text, only_new=True)
         say(f"wrote {out}")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from assay.recipes.calibrated.texts import MAX_LENGTH
-from assay_cli.options import TEXT_HELP, DeviceOption, RunsOption, WithholdOption, refuse_unused, several
+from assay_cli.options import TEXT_HELP, DeviceOption, FamilyOption, RunsOption, WithholdOption, refuse_unused, several
 from assay_cli.terminal import emit, escape, results, say
 from assay_pipeline.calibration.files import calibrate as pipeline_calibrate
 from assay_pipeline.calibration.sentences import lines
@@ -40,6 +40,7 @@ def calibrate(
     device: DeviceOption = "auto",
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the model's own text.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON on stdout.")] = False,
+    family: FamilyOption = None,
 ) -> None:
     """Run the model in transformers and record what enters every weight: mean squares by channel, and the largest magnitude.
 

@@ -9,6 +9,7 @@ import typer
 
 from assay.errors import AssayError
 from assay_cli.options import (
+    FamilyOption,
     JsonOption,
     MtpOption,
     ReferenceOption,
@@ -63,6 +64,7 @@ def plan(
     ] = "32k",
     mtp: MtpOption = None,
     reference: ReferenceOption = None,
+    family: FamilyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what will happen to every tensor, the bytes of each role, and on which GPUs the result fits. Reads headers only.

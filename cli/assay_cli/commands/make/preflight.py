@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from assay_cli.options import (
+    FamilyOption,
     GatesOption,
     JsonOption,
     MtpOption,
@@ -45,6 +46,7 @@ def preflight(
             "everything is made and measured already.",
         ),
     ] = False,
+    family: FamilyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Find out what would fail before anything is downloaded, made or served: disk, memory, vLLM's loaders and more.

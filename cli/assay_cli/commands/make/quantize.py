@@ -12,6 +12,7 @@ from assay_cli.options import (
     AUTOMATIC_HELP,
     BaseModelOption,
     DeviceOption,
+    FamilyOption,
     ImportanceOption,
     JsonOption,
     MtpOption,
@@ -89,6 +90,7 @@ def quantize(
     base_model: BaseModelOption = None,
     mtp: MtpOption = None,
     reference: ReferenceOption = None,
+    family: FamilyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make quantized checkpoints, shard by shard, and verify each. If it is killed, the same command resumes."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from assay_cli.options import JsonOption
+from assay_cli.options import FamilyOption, JsonOption
 from assay_cli.progress import track
 from assay_cli.terminal import emit, print_verification, results
 from assay_pipeline.quantizing import verify as verify_checkpoint
@@ -43,6 +43,7 @@ def verify(
     hashes_only: Annotated[
         bool, typer.Option("--hashes-only", help="Check files, headers, config and hashes, but not the contents of tensors.")
     ] = False,
+    family: FamilyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Reopen a quantized checkpoint and check everything anew. Exit 1 names every tensor that is wrong."""

@@ -13,6 +13,7 @@ from assay.records.speed import SPEED_RECORD
 from assay_cli.options import (
     BaseModelOption,
     DeviceOption,
+    FamilyOption,
     GatesOption,
     ImportanceOption,
     JsonOption,
@@ -71,6 +72,7 @@ def run(
     with_speed: Annotated[
         bool, typer.Option("--speed", help="Afterwards measure how fast each checkpoint is served, as `assay speed` does.")
     ] = False,
+    family: FamilyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Do everything: make and verify every precision, measure it against the reference, judge, write report and cards.

@@ -1,0 +1,155 @@
+"""The table of docs/families.md: what vLLM's loaders for GPUs say of a model of every family that ships.
+
+    P=tests/support; PYTHONPATH=$P/quantization:$P/models:$P/serving .venv/bin/python $P/models/families_replayed.py
+
+writes it; that takes about two minutes on two cores. Widths are the published ones, layers,
+    experts and towers are few and small.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import hollow
+import hollow_moe
+from serving_interpreter import REPOSITORY, with_our_plugin
+
+from assay.recipes.families import family_names, names_of
+from assay.recipes.family import FamilyRecipe
+from assay.recipes.load import load_recipe
+from assay.recipes.model import Serving
+from assay.recipes.precision import PrecisionRecipe
+from assay.recipes.profile import ProfileRecipe
+from assay.records.preflight.replay import Replay
+from assay_evaluate.serving.replay import Candidate, planned, replay
+from assay_quantize.checkpoint.checkpoint import open_checkpoint
+from assay_quantize.formats.config_groups import config_json
+from assay_quantize.plan.planner import make_plan
+
+PAGE = REPOSITORY / "docs" / "families.md"
+BEGIN, END = "<!-- families: made by tests/support/models/families_replayed.py -->\n", "<!-- families: end -->\n"
+PROFILE = "8xh200"
+PRECISIONS = ("w4a16-g32", "fp8-channel")
+EXPERTS = 16
+"""More than any model chooses for a token."""
+CONTEXT_TOKENS = 4096
+
+
+class Example(NamedTuple):
+    """A model of a family. layers: None: of `hollow_moe`. most_ranks: among which its heads can be shared. mtp: whether vLLM
+    drafts with its MTP block."""
+
+    model: str
+    layers: int | None
+    most_ranks: int = 8
+    mtp: bool = False
+
+
+EXAMPLES: dict[str, Example] = {
+    "deepseek_v3": Example("deepseek-v3", 2, mtp=True), "deepseek_v32": Example("deepseek-v3.2", 2, mtp=True),
+    "deepseek_v4": Example("deepseek-v4-flash", 3, mtp=True), "ernie4_5_moe": Example("ernie-4.5-21b", 2, 4, mtp=True),
+    "glm4_moe": Example("glm-4.5-air", 2, mtp=True), "glm4_moe_lite": Example("glm-4.7-flash", 2, 4, mtp=True),
+    "glm_moe_dsa": Example("glm-5", 2, mtp=True), "kimi_k25": Example("kimi-k2.5", 2),
+    "mimo_v2_flash": Example("mimo-v2-flash", 2, mtp=True), "minimax_m2": Example("minimax-m2", 2),
+    "nemotron_h": Example("nemotron-3-nano", 3), "qwen3_5_moe": Example("qwen3.5-35b-a3b", 4, mtp=True),
+    "qwen3_moe": Example("qwen3-30b-a3b", 2), "qwen3_next": Example("qwen3-next-80b-a3b", 4, mtp=True),
+    "step3p5": Example("step-3.5-flash", 2),
+    **{name: Example(model.named, None, model.most_ranks, model.mtp) for name, model in hollow_moe.MODELS.items()},
+}  # fmt: skip
+"""Family -> the model that speaks for it."""
+
+
+def source_of(family: str, folder: Path) -> Path:
+    """A hollow checkpoint of the family's example."""
+    example = EXAMPLES[family]
+    if example.layers is None:
+        config = hollow_moe.cut(family, experts=EXPERTS)
+        return hollow_moe.write(folder, family, config)
+    return hollow.hollow_model(folder, example.model, layers=example.layers, dense=1, experts=EXPERTS)
+
+
+class Cell(NamedTuple):
+    """what: `source` or a precision."""
+
+    family: str
+    what: str
+    ranks: int
+
+
+def replay_all(families: list[str] | None = None) -> dict[Cell, Replay]:
+    """One record for each cell of these families; None: of all."""
+    cells: dict[Cell, Candidate] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        recipe = load_recipe(ProfileRecipe, PROFILE).model_copy(update={"interpreter": with_our_plugin(Path(folder))})
+        for family in families or list(EXAMPLES):
+            source = source_of(family, Path(folder) / family)
+            opened = open_checkpoint(source)
+            serving = Serving(num_speculative_tokens=1 if EXAMPLES[family].mtp else None)
+            plans = {name: make_plan(opened, load_recipe(PrecisionRecipe, name), model="m", family=None) for name in PRECISIONS}
+            made = {"source": source} | {name: planned(plan, config_json(plan)) for name, plan in plans.items()}
+            for ranks in (1, EXAMPLES[family].most_ranks):
+                flags = {
+                    **recipe.vllm,
+                    "tensor-parallel-size": ranks,
+                    "max-model-len": CONTEXT_TOKENS,
+                    "kv-cache-dtype": "auto",
+                }
+                profile = recipe.model_copy(update={"vllm": flags})
+                for what, checkpoint in made.items():
+                    cells[Cell(family, what, ranks)] = Candidate(f"{family} {what} {ranks}", checkpoint, profile, serving)
+        return dict(zip(cells, replay(list(cells.values())), strict=True))
+
+
+def table(records: Mapping[Cell, Replay]) -> str:
+    """Markdown; a row for each family."""
+    head = ["family", "example", "names from", "ranks", "as published", *PRECISIONS, "MTP drafts"]
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    return "\n".join([*lines, *_rows(records)]) + "\n"
+
+
+def _rows(records: Mapping[Cell, Replay]) -> Iterator[str]:
+    for family in sorted(EXAMPLES):
+        example = EXAMPLES[family]
+        by_config = load_recipe(FamilyRecipe, family).from_config
+        answers = []
+        for what in ("source", *PRECISIONS):
+            said = [said_of(records[Cell(family, what, ranks)]) for ranks in dict.fromkeys((1, example.most_ranks))]
+            answers.append(said[0] if len(set(said)) == 1 else ", ".join(said))
+        has_block = bool(names_of(family).mtp or names_of(family).mtp_layer)
+        drafts = "yes" if example.mtp else "kept" if has_block else "none"
+        cells = [
+            f"`{family}`",
+            example.model,
+            "config" if by_config else "checkpoint",
+            f"1, {example.most_ranks}",
+            *answers,
+            drafts,
+        ]
+        yield f"| {' | '.join(cells)} |"
+
+
+def said_of(record: Replay) -> str:
+    """`loads`, or the kind of the first thing that stands against it."""
+    return "loads" if record.outcome == "PASS" else next(finding.kind for finding in record.every_finding)
+
+
+def page_with(text: str) -> str:
+    """The page with another table."""
+    page = PAGE.read_text(encoding="utf-8")
+    before, _, rest = page.partition(BEGIN)
+    return before + BEGIN + text + END + rest.partition(END)[2]
+
+
+def table_on_page() -> str:
+    return PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
+
+
+def without_an_example() -> set[str]:
+    return set(family_names()) ^ set(EXAMPLES)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page_with(table(replay_all())), encoding="utf-8")
