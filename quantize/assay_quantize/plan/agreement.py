@@ -132,8 +132,8 @@ def _kinds(config: Mapping[str, Any], classified: Mapping[str, Classified]) -> I
         mend = f"set first_k_dense_replace to {len(dense)}"
     for layer, has_experts in sorted(stored.items()):
         if has_experts != (layer in with_experts):
-            what = "holds experts, and config.json makes it dense" if has_experts else "holds no experts, and should"
-            yield _Contradiction(f"layer {layer}", f"{what} ({keys_with_values})", mend)
+            odd = "holds experts, and config.json makes it dense" if has_experts else "holds no experts, and should"
+            yield _Contradiction(f"layer {layer}", f"{odd} ({keys_with_values})", mend)
 
 
 def _rule(config: Mapping[str, Any]) -> tuple[str, frozenset[int]] | None:
