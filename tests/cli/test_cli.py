@@ -163,7 +163,8 @@ def test_no_index(run: Run, source: Path) -> None:
 
 
 def test_dense_model(run: Run, source: Path) -> None:
-    edit_config(source, architectures=["LlamaForCausalLM"], model_type="llama", n_routed_experts=None)
+    no_experts = dict.fromkeys(("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts"))
+    edit_config(source, architectures=["LlamaForCausalLM"], model_type="llama", **no_experts)
     assert (
         f"{source}/config.json: LlamaForCausalLM is a dense model" in one_error(run("quantize", source))
         and not Path("runs").exists()

@@ -74,7 +74,7 @@ def quantized(run: Run, *arguments: object) -> str:
 
 def write_weights(folder: Path, weights: str) -> None:
     """A safetensors file of one tensor, whose bytes are `weights`."""
-    header = json.dumps({"w": {"dtype": "U8", "shape": [len(weights)], "data_offsets": [0, len(weights)]}}).encode()
+    header = json.dumps({"w": {"dtype": "BOOL", "shape": [len(weights)], "data_offsets": [0, len(weights)]}}).encode()
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + weights.encode())
 
 

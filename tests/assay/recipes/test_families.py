@@ -410,8 +410,8 @@ def test_a_family_without_architecture_goes_by_its_model_type() -> None:
         ("layer:\n  a.weight: {role: attention, knd: linear}\n",
          "unknown key 'layer.a.weight.knd'; did you mean 'kind'? Allowed: fused, kind, role, split"),
         ("layr: {}\n", "unknown key 'layr'; did you mean 'layer'? Allowed: architectures, blocks, description, from_config, "
-         "kept, kept_in_layers, kinds, layer, layers, model_types, mtp, name, num_experts, outside, reasoning_parser, runtime, "
-         "schema, stacked"),
+         "kept, kept_in_layers, kinds, layer, layers, model_types, mtp, name, native_quantization, num_experts, "
+         "outside, reasoning_parser, runtime, schema, stacked"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_family_file(tmp_path: Path, text: str, problem: str) -> None:
