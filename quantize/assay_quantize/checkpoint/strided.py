@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:  # plans are made without it
+    import numpy.typing as npt
 
 CHUNK_BYTES = 1 << 20
 """Read at once where gaps are read along with what is wanted."""
@@ -38,6 +38,8 @@ def read_strided(
     read: ReadInto, offset: int, strides: Strides, shape: tuple[int, ...], dtype: type[Any], begin: int, end: int
 ) -> npt.NDArray[Any]:
     """Rows [begin, end) of a weight of 1 or 2 dimensions. offset: of its first value. dtype: of numpy, of the right size."""
+    import numpy as np
+
     size, columns = np.dtype(dtype).itemsize, math.prod(shape[1:])
     rows_OI: npt.NDArray[Any] = np.empty((end - begin, columns), dtype)
     by_rows = strides.row >= strides.column
