@@ -132,8 +132,8 @@ def _kinds(config: Mapping[str, Any], classified: Mapping[str, Classified]) -> I
         mend = f"set first_k_dense_replace to {len(dense)}"
     for layer, has_experts in sorted(stored.items()):
         if has_experts != (layer in with_experts):
-            odd = "holds experts, and config.json makes it dense" if has_experts else "holds no experts, and should"
-            yield _Contradiction(f"layer {layer}", f"{odd} ({keys_with_values})", mend)
+            problem = "holds experts, and config.json makes it dense" if has_experts else "holds no experts, and should"
+            yield _Contradiction(f"layer {layer}", f"{problem} ({keys_with_values})", mend)
 
 
 def _rule(config: Mapping[str, Any]) -> tuple[str, frozenset[int]] | None:
@@ -149,8 +149,7 @@ def _rule(config: Mapping[str, Any]) -> tuple[str, frozenset[int]] | None:
         keys = "first_k_dense_replace" if step == 1 else "first_k_dense_replace, moe_layer_freq"
         return keys, frozenset(layer for layer in layers if layer >= first and layer % step == 0)
     if "mlp_only_layers" in text or "decoder_sparse_step" in text:
-        listed = text.get("mlp_only_layers")
-        dense = listed if isinstance(listed, list) else []
+        dense = each if isinstance(each := text.get("mlp_only_layers"), list) else []
         step = size_of(text, "decoder_sparse_step", 1)
         return "mlp_only_layers, decoder_sparse_step", frozenset(
             layer for layer in layers if layer not in dense and (layer + 1) % step == 0
