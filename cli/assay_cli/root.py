@@ -34,6 +34,7 @@ from assay_cli.commands.about.family import family
 from assay_cli.commands.about.recipes import list_recipes
 from assay_cli.commands.about.setup import setup
 from assay_cli.commands.diagnose.gpu_check import gpu_check
+from assay_cli.commands.diagnose.inspect import inspect as inspect_checkpoint
 from assay_cli.commands.diagnose.lever import lever
 from assay_cli.commands.diagnose.locate import locate
 from assay_cli.commands.diagnose.probe import probe
@@ -263,7 +264,7 @@ app.add_typer(diagnosis, name="diagnose", rich_help_panel=VERBS)
 _add(VERBS, run)
 _add(BEFORE, init, preflight, plan, power, sensitivity, recipe, calibrate)
 _add(WHOLE, evaluate, deployment, speed, gate, report, card)
-_add(CHECKPOINTS, verify, serve, family)
+_add(CHECKPOINTS, inspect_checkpoint, verify, serve, family)
 _add(RUNS, status, compare)
 _add("This installation", setup, doctor)
 app.command("recipes", cls=Command, rich_help_panel="This installation")(_with_verbosity(list_recipes))
