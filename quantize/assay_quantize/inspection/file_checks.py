@@ -94,7 +94,7 @@ def extra_weights(subject: Subject) -> Iterator[Place]:
     new = {place.where for place in shard_not_in_index(subject)}
     for name in sorted(subject.files.names):
         suffix = name[name.rfind(".") :] if "." in name else ""
-        if suffix not in WEIGHT_SUFFIXES or TRAINING_FILES.fullmatch(name):
+        if suffix not in WEIGHT_SUFFIXES or TRAINING_FILES.fullmatch(name) or subject.shards.get(name) == {}:
             continue
         if suffix != ".safetensors":
             yield Place(name, "holds weights in another format, beside the shards")

@@ -28,7 +28,8 @@ def router_rows(subject: Subject) -> Iterator[Place]:
     if experts is None:
         return
     for module, weight in subject.stored.weights.items():
-        if subject.part(weight) == "router" and weight.shape is not None and weight.shape[0] != experts:
+        is_router = subject.part(weight) == "router" and "shared" not in module.rpartition(".")[2]
+        if is_router and weight.shape is not None and weight.shape[0] != experts:
             yield Place(module, f"has {weight.shape[0]} rows; config.json declares {experts} experts")
     for name, header in router_biases(subject):
         if header.shape and header.shape[-1] != experts:
@@ -78,6 +79,10 @@ def width_unlike_config(subject: Subject) -> Iterator[Place]:
 
 _SAME_WIDTH_IN_ALL_LAYERS = frozenset({"glm_moe_dsa", "glm4_moe", "glm4_moe_lite", "deepseek_v3", "deepseek_v32", "qwen3_moe"})
 """Families in which these keys say the width of every MLP."""
+
+
+ALIKE = 0.8
+"""Share of their names that two layers of one kind have in common."""
 
 
 class _Layer(NamedTuple):
@@ -176,16 +181,27 @@ def expert_shapes_differ(subject: Subject) -> Iterator[Place]:
 
 def tensors_missing(subject: Subject) -> Iterator[Place]:
     layers = _layers(subject)
-    kinds: dict[frozenset[str], list[int]] = defaultdict(list)
-    for number, layer in layers.items():
-        kinds[_kind(layer)].append(number)
-    for numbers in kinds.values():
+    for numbers in _alike(layers):
         counted = Counter(rest for number in numbers for rest in layers[number].rests)
         for rest, count in sorted(counted.items()):
             if len(numbers) > 1 and SAME_IN_MOST * len(numbers) < count < len(numbers):
                 absent = sorted(number for number in numbers if rest not in layers[number].rests)
                 yield Place(rest, f"is missing in layer {_ranges(absent)}; {count} like layers have it")
     yield from _missing_outside(subject)
+
+
+def _alike(layers: dict[int, _Layer]) -> list[list[int]]:
+    """Numbers of layers that are made of the same, but for a few names."""
+    groups: list[tuple[frozenset[str], set[str], list[int]]] = []
+    for number, layer in sorted(layers.items()):
+        kind = _kind(layer)
+        for of_group, rests, numbers in groups:
+            if of_group == kind and len(rests & layer.rests) >= ALIKE * len(rests | layer.rests):
+                numbers.append(number)
+                break
+        else:
+            groups.append((kind, layer.rests, [number]))
+    return [numbers for _, _, numbers in groups]
 
 
 def _kind(layer: _Layer) -> frozenset[str]:

@@ -179,15 +179,18 @@ class Subject:
         of_name = {
             name: self.stored.weights[module] for module in self.classes for name in self.stored.weights[module].representatives
         }
-        known = [name for name in of_name if len(of_name[name].shape or (0, 0)) >= 2 and self._is_known(name)]
+        towers = tuple(f"{module}." for module in names_of(self.family).kept)  # which of them are asked, no table says
+        known = [name for name in of_name if self._is_linear(name, of_name[name]) and not name.startswith(towers)]
         made = runtime_modules(self.family, known, self.config)
         return tuple((module, tuple({of_name[n].module: of_name[n] for n in module.members}.values())) for module in made)
 
-    def _is_known(self, name: str) -> bool:
+    def _is_linear(self, name: str, weight: Weight) -> bool:
+        """Whether vLLM applies it as a matrix; a convolution is none."""
         try:
-            return form_of(str(self.family), f"{name}.weight", self.config).kind != "vector"
+            is_vector = form_of(str(self.family), f"{name}.weight", self.config).kind == "vector"
         except PlanError:
             return False
+        return not is_vector and (weight.shape is None or len(weight.shape) == (3 if weight.is_stacked else 2))
 
     def fused_groups(self) -> Iterator[tuple[str, list[Weight]]]:
         """(name of a fused parameter, its members) of dense layers and of each single expert."""
