@@ -259,12 +259,12 @@ def _add(panel: str, *functions: Callable[..., None], to: typer.Typer = app) -> 
         to.command(function.__name__.replace("_", "-"), cls=Command, rich_help_panel=panel)(_with_verbosity(function))
 
 
-_add(VERBS, quantize, judge, choose, publish)
+_add(VERBS, inspect_checkpoint, quantize, judge, choose, publish)
 app.add_typer(diagnosis, name="diagnose", rich_help_panel=VERBS)
 _add(VERBS, run)
 _add(BEFORE, init, preflight, plan, power, sensitivity, recipe, calibrate)
 _add(WHOLE, evaluate, deployment, speed, gate, report, card)
-_add(CHECKPOINTS, inspect_checkpoint, verify, serve, family)
+_add(CHECKPOINTS, verify, serve, family)
 _add(RUNS, status, compare)
 _add("This installation", setup, doctor)
 app.command("recipes", cls=Command, rich_help_panel="This installation")(_with_verbosity(list_recipes))

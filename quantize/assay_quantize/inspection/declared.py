@@ -364,6 +364,23 @@ def _group_of_gptq(
     return None if plain else method
 
 
+_NESTED = re.compile(r"\([^()]*[+*][^()]*\)[+*{]")
+"""A repetition inside a repetition: a stranger's may take hours to match."""
+MOST_REPETITIONS = 8
+
+
+def slow_pattern(declared: Declared) -> str | None:
+    """A pattern of the claim that is not matched here, because it may take too long; None: there is none."""
+    patterns = [entry for entry in declared.listed if entry.startswith("re:") or declared.method == "gptq"]
+    patterns += [pattern for pattern in _dict(declared.quantization.get("extra_config")) if not _SPECIAL.isdisjoint(pattern)]
+    for group in _dict(declared.quantization.get("config_groups")).values():
+        patterns += [target for target in _strings(_dict(group).get("targets")) if target.startswith("re:")]
+    for pattern in patterns:
+        if len(pattern) > 2000 or len(re.findall(r"[*+]", pattern)) > MOST_REPETITIONS or _NESTED.search(pattern):
+            return pattern
+    return None
+
+
 def check_patterns(declared: Declared) -> PlanError | None:
     """A pattern of the claim that is no regular expression; None: all are."""
     patterns = [entry[3:] for entry in declared.listed if entry.startswith("re:")]

@@ -7,9 +7,11 @@ import time
 from collections.abc import Iterator
 
 from assay.callbacks import Track, track_nothing
+from assay.foreign_text import shown
 from assay.records.inspection import Finding, Inspection, Needs
 from assay.records.inspection import Place as PlaceRecord
 from assay_quantize.inspection.compare import compare_with_base
+from assay_quantize.inspection.declared import slow_pattern
 from assay_quantize.inspection.defects import DEFECTS, Defect
 from assay_quantize.inspection.facts import facts_of
 from assay_quantize.inspection.files import Files
@@ -83,6 +85,8 @@ def _not_checked(subject: Subject, read: set[Needs]) -> Iterator[str]:
         yield f"names and modules against a family: {subject.family_problem}"
     if subject.declared.method is not None and (subject.declared.expects is None or check_patterns(subject.declared)):
         yield f"the list of plain modules: what vLLM makes of method {subject.declared.method} for each is not known here"
+    if (pattern := slow_pattern(subject.declared)) is not None:
+        yield f"the list of plain modules: pattern {shown(pattern, 60)} may take too long to match"
     if any(stored_not_declared(subject)):
         yield "modules against a claim of quantization: there is none"
     if not subject.files.lists_all:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from assay_quantize.formats.vllm_rules import MixedSchemes, RuntimeModule
-from assay_quantize.inspection.declared import check_patterns
+from assay_quantize.inspection.declared import check_patterns, slow_pattern
 from assay_quantize.inspection.stored import GLOBAL_LEAVES, INPUT_LEAVES, Weight, packed_bits
 from assay_quantize.inspection.structure_checks import router_biases
 from assay_quantize.inspection.subject import Place, Subject
@@ -39,7 +39,7 @@ class Judged(NamedTuple):
 def judged_modules(subject: Subject) -> tuple[Judged, ...]:
     """Every module whose build the claim decides; none where its method's rules are not known."""
     expects = subject.declared.expects
-    if expects is None or check_patterns(subject.declared) is not None:
+    if expects is None or check_patterns(subject.declared) is not None or slow_pattern(subject.declared) is not None:
         return ()
     judged = []
     for module, weights in subject.runtime:

@@ -56,9 +56,9 @@ class Counts(NamedTuple):
 class Values:
     """What was read of the data; empty where only headers were.
 
-    scales: of each tensor of scales. scalars: those with one element -> its value. weights: of plain and FP8 weights. packed:
-    of tensors that describe codes (zero points, g_idx, weight_shape) what is wrong with them. differing: tensor -> how it is not
-    the base's. not_looked_at: why something was not.
+    scales: of each tensor of scales. scalars: those with one element -> its value. weights: of plain and FP8 weights.
+    packed: of tensors that describe codes (zero points, g_idx, weight_shape) what is wrong. differing: tensor -> how it is not
+    the base's. errors: weight -> how it is farther from that than its form explains. not_looked_at: why something was not.
     """
 
     scales: dict[str, Counts] = field(default_factory=dict)

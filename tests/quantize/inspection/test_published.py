@@ -84,8 +84,8 @@ def test_routers_that_no_list_names(tmp_path: Path) -> None:
 
 
 def test_an_excluded_head_that_is_packed(tmp_path: Path) -> None:
-    """https://github.com/vllm-project/vllm/issues/44081: nvidia/Qwen3.6-35B-A3B-NVFP4 stores lm_head with its four NVFP4 tensors,
-    and excludes `lm_head*`."""
+    """https://github.com/vllm-project/vllm/issues/44081: nvidia/Qwen3.6-35B-A3B-NVFP4 stores lm_head with its four NVFP4
+    tensors, and excludes `lm_head*`."""
     config, tensors = of_model("qwen3.5-35b-a3b")
     exclude = ["lm_head*", *KEPT_QWEN35[1:], "mtp.*"]
 
@@ -142,8 +142,8 @@ GLM_IGNORE = ["lm_head", r"re:.*self_attn.*", r"re:.*mlp\.gate$", r"re:.*shared_
 
 
 def test_pruned_experts_with_the_router_of_all(tmp_path: Path) -> None:
-    """https://github.com/vllm-project/llm-compressor/pull/2864, https://github.com/vllm-project/vllm-ascend/pull/12525: REAP prunes
-    experts; router and bias have to be pruned with them."""
+    """https://github.com/vllm-project/llm-compressor/pull/2864, https://github.com/vllm-project/vllm-ascend/pull/12525: REAP
+    prunes experts; router and bias have to be pruned with them."""
     config, tensors = of_model("glm-4.5-air", experts=4, dense=1)
     config["num_nextn_predict_layers"] = 0
     tensors = {name: told for name, told in tensors.items() if ".layers.4." not in name}
@@ -157,8 +157,8 @@ def test_pruned_experts_with_the_router_of_all(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------------------------------------ MTP blocks
 def test_an_mtp_block_that_modelopt_did_not_carry_over(tmp_path: Path) -> None:
-    """https://github.com/NVIDIA/Model-Optimizer/issues/750: GLM-4.7 in NVFP4 of its MLPs; mtp.safetensors was not carried over, and
-    config.json still declares a layer."""
+    """https://github.com/NVIDIA/Model-Optimizer/issues/750: GLM-4.7 in NVFP4 of its MLPs; mtp.safetensors was not carried
+    over, and config.json still declares a layer."""
     config, tensors = of_model("glm-4.7", layers=4, dense=1)
     chosen = outside_mtp(lambda name: ".mlp." in name and is_linear(name), 4)
     lost = {name: told for name, told in tensors.items() if ".layers.4." not in name}
@@ -178,8 +178,8 @@ def test_a_fine_tune_that_lost_its_mtp_block(tmp_path: Path) -> None:
 
 
 def test_an_mtp_shard_that_the_index_does_not_name(tmp_path: Path) -> None:
-    """https://github.com/osaurus-ai/vmlx-swift/pull/388: an index that was rewritten by a pattern that the MTP shard's name does not
-    match; the same of PhalaCloud/GLM-5.2-W4AFP8 (0.1 % of drafts accepted)."""
+    """https://github.com/osaurus-ai/vmlx-swift/pull/388: an index that was rewritten by a pattern that the MTP shard's name
+    does not match; the same of PhalaCloud/GLM-5.2-W4AFP8 (0.1 % of drafts accepted)."""
     config, tensors = of_model("glm-4.7", dense=1)
     block = "model.layers.4"
     kept = [name.removesuffix(".weight") for name in tensors if name.startswith(block) and is_linear(name)]
@@ -203,8 +203,8 @@ def test_an_mtp_shard_that_the_index_does_not_name(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------------------------------------ scales
 def test_gate_and_up_with_global_scales_of_their_own(tmp_path: Path) -> None:
-    """https://github.com/vllm-project/vllm/issues/54974, https://github.com/vllm-project/vllm/issues/54150: 69.1 % of the pairs of
-    dealignai/GLM-5.3-Flash-ABLITERATED-NVFP4 differ, by up to 10 times; vLLM takes the gate's for both."""
+    """https://github.com/vllm-project/vllm/issues/54974, https://github.com/vllm-project/vllm/issues/54150: 69.1 % of the
+    pairs of dealignai/GLM-5.3-Flash-ABLITERATED-NVFP4 differ, by up to 10 times; vLLM takes the gate's for both."""
     config, tensors = of_model("qwen3-30b-a3b")
     exclude = ["lm_head", "*.mlp.gate", "*.self_attn.*"]
     folder = publish(tmp_path / "broken", modelopt_nvfp4(config, tensors, is_expert, exclude))
@@ -233,8 +233,8 @@ def test_experts_that_no_text_reached(tmp_path: Path, form: str) -> None:
 
 
 def test_a_claim_of_static_activations_without_their_scales(tmp_path: Path) -> None:
-    """https://github.com/vllm-project/vllm/issues/54189: weights only, while the claim is W4A4: the activation scale was never set, and
-    every expert gave zeros."""
+    """https://github.com/vllm-project/vllm/issues/54189: weights only, while the claim is W4A4: the activation scale was
+    never set, and every expert gave zeros."""
     config, tensors = of_model("qwen3-30b-a3b")
     exclude = ["lm_head", "*.mlp.gate", "*.self_attn.*"]
     published = modelopt_nvfp4(config, tensors, is_expert, exclude, inputs=False)
@@ -247,8 +247,8 @@ def test_a_claim_of_static_activations_without_their_scales(tmp_path: Path) -> N
 
 
 def test_an_index_that_promises_a_scale_which_no_shard_has(tmp_path: Path) -> None:
-    """https://github.com/vllm-project/vllm/pull/57108: a DeepSeek-V4-Flash FP8 repack whose index names `attn.wo_a.scale` of all 43
-    layers; it is in no shard, and the server boots."""
+    """https://github.com/vllm-project/vllm/pull/57108: a DeepSeek-V4-Flash FP8 repack whose index names `attn.wo_a.scale` of
+    all 43 layers; it is in no shard, and the server boots."""
     config, tensors = of_model("deepseek-v3", dense=1)
     published = fp8_blocks(config, tensors, is_linear)
     folder = publish(tmp_path / "broken", published)
@@ -266,8 +266,8 @@ def test_an_index_that_promises_a_scale_which_no_shard_has(tmp_path: Path) -> No
 
 
 def test_block_scales_that_were_renamed_in_excluded_layers(tmp_path: Path) -> None:
-    """https://github.com/vllm-project/vllm/pull/54556: Quark's file2file keeps the FP8 bytes of excluded attention and renames
-    weight_scale_inv to weight_scale; an FP8 weight is stored where the list says it is plain."""
+    """https://github.com/vllm-project/vllm/pull/54556: Quark's file2file keeps the FP8 bytes of excluded attention and
+    renames weight_scale_inv to weight_scale; an FP8 weight is stored where the list says it is plain."""
     config, tensors = of_model("glm-5.2")
     published = fp8_blocks(config, tensors, outside_mtp(is_linear, 4))
     exclude = [f"model.layers.{layer}.self_attn.{part}" for layer in range(4) for part in
@@ -288,8 +288,8 @@ def test_block_scales_that_were_renamed_in_excluded_layers(tmp_path: Path) -> No
 
 # ------------------------------------------------------------------------------------------------ shards and index
 def test_a_shard_that_holds_more_than_the_index_assigns(tmp_path: Path) -> None:
-    """https://github.com/vllm-project/vllm/pull/54230: shards reused from the official release, whose index means other shards for
-    some of their tensors; vLLM loads the stale copies over the right ones."""
+    """https://github.com/vllm-project/vllm/pull/54230: shards reused from the official release, whose index means other
+    shards for some of their tensors; vLLM loads the stale copies over the right ones."""
     config, tensors = of_model("qwen3-30b-a3b")
     published = awq(config, tensors, is_expert, ["self_attn", "mlp.gate", "lm_head"])
     folder = publish(tmp_path / "broken", published)
@@ -308,7 +308,8 @@ def hold_more(tmp_path: Path, folder: Path, published: Published, name: str) -> 
 
 
 def test_a_tensor_that_leaked_into_two_shards(tmp_path: Path) -> None:
-    """https://github.com/eugr/spark-vllm-docker/pull/134: Intel/Qwen3.5-397B-A17B-int4-AutoRound has tensors in shard 39 and in shard 40."""
+    """https://github.com/eugr/spark-vllm-docker/pull/134: Intel/Qwen3.5-397B-A17B-int4-AutoRound has tensors in shard 39 and
+    in shard 40."""
     config, tensors = of_model("qwen3-30b-a3b")
     published = gptq(config, tensors, is_linear)
     folder = publish(tmp_path / "broken", published)
@@ -328,8 +329,8 @@ def test_an_interrupted_upload(tmp_path: Path) -> None:
 
 
 def test_the_index_of_the_unquantized_release(tmp_path: Path) -> None:
-    """https://github.com/ml-explore/mlx-swift-lm/issues/554: Qwen3-VL-4B-Instruct-4bit ships the BF16 index: two shards that are not
-    there, and 8.9 GB beside a file of 3.1 GB."""
+    """https://github.com/ml-explore/mlx-swift-lm/issues/554: Qwen3-VL-4B-Instruct-4bit ships the BF16 index: two shards that
+    are not there, and 8.9 GB beside a file of 3.1 GB."""
     config, tensors = of_model("qwen3-30b-a3b")
     publish(tmp_path / "bf16", plain(config, tensors))
     published = awq(config, tensors, is_expert, ["self_attn", "mlp.gate", "lm_head"])
@@ -341,8 +342,8 @@ def test_the_index_of_the_unquantized_release(tmp_path: Path) -> None:
 
 
 def test_an_index_with_a_tensor_that_its_shard_lacks(tmp_path: Path) -> None:
-    """https://github.com/huggingface/huggingface_hub/pull/4728: nightmedia/Qwen3.8-27B-Brainwaves has mtp.fc.weight in the index,
-    and not in the shard."""
+    """https://github.com/huggingface/huggingface_hub/pull/4728: nightmedia/Qwen3.8-27B-Brainwaves has mtp.fc.weight in the
+    index, and not in the shard."""
     config, tensors = of_model("qwen3-next-80b-a3b")
     folder = publish(tmp_path / "whole", plain(config, tensors))
     assert defects_of(folder) == {}
@@ -355,7 +356,8 @@ def test_an_index_with_a_tensor_that_its_shard_lacks(tmp_path: Path) -> None:
 
 
 def test_the_mistral_format_beside_the_shards(tmp_path: Path) -> None:
-    """https://github.com/vllm-project/vllm/issues/40765: consolidated.safetensors beside the shards; runai_streamer loads both."""
+    """https://github.com/vllm-project/vllm/issues/40765: consolidated.safetensors beside the shards; runai_streamer loads
+    both."""
     config, tensors = of_model("qwen3-30b-a3b")
     folder = publish(tmp_path / "broken", plain(config, tensors))
     publish(tmp_path / "other", plain(config, {"layers.0.attention.wq.weight": ("BF16", (64, 64))}))
@@ -374,8 +376,8 @@ def test_scales_of_which_config_json_says_nothing(tmp_path: Path) -> None:
 
 
 def test_experts_that_were_skipped_without_a_word(tmp_path: Path) -> None:
-    """https://github.com/vllm-project/llm-compressor/issues/2060, https://github.com/NVIDIA/Model-Optimizer/issues/1173: only attention was
-    quantized; all experts are in the ignore list."""
+    """https://github.com/vllm-project/llm-compressor/issues/2060, https://github.com/NVIDIA/Model-Optimizer/issues/1173: only
+    attention was quantized; all experts are in the ignore list."""
     config, tensors = of_model("qwen3-30b-a3b")
     ignore = ["lm_head", r"re:.*mlp\..*"]
     folder = publish(
@@ -385,8 +387,8 @@ def test_experts_that_were_skipped_without_a_word(tmp_path: Path) -> None:
 
 
 def test_generation_config_that_was_not_carried_over(tmp_path: Path) -> None:
-    """https://github.com/marin-community/marin/issues/4760: no generation_config.json, and config.json has another eos_token_id than the
-    template ends turns with: replies do not end."""
+    """https://github.com/marin-community/marin/issues/4760: no generation_config.json, and config.json has another
+    eos_token_id than the template ends turns with: replies do not end."""
     config, tensors = of_model("qwen3-30b-a3b")
     config["eos_token_id"] = 128009
     base = publish(tmp_path / "base", plain(config, tensors))
@@ -397,7 +399,8 @@ def test_generation_config_that_was_not_carried_over(tmp_path: Path) -> None:
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 128001}))
     change_json(folder / "config.json", eos_token_id=7)
     assert defects_of(folder, source=base) == {
-        "generation_config_unlike_base": ["generation_config.json: eos_token_id"], "config_unlike_base": ["config.json: eos_token_id"],
+        "generation_config_unlike_base": ["generation_config.json: eos_token_id"],
+        "config_unlike_base": ["config.json: eos_token_id"],
     }  # fmt: skip
 
 

@@ -29,8 +29,10 @@ Tensors = dict[str, tuple[str, tuple[int, ...]]]
 """Name -> dtype, shape."""
 Chosen = Callable[[str], bool]
 """Whether the weight of this name is quantized."""
-SCALE_LEAVES = {"weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale", "input_scale", "input_global_scale",
-                "scales", "k_scale", "v_scale"}  # fmt: skip
+SCALE_LEAVES = {
+    "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale", "input_scale", "input_global_scale", "scales",
+    "k_scale", "v_scale",
+}  # fmt: skip
 ONE = {"F32": np.uint32(0x3F80_0000), "BF16": np.uint16(0x3F80), "F16": np.uint16(0x3C00), "F8_E4M3": np.uint8(0x38),
        "U8": np.uint8(127), "F8_E8M0": np.uint8(127)}  # fmt: skip
 """dtype -> bits of 1.0."""

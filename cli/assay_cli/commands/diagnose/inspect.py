@@ -34,7 +34,7 @@ def inspect(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what a published checkpoint is, and what is wrong with it: from its headers, without a GPU or a download.
+    """Say what a published checkpoint is and what is wrong with it, from its headers: no GPU, no download of weights.
 
     Every finding says where it is, what it does when vLLM serves the checkpoint, and whether and how it can be mended
     (docs/inspect.md). Exit 1 on a defect; notes alone exit 0.
