@@ -79,8 +79,8 @@ def _measure_errors(subject: Subject, base: Subject, track: Track) -> None:
         return
     with stored, original, track("comparing weights", sum(weight.num_bytes for weight in stored.weights)) as progress:
         in_base = {weight.name: weight for weight in original.weights}
-        for problem in stored.problems:
-            subject.values.not_looked_at.append(f"error of {problem.subject} against the base: it {problem.what}")
+        for unread in stored.problems:
+            subject.values.not_looked_at.append(f"error of {unread.subject} against the base: it {unread.what}")
         for weight in stored.weights:
             theirs = in_base.get(weight.name)
             if not weight.is_plain and theirs is not None and theirs.shape == weight.shape:

@@ -23,8 +23,8 @@ FP8_ROUNDING = 2.0**-4 / math.sqrt(3)
 """Root mean square of the relative error of E4M3, at most."""
 FLOOR = 0.01
 """Relative error below which nothing is told: scales are rounded to BF16."""
-IS_SCALED = 0.01
-"""A factor this far from 1 is one."""
+IS_SCALED = 0.05
+"""A factor this far from 1 is one; rounding alone moves them by 0.01."""
 
 
 @dataclass
@@ -58,12 +58,14 @@ class Distance:
     def _allowed(self, base: Tensor) -> Tensor:
         """Squared norm of the error of rounding to the nearest, by row."""
         if self.is_float and self.bits == 8:
-            return (base**2).sum(1) * FP8_ROUNDING**2
+            of_numbers: Tensor = (base**2).sum(1) * FP8_ROUNDING**2
+            return of_numbers
         rows, columns = base.shape
         group = self.group if 0 < self.group <= columns else columns
         padded = torch.nn.functional.pad(base, (0, -columns % group)).reshape(rows, -1, group)
         steps = padded.abs().amax(2) / (2 ** (self.bits - 1) - 0.5)
-        return (steps**2).sum(1) * group / 12
+        of_steps: Tensor = (steps**2).sum(1) * group / 12
+        return of_steps
 
     def problem(self) -> str | None:
         """What is wrong with the weight, or with some of its rows; None: its form explains the distance."""

@@ -40,12 +40,18 @@ _BLOCK = 4096
 class Files(Protocol):
     """names: of the files at the top. folders: beside them. lists_all: whether `names` is all there is."""
 
-    location: str
-    revision: str | None
-    names: frozenset[str]
-    folders: frozenset[str]
-    lists_all: bool
-    is_local: bool
+    @property
+    def location(self) -> str: ...
+    @property
+    def revision(self) -> str | None: ...
+    @property
+    def names(self) -> frozenset[str]: ...
+    @property
+    def folders(self) -> frozenset[str]: ...
+    @property
+    def lists_all(self) -> bool: ...
+    @property
+    def is_local(self) -> bool: ...
 
     def small(self, name: str) -> bytes | None:
         """A small file; None: there is none. CheckpointError: it cannot be read, or is not small."""

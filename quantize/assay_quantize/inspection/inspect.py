@@ -11,11 +11,11 @@ from assay.foreign_text import shown
 from assay.records.inspection import Finding, Inspection, Needs
 from assay.records.inspection import Place as PlaceRecord
 from assay_quantize.inspection.compare import compare_with_base
-from assay_quantize.inspection.declared import slow_pattern
+from assay_quantize.inspection.declared import check_patterns, slow_pattern
 from assay_quantize.inspection.defects import DEFECTS, Defect
 from assay_quantize.inspection.facts import facts_of
 from assay_quantize.inspection.files import Files
-from assay_quantize.inspection.layer_checks import check_patterns, stored_not_declared
+from assay_quantize.inspection.layer_checks import stored_not_declared
 from assay_quantize.inspection.subject import Subject, open_subject
 from assay_quantize.inspection.values import num_bytes_of, read_scales, read_weights
 

@@ -49,7 +49,8 @@ def vocabulary_rows(subject: Subject) -> Iterator[Place]:
     for module, weight in subject.stored.weights.items():
         if size is None or subject.part(weight) not in ("embedding", "lm_head") or weight.shape is None:
             continue
-        if len(weight.shape) == 2 and weight.shape[0] != size and module in (subject.classes or {module: None}):
+        is_known = not subject.classes or module in subject.classes  # the embedding of a vision tower is not
+        if len(weight.shape) == 2 and weight.shape[0] != size and is_known:
             yield Place(module, f"has {weight.shape[0]:,} rows; vocab_size is {size:,}")
 
 

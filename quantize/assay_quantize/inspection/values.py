@@ -39,11 +39,11 @@ def read_scales(subject: Subject, on_progress: Progress | None = None) -> None:
         subject.values.scalars[header.name] = _scalar(subject, header)
     for weight in subject.stored.weights.values():
         for leaf in DESCRIBING_LEAVES:
-            header = weight.parts.get(leaf)
-            if header is None or header.shard in hollow_shards(subject):
+            described = weight.parts.get(leaf)
+            if described is None or described.shard in hollow_shards(subject):
                 continue
-            if (problem := _problem_of_description(subject, weight, leaf, header)) is not None:
-                subject.values.packed[header.name] = problem
+            if (problem := _problem_of_description(subject, weight, leaf, described)) is not None:
+                subject.values.packed[described.name] = problem
 
 
 def _is_stacked_scale(subject: Subject, header: TensorHeader) -> bool:

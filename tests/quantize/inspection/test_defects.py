@@ -159,7 +159,8 @@ PLANTED: dict[str, tuple[Callable[[], Published], dict[str, list[str]]]] = {
     "other_form": (other_form, {"other_form": [f"model.layers.{layer}.mlp.experts" for layer in range(4)]}),
     "unquantizable_quantized": (packed_projection, {"unquantizable_quantized": ["model.layers.4.eh_proj"]}),
     "fused_members_differ": (some_members, {
-        "fused_members_differ": ["model.layers.2.self_attn.qkv_proj"], "fused_partly_listed": ["model.layers.2.self_attn.qkv_proj"],
+        "fused_members_differ": ["model.layers.2.self_attn.qkv_proj"],
+        "fused_partly_listed": ["model.layers.2.self_attn.qkv_proj"],
     }),
     "scale_shape": (misshapen_scale, {"scale_shape": ["model.layers.0.mlp.experts.0.up_proj"]}),
 }  # fmt: skip
