@@ -7,6 +7,7 @@ from pathlib import Path
 import hollow
 import pytest
 from published import (
+    Chosen,
     awq,
     compressed,
     defects_of,
@@ -71,29 +72,35 @@ def test_every_small_family_and_its_w4a16(tmp_path: Path, model: str) -> None:
     assert defects_of(tmp_path / "made") == {}
 
 
-GLM_IGNORE = ["lm_head", "re:.*self_attn.*", r"re:.*mlp\.gate$", r"re:.*layers\.4\..*"]
+GLM_IGNORE = ["lm_head", "re:.*self_attn.*", r"re:.*mlp\.gate$", r"re:.*layers\.4\..*", r"re:.*layers\.0\.mlp\..*"]
 
 
 @pytest.mark.parametrize("producer", ["modelopt", "int4", "nvfp4", "nvfp4-w4a4", "gptq", "awq", "fp8"])
 def test_every_producer(tmp_path: Path, producer: str) -> None:
     config, tensors = of_model("glm-4.5-air", dense=1)
-    mlps = outside_mtp(lambda name: ".mlp." in name and is_linear(name), 4)
-    block = [name.removesuffix(".weight") for name in tensors if ".layers.4." in name and is_linear(name)]
-    attention = [name.removesuffix(".weight") for name in tensors if ".self_attn." in name and is_linear(name)]
+    dense = "model.layers.0.mlp"  # 10,944 columns are no whole groups of 128
+    linears = outside_mtp(lambda name: is_linear(name) and not name.startswith(f"{dense}."), 4)
+    exclude = ["lm_head", "*.self_attn.*", "*.mlp.gate", "model.layers.4*", f"{dense}*"]
+    substrings = ["self_attn", "layers.0.mlp", "shared_experts", "layers.4."]
+    plain = [name.removesuffix(".weight") for name in tensors if is_linear(name) and not is_mlp(name, linears)]
+
+    def is_quantized(name: str) -> bool:
+        return is_mlp(name, linears)
+
     made = {
-        "modelopt": lambda: modelopt_nvfp4(
-            config, tensors, mlps, ["lm_head", "*.self_attn.*", "*.mlp.gate", "model.layers.4*"]
-        ),
-        "int4": lambda: compressed(config, tensors, mlps, GLM_IGNORE, "int4"),
-        "nvfp4": lambda: compressed(config, tensors, mlps, GLM_IGNORE, "nvfp4"),
-        "nvfp4-w4a4": lambda: compressed(config, tensors, mlps, GLM_IGNORE, "nvfp4", inputs=True),
-        "gptq": lambda: gptq(config, tensors, outside_mtp(is_linear, 4)),
-        "awq": lambda: awq(
-            config, tensors, outside_mtp(is_expert, 4), ["self_attn", "layers.0.mlp", "shared_experts", "layers.4."]
-        ),
-        "fp8": lambda: fp8_blocks(config, tensors, mlps, [*block, *attention]),
+        "modelopt": lambda: modelopt_nvfp4(config, tensors, is_quantized, exclude),
+        "int4": lambda: compressed(config, tensors, is_quantized, GLM_IGNORE, "int4"),
+        "nvfp4": lambda: compressed(config, tensors, is_quantized, GLM_IGNORE, "nvfp4"),
+        "nvfp4-w4a4": lambda: compressed(config, tensors, is_quantized, GLM_IGNORE, "nvfp4", inputs=True),
+        "gptq": lambda: gptq(config, tensors, linears),
+        "awq": lambda: awq(config, tensors, outside_mtp(is_expert, 4), substrings),
+        "fp8": lambda: fp8_blocks(config, tensors, is_quantized, plain),
     }[producer]()
     assert defects_of(publish(tmp_path / "made", made)) == {}
+
+
+def is_mlp(name: str, chosen: Chosen) -> bool:
+    return ".mlp." in name and chosen(name)
 
 
 @pytest.mark.full_count
