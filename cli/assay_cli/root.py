@@ -27,6 +27,7 @@ from assay_cli.commands.about.family import family
 from assay_cli.commands.about.recipes import list_recipes
 from assay_cli.commands.about.setup import setup
 from assay_cli.commands.diagnose.gpu_check import gpu_check
+from assay_cli.commands.diagnose.inspect import inspect as inspect_checkpoint
 from assay_cli.commands.diagnose.lever import lever
 from assay_cli.commands.diagnose.locate import locate
 from assay_cli.commands.diagnose.probe import probe
@@ -166,7 +167,7 @@ def _add(panel: str, *functions: Callable[..., None], to: typer.Typer = app) -> 
         to.command(function.__name__.replace("_", "-"), cls=Command, rich_help_panel=panel)(function)
 
 
-_add(VERBS, quantize, judge, choose, publish)
+_add(VERBS, inspect_checkpoint, quantize, judge, choose, publish)
 app.add_typer(diagnosis, name="diagnose", rich_help_panel=VERBS)
 _add(VERBS, run)
 _add(BEFORE, init, preflight, plan, power, sensitivity, recipe, calibrate)

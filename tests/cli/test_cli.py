@@ -129,8 +129,8 @@ def test_every_command_has_help(run: Run) -> None:
     commands = [command.name or command.callback.__name__ for command in cli.app.registered_commands if command.callback]
     assert sorted(commands) == [
         "calibrate", "card", "choose", "compare", "deployment", "doctor", "evaluate", "family", "gate", "gpu-check", "init",
-        "judge", "lever", "locate", "plan", "power", "preflight", "probe", "publish", "quantize", "recipe", "recipes",
-        "report", "run", "sensitivity", "serve", "setup", "speed", "status", "verify",
+        "inspect", "judge", "lever", "locate", "plan", "power", "preflight", "probe", "publish", "quantize", "recipe",
+        "recipes", "report", "run", "sensitivity", "serve", "setup", "speed", "status", "verify",
     ]  # fmt: skip
     for command in commands:
         code, out, _ = run(command, "--help")

@@ -29,6 +29,7 @@ from assay.records.choice.record import Choice
 from assay.records.diagnosis.lever import LeverReport, Observation
 from assay.records.diagnosis.locate import LocateReport
 from assay.records.diagnosis.sensitivity import Sensitivity
+from assay.records.inspection import Inspection
 from assay.records.plan import Plan
 from assay.records.preflight.power import PowerReport
 from assay.records.preflight.report import PreflightReport
@@ -128,6 +129,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], type[Record] | None, tuple[int, ...]]
     "plan": (("source", "-p", "w4a16"), Plan, (0,)),
     "recipe": (("source", "--budget", "5bpw", "--sensitivity", "sensitivity.json"), Mix, (0,)),
     "quantize": (("source", "-p", "w4a16"), None, (0,)),
+    "inspect": (("made",), Inspection, (0,)),
     "verify": (("made",), Verification, (0,)),
     "calibrate": (("source", "--out", "w"), Calibration, (0,)),
     "serve": (("source",), None, (130,)),

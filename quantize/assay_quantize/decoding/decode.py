@@ -1,0 +1,178 @@
+"""Parts of a slab of rows to FP32: one function a layout.
+
+compressed-tensors' formats are decompressed by its own functions, GGUF's blocks by the package `gguf`; the layouts of GPTQ,
+AWQ, ModelOpt, gpt-oss and of FP8 releases are computed here, as the code that the docstrings name computes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from assay_quantize.decoding.compressed_tensors_format import MXFP4, NVFP4, PACKED, Numbers
+from assay_quantize.decoding.numbers import (
+    AWQ_ORDER,
+    e2m1_values,
+    e8m0_values,
+    float_scale,
+    packed_along_rows,
+    times_scale,
+    word_values,
+)
+from assay_quantize.decoding.stored_weight import Layout, StoredWeight
+
+if TYPE_CHECKING:
+    from compressed_tensors.quantization import QuantizationScheme
+
+Parts = Mapping[str, Tensor]
+"""Local name -> what of a part belongs to the slab, as it is stored."""
+
+
+def decode(parts: Parts, weight: StoredWeight) -> Tensor:
+    """FP32 rows of the weight. Raises IndexError, RuntimeError or ValueError for parts that contradict each other."""
+    with torch.no_grad():
+        return LAYOUTS[weight.layout](parts, weight)
+
+
+# ------------------------------------------------------------------------------------------------ plain, FP8, INT8
+def _plain(parts: Parts, weight: StoredWeight) -> Tensor:
+    values = parts["weight"].float()
+    return values.t().contiguous() if weight.arguments.get("transposed") else values
+
+
+def _scaled(parts: Parts, weight: StoredWeight) -> Tensor:
+    """DeepSeek's `weight_dequant` (inference/kernel.py), ModelOpt's `FP8QTensor.dequantize`: float(w) * scale."""
+    assert weight.shares is not None
+    return times_scale(parts["weight"].float(), float_scale(parts["weight_scale"]), weight.shares)
+
+
+# ------------------------------------------------------------------------------------------------ compressed-tensors
+def _scheme(numbers: Numbers) -> QuantizationScheme:
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
+    args = QuantizationArgs(
+        num_bits=numbers.num_bits,
+        type=numbers.kind,
+        symmetric=numbers.symmetric,
+        strategy=numbers.strategy,
+        group_size=numbers.group_size,
+        block_structure=None if numbers.block is None else list(numbers.block),
+    )
+    return QuantizationScheme(targets=["Linear"], weights=args)
+
+
+def _compressed_tensors(parts: Parts, weight: StoredWeight) -> Tensor:
+    """By the library, which computes in the dtype of the scales: they are widened first."""
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
+    from compressed_tensors.quantization.lifecycle.forward import dequantize
+
+    format_, scheme = weight.arguments["format"], _scheme(weight.arguments["numbers"])
+    state = dict(parts)
+    if format_ in (NVFP4, MXFP4):
+        # `decompress` of both formats rounds to BF16; the same functions in FP32
+        packed = state["weight_packed"]
+        values = unpack_fp4_from_uint8(packed, packed.shape[0], 2 * packed.shape[1], torch.float32)
+        scale = float_scale(state["weight_scale"])
+        return dequantize(
+            values, scale, args=scheme.weights, dtype=torch.float32, global_scale=state.get("weight_global_scale")
+        )
+    if state["weight_scale"].dtype in (torch.bfloat16, torch.float16):
+        state["weight_scale"] = state["weight_scale"].float()
+    if format_ == PACKED:
+        state["weight_shape"] = torch.tensor([state["weight_packed"].shape[0], weight.shape[1]])
+    made: Tensor = BaseCompressor.get_value_from_registry(format_).decompress(state, scheme)["weight"]
+    return made.float()
+
+
+def _group_indexed(parts: Parts, weight: StoredWeight) -> Tensor:
+    """pack-quantized with `weight_g_idx`, of compressed-tensors before 0.18: column i has the scale of group g_idx[i]."""
+    from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
+
+    bits = weight.arguments["numbers"].num_bits
+    packed, scale, index = parts["weight_packed"], parts["weight_scale"].float(), parts["weight_g_idx"].long()
+    codes = unpack_from_int32(packed, bits, torch.Size((packed.shape[0], weight.shape[1])))
+    if bool((index == -1).any()):  # as the library: it was never set, columns are in order
+        index = torch.arange(weight.shape[1]) // (weight.shares[1] if weight.shares else weight.shape[1])
+    values = codes.float()
+    if "weight_zero_point" in parts:
+        zero = unpack_from_int32(parts["weight_zero_point"], bits, torch.Size((packed.shape[0], scale.shape[1])), packed_dim=0)
+        values -= zero.float()[:, index]
+    return values.mul_(scale[:, index])
+
+
+# ------------------------------------------------------------------------------------------------ FP4
+def _nvfp4(parts: Parts, weight: StoredWeight) -> Tensor:
+    """ModelOpt's `NVFP4QTensor.dequantize` (0.47): values times (scale of the group times scale of the weight)."""
+    assert weight.shares is not None
+    return times_scale(e2m1_values(parts["weight"]), parts["weight_scale"].float() * parts["weight_scale_2"], weight.shares)
+
+
+def _mxfp4(parts: Parts, weight: StoredWeight) -> Tensor:
+    """OCP MX: values times a power of two for 32 columns. transformers' `convert_moe_packed_tensors` (gpt-oss)."""
+    assert weight.shares is not None
+    return times_scale(e2m1_values(parts["weight"].flatten(1)), e8m0_values(parts["weight_scale"]), weight.shares)
+
+
+# ------------------------------------------------------------------------------------------------ GPTQ, AWQ
+def _gptq(parts: Parts, weight: StoredWeight) -> Tensor:
+    """AutoGPTQ's and GPTQModel's layout: columns of `qweight` are rows of the weight.
+
+    zero_offset: 1 where a stored zero point is one less than what is subtracted (`checkpoint_format: gptq`), else 0. The sum
+    stays in its bits, as in GPTQModel: a stored 15 of 4 bits is 0.
+    """
+    bits, offset = weight.arguments["bits"], weight.arguments["zero_offset"]
+    scale_GO = parts["scales"].float()
+    codes_IO = packed_along_rows(parts["qweight"], bits)
+    zeros_GO = (packed_along_rows(parts["qzeros"].t().contiguous(), bits).t() + offset) & ((1 << bits) - 1)
+    index = parts.get("g_idx")
+    if index is None:
+        index = torch.arange(weight.shape[1]) // weight.arguments["group"]
+    index = index.long()
+    if index.numel() and (int(index.min()) < 0 or int(index.max()) >= scale_GO.shape[0]):
+        raise IndexError(f"g_idx runs from {int(index.min())} to {int(index.max())}, there are {scale_GO.shape[0]} groups")
+    zeros_GO = zeros_GO[:, : scale_GO.shape[1]]
+    return ((codes_IO - zeros_GO[index]).float() * scale_GO[index]).t().contiguous()
+
+
+def _awq(parts: Parts, weight: StoredWeight) -> Tensor:
+    """AutoAWQ's GEMM layout (`awq/utils/packing_utils.py: dequantize_gemm`, 0.2.9): a word holds eight rows, interleaved."""
+    bits, group = weight.arguments["bits"], weight.arguments["group"]
+    order = torch.tensor(AWQ_ORDER)
+
+    def values(words: Tensor) -> Tensor:
+        return word_values(words, bits).unflatten(-1, (-1, len(AWQ_ORDER)))[..., order].flatten(-2)
+
+    codes_IO, scale_GO = values(parts["qweight"]), parts["scales"].float()
+    zeros_GO: Any = values(parts["qzeros"]) if "qzeros" in parts else 1 << (bits - 1)
+    codes_GgO = codes_IO.unflatten(0, (-1, group))
+    if isinstance(zeros_GO, Tensor):
+        zeros_GO = zeros_GO.unsqueeze(1)
+    return ((codes_GgO - zeros_GO).float() * scale_GO.unsqueeze(1)).flatten(0, 1).t().contiguous()
+
+
+# ------------------------------------------------------------------------------------------------ GGUF
+def _ggml(parts: Parts, weight: StoredWeight) -> Tensor:
+    """llama.cpp's blocks, by `gguf.quants.dequantize`."""
+    from gguf import GGMLQuantizationType, quants
+
+    blocks = parts["weight"].numpy()
+    made = quants.dequantize(blocks, GGMLQuantizationType[weight.arguments["type"]])
+    return torch.from_numpy(made).reshape(-1, weight.shape[1]).float()
+
+
+LAYOUTS: Mapping[Layout, Callable[[Parts, StoredWeight], Tensor]] = {
+    "plain": _plain,
+    "scaled": _scaled,
+    "compressed_tensors": _compressed_tensors,
+    "group_indexed": _group_indexed,
+    "nvfp4": _nvfp4,
+    "mxfp4": _mxfp4,
+    "gptq": _gptq,
+    "awq": _awq,
+    "ggml": _ggml,
+}
+"""Layout -> what makes FP32 of its parts."""

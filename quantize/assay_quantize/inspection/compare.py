@@ -1,0 +1,105 @@
+"""The data of a checkpoint against those of its base: kept tensors byte for byte, quantized ones by their error."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from assay.callbacks import Track
+from assay.errors import CheckpointError
+from assay_quantize.checkpoint.checkpoint import open_checkpoint
+from assay_quantize.checkpoint.headers import TensorHeader
+from assay_quantize.inspection.subject import Subject
+from assay_quantize.inspection.values import hollow_shards, pieces
+
+if TYPE_CHECKING:
+    from assay_quantize.decoding.open_stored import StoredCheckpoint
+
+SLAB_BYTES = 32 << 20
+BITS = {"int4": 4, "uint4": 4, "int8": 8, "uint8": 8, "int2": 2, "int3": 3, "int5": 5, "int6": 6, "fp4_e2m1": 4, "fp8_e4m3": 8}
+"""`StoredWeight.number` -> bits of a code."""
+
+
+def compare_with_base(subject: Subject, base: Subject, *, decode: bool, track: Track) -> None:
+    """Fill `subject.values.differing` and, with `decode`, `errors`."""
+    kept = [
+        (header, other)
+        for name, header in subject.tensors.items()
+        if (other := base.tensors.get(name)) is not None and _is_comparable(subject, base, header, other)
+    ]
+    is_local = subject.files.is_local and base.files.is_local
+    if not is_local and not decode:
+        subject.values.not_looked_at.append("kept tensors byte for byte: not both are folders (--deep reads them all the same)")
+        return
+    with track("comparing kept tensors", sum(header.num_bytes for header, _ in kept)) as progress:
+        for header, other in kept:
+            if differing := _differing_bytes(subject, base, header, other):
+                what = f"{differing:,} of {header.num_bytes:,} bytes differ from the base's"
+                subject.values.differing[header.name] = what
+            progress(header.name, header.num_bytes)
+    if not decode:
+        subject.values.not_looked_at.append("errors of quantized weights against the base: not decoded (--deep)")
+    elif not is_local:
+        subject.values.not_looked_at.append("errors of quantized weights against the base: not both are folders; download them")
+    else:
+        _measure_errors(subject, base, track)
+
+
+def _is_comparable(subject: Subject, base: Subject, header: TensorHeader, other: TensorHeader) -> bool:
+    """Stored alike in both, and not as codes: what belongs to a weight that is quantized in only one is no kept tensor."""
+    own, theirs = (side.stored.weights.get(header.name.rpartition(".")[0]) for side in (subject, base))
+    if (header.dtype, header.shape) != (other.dtype, other.shape) or (own is None) != (theirs is None):
+        return False
+    if own is not None and theirs is not None and own.form != theirs.form:
+        return False
+    return header.shard not in hollow_shards(subject) and other.shard not in hollow_shards(base)
+
+
+def _differing_bytes(subject: Subject, base: Subject, header: TensorHeader, other: TensorHeader) -> int:
+    count = 0
+    for own, theirs in zip(pieces(subject, header), pieces(base, other), strict=True):
+        if own != theirs:
+            count += int(np.count_nonzero(np.frombuffer(own, np.uint8) != np.frombuffer(theirs, np.uint8)))
+    return count
+
+
+def _measure_errors(subject: Subject, base: Subject, track: Track) -> None:
+    """Decode every quantized weight and its base's, some rows at a time."""
+    from assay_quantize.decoding.open_stored import open_stored  # torch takes seconds to import
+
+    claim = subject.json.get("hf_quant_config.json")
+    try:
+        stored = open_stored(open_checkpoint(Path(subject.files.location), allow_quantized=True), claim)
+        original = open_stored(open_checkpoint(Path(base.files.location), allow_quantized=True))
+    except CheckpointError as problem:
+        subject.values.not_looked_at.append(f"errors of quantized weights against the base: {problem}")
+        return
+    with stored, original, track("comparing weights", sum(weight.num_bytes for weight in stored.weights)) as progress:
+        in_base = {weight.name: weight for weight in original.weights}
+        for unread in stored.problems:
+            subject.values.not_looked_at.append(f"error of {unread.subject} against the base: it {unread.what}")
+        for weight in stored.weights:
+            theirs = in_base.get(weight.name)
+            if not weight.is_plain and theirs is not None and theirs.shape == weight.shape:
+                _measure(subject, stored, original, weight.name)
+            progress(weight.name, weight.num_bytes)
+
+
+def _measure(subject: Subject, stored: StoredCheckpoint, original: StoredCheckpoint, name: str) -> None:
+    from assay_quantize.inspection.errors import Distance
+
+    weight = stored.weight(name)
+    is_float = weight.number.startswith("fp")
+    group = weight.shares[1] if weight.shares is not None else weight.shape[1]
+    distance = Distance(BITS.get(weight.number, 4), is_float, min(group, weight.shape[1]))
+    try:
+        for begin, end, own_RI in stored.slabs(name, SLAB_BYTES):
+            distance.add(own_RI, original.read_weight(name, (begin, end)))
+    except CheckpointError as problem:
+        subject.values.errors[name] = f"cannot be decoded: {str(problem).partition(': ')[2] or problem}"
+        return
+    if math.prod(weight.shape) and (what := distance.problem()) is not None:
+        subject.values.errors[name] = what

@@ -1,0 +1,196 @@
+"""Stored tensors -> weights: which tensors make up one weight, in which form it is stored, what shape and how many bits it has.
+
+Forms are told by local names, dtypes and shapes alone; what config.json claims is compared with them elsewhere.
+
+    plain     bf16, fp16, fp32                             weight
+    FP8       fp8_block, fp8_channel, fp8_tensor, mxfp8    weight F8_E4M3, weight_scale(_inv) or scale
+    INT8      int8                                         weight I8, weight_scale
+    INT       int_packed                                   weight_packed I32, weight_scale (compressed-tensors)
+              gptq, awq                                    qweight I32, scales, qzeros (g_idx)
+    FP4       nvfp4                                        weight_packed or weight U8, weight_scale F8_E4M3, global scale
+              mxfp4                                        the same with exponents for scales; DeepSeek-V4: I8, scale
+    others    bitsandbytes, unknown
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from assay_quantize.checkpoint.headers import TensorHeader
+
+PLAIN = {"BF16": "bf16", "F16": "fp16", "F32": "fp32", "F64": "fp64"}
+
+WEIGHT_LEAVES = frozenset({
+    "weight", "weight_packed", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale", "weight_zero_point",
+    "weight_g_idx", "weight_shape", "scale", "qweight", "qzeros", "scales", "g_idx", "input_scale", "input_global_scale",
+    "input_zero_point", "activation_scale", "pre_quant_scale", "smooth_factor",
+})  # fmt: skip
+"""Local names of what belongs to one weight."""
+GLOBAL_LEAVES = ("weight_global_scale", "weight_scale_2")
+"""Scales of a whole weight in NVFP4; the first divides, the second multiplies."""
+INPUT_LEAVES = ("input_scale", "input_global_scale", "activation_scale")
+SCALE_LEAVES = ("weight_scale", "weight_scale_inv", "scale", "scales", *GLOBAL_LEAVES, *INPUT_LEAVES)
+_CODES = ("qweight", "weight_packed", "weight")
+_BITSANDBYTES = (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map")
+_STACKED = re.compile(
+    r"(?P<experts>.+\.experts)\.(?P<part>gate_up_proj|down_proj|gate_proj|up_proj|w13|w2)(?:\.|_)?(?P<leaf>[a-z]\w*)?"
+)
+"""All experts of a layer in one tensor: `mlp.experts.gate_up_proj`, `..._packed`, `..._blocks`, `....weight_scale`."""
+_STACKED_MOE = re.compile(r"(?P<moe>.+\.moe)\.(?P<part>gate_proj|up_proj|down_proj)")
+"""The same of Step-3.5: `moe.gate_proj.weight`."""
+STACKED_PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "w13": ("w1", "w3")}
+
+
+class Weight(NamedTuple):
+    """One weight as it is stored.
+
+    module: its name without the last component; of stacked experts the name of the tensor. form: see above. shape: of what it
+    stands for, experts first where they are stacked; None where that cannot be told. parts: local name -> tensor.
+    """
+
+    module: str
+    form: str
+    shape: tuple[int, ...] | None
+    parts: Mapping[str, TensorHeader]
+    is_stacked: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.module}.weight"
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.form not in PLAIN.values()
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.num_bytes for part in self.parts.values())
+
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.shape) if self.shape is not None else 0
+
+    @property
+    def representatives(self) -> tuple[str, ...]:
+        """Modules as vLLM's rules see them: of stacked experts the projections of expert 0."""
+        if not self.is_stacked:
+            return (self.module,)
+        experts, _, part = self.module.rpartition(".")
+        experts = experts if experts.endswith(".experts") else f"{experts}.experts"
+        return tuple(f"{experts}.0.{name}" for name in STACKED_PARTS.get(part, (part,)))
+
+
+class StoredTensors(NamedTuple):
+    """weights: module -> weight. others: tensors that are no part of one: norms, biases, scales of the KV cache, ..."""
+
+    weights: dict[str, Weight]
+    others: dict[str, TensorHeader]
+
+
+def weights_of(tensors: Iterable[TensorHeader], bits: int | None) -> StoredTensors:
+    """bits: of packed integers, as config.json says; None: it does not."""
+    parts: dict[str, dict[str, TensorHeader]] = {}
+    others: dict[str, TensorHeader] = {}
+    stacked: set[str] = set()
+    for header in tensors:
+        module, _, leaf = header.name.rpartition(".")
+        if (match := _stacked(header.name)) is not None:
+            module, leaf = match
+            stacked.add(module)
+        elif header.name.endswith(_BITSANDBYTES) or ".quant_state." in header.name:
+            module, leaf = header.name.partition(".weight.")[0], "weight." + header.name.partition(".weight.")[2]
+        elif leaf not in WEIGHT_LEAVES:
+            others[header.name] = header
+            continue
+        parts.setdefault(module, {})[leaf] = header
+    weights = {}
+    for module, of_module in parts.items():
+        codes = next((of_module[leaf] for leaf in _CODES if leaf in of_module), None)
+        if codes is None or (len(codes.shape) < 2 and len(of_module) == 1 and codes.dtype in PLAIN):
+            others |= {header.name: header for header in of_module.values()}  # norms, and scales without a weight
+            continue
+        is_stacked = module in stacked or (len(codes.shape) == 3 and _STACKED_MOE.fullmatch(module) is not None)
+        form = _form(of_module)
+        weights[module] = Weight(module, form, _shape(form, of_module, bits), of_module, is_stacked)
+    return StoredTensors(weights, others)
+
+
+def _stacked(name: str) -> tuple[str, str] | None:
+    """(module, local name) of a tensor of all experts of a layer; None: it is none."""
+    match = _STACKED.fullmatch(name)
+    if match is None or re.search(r"\.experts\.\d+\.", name):
+        return None
+    leaf = {None: "weight", "blocks": "weight_packed", "scales": "weight_scale", "packed": "weight_packed",
+            "scale": "weight_scale", "scale_inv": "weight_scale_inv", "shape": "weight_shape",
+            "global_scale": "weight_global_scale"}.get(match["leaf"], match["leaf"])  # fmt: skip
+    if leaf not in WEIGHT_LEAVES:
+        return None
+    return f"{match['experts']}.{match['part']}", str(leaf)
+
+
+def _form(parts: Mapping[str, TensorHeader]) -> str:
+    dtypes = {leaf: header.dtype for leaf, header in parts.items()}
+    scale = next((parts[leaf] for leaf in ("weight_scale", "weight_scale_inv", "scale") if leaf in parts), None)
+    has_exponents = scale is not None and scale.dtype in ("U8", "F8_E8M0")
+    if any(leaf.startswith("weight.") for leaf in parts):
+        return "bitsandbytes"
+    if "qweight" in parts:
+        qweight, scales = parts["qweight"], parts.get("scales")
+        is_awq = scales is not None and len(scales.shape) == len(qweight.shape) and scales.shape[-1] != qweight.shape[-1]
+        return "awq" if is_awq else "gptq"
+    codes = dtypes.get("weight_packed", dtypes.get("weight"))
+    if codes == "I32":
+        return "int_packed"
+    if codes == "U8" or (codes == "I8" and has_exponents):
+        return "mxfp4" if has_exponents and not any(leaf in parts for leaf in GLOBAL_LEAVES) else "nvfp4"
+    if codes == "I8":
+        return "int8"
+    if codes in ("F8_E4M3", "F8_E5M2"):
+        return _fp8_form(parts.get("weight", parts.get("weight_packed")), scale, has_exponents=has_exponents)
+    return PLAIN.get(str(codes), "unknown")
+
+
+def _fp8_form(codes: TensorHeader | None, scale: TensorHeader | None, *, has_exponents: bool) -> str:
+    if codes is None or scale is None:
+        return "fp8"
+    if math.prod(scale.shape) == 1:
+        return "fp8_tensor"
+    if has_exponents and len(scale.shape) == len(codes.shape) and scale.shape[-1] * 32 == codes.shape[-1]:
+        return "mxfp8"
+    experts = codes.shape[0] if len(codes.shape) == 3 else 1
+    rows = codes.shape[-2] if len(codes.shape) > 1 else 0
+    return "fp8_channel" if math.prod(scale.shape) == experts * rows else "fp8_block"
+
+
+def _shape(form: str, parts: Mapping[str, TensorHeader], bits: int | None) -> tuple[int, ...] | None:
+    codes = next(parts[leaf] for leaf in _CODES if leaf in parts)
+    shape = codes.shape
+    if form in ("nvfp4", "mxfp4"):
+        if len(shape) == 4:  # gpt-oss: [experts, rows, blocks, 16 bytes]
+            return (*shape[:2], shape[2] * shape[3] * 2)
+        return (*shape[:-1], shape[-1] * 2)
+    if form == "int_packed":
+        return (*shape[:-1], shape[-1] * 32 // (bits or 4))
+    if form in ("gptq", "awq"):
+        scales = parts.get("scales")
+        if scales is None or len(scales.shape) != 2 or len(shape) != 2:
+            return None
+        columns = shape[0] if form == "awq" else shape[0] * 32 // packed_bits(parts, bits)
+        return scales.shape[-1], columns
+    return None if form == "bitsandbytes" else shape
+
+
+def packed_bits(parts: Mapping[str, TensorHeader], bits: int | None) -> int:
+    """Bits of GPTQ and AWQ codes: as the shapes of their zero points say, else as config.json does, else 4."""
+    qzeros, scales = parts.get("qzeros"), parts.get("scales")
+    if qzeros is not None and scales is not None and len(qzeros.shape) == len(scales.shape) == 2 and scales.shape[1]:
+        return max(1, qzeros.shape[1] * 32 // scales.shape[1])
+    return bits or 4
+
+
+def scale_headers(weight: Weight) -> Iterator[tuple[str, TensorHeader]]:
+    """(local name, tensor) of every scale of a weight."""
+    return ((leaf, header) for leaf, header in weight.parts.items() if leaf in SCALE_LEAVES)
