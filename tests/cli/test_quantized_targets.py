@@ -62,7 +62,8 @@ def damaged(made: Path, tmp_path: Path) -> Path:
 def refusal(folder: Path) -> str:
     return (
         f"{folder}: is quantized already, a candidate and no source ({HOW}, which is not native to family glm4_moe); judge it: "
-        f"`assay judge REFERENCE {folder}`, REFERENCE being the model that it was made of"
+        f"`assay judge REFERENCE {folder}`, REFERENCE being the model that it was made of; what is wrong with it: "
+        f"`assay inspect {folder}`"
     )
 
 
@@ -97,15 +98,24 @@ def test_a_repository_is_no_way_round(
         hub.close()
     assert message == (
         f"org/model: is quantized already, a candidate and no source ({HOW}, which is not native to family glm4_moe); "
-        "serve it, and judge it by its URL: `assay judge REFERENCE URL`, REFERENCE being the model that it was made of"
+        "serve it, and judge it by its URL: `assay judge REFERENCE URL`, REFERENCE being the model that it was made of; what "
+        "is wrong with it: `assay inspect org/model`"
     )
+
+
+def test_the_other_command_says_what_is_wrong(run: Run, damaged: Path) -> None:
+    code, out, _ = run("inspect", damaged)
+    assert code == 1
+    assert [line for line in out.splitlines() if line.startswith("served wrong")] == [
+        "served wrong: scale_zero", "served wrong: scale_negative",
+    ]  # fmt: skip
 
 
 def test_what_assay_made_is_judged_against_its_source(run: Run, made: Path) -> None:
     source, w4a16 = made / "source", made / "w4a16"
     assert one_error(run("run", w4a16)) == (
         f"{w4a16}: is quantized already, a candidate and no source (assay made it from {source}, as w4a16); judge it: "
-        f"`assay judge {source} {w4a16}`"
+        f"`assay judge {source} {w4a16}`; what is wrong with it: `assay inspect {w4a16}`"
     )
 
 

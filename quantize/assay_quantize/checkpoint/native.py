@@ -84,7 +84,10 @@ def foreign_quantization(stored: Checkpoint) -> str | None:
 
 
 def is_candidate(location: str, how: str, stored: Checkpoint | None = None) -> CheckpointError:
-    """The error for a checkpoint that cannot be a source; it names the command that judges it. stored: None: no safetensors."""
+    """The error for a checkpoint that cannot be a source; it names the commands that judge it and say what is wrong with it.
+
+    stored: None: no safetensors.
+    """
     family = None if stored is None or MANIFEST in stored.files else _family(stored.config)
     of_family = "" if family is None else f", which is not native to family {family}"
     reference, own = "REFERENCE", shlex.quote(location)
@@ -98,8 +101,9 @@ def is_candidate(location: str, how: str, stored: Checkpoint | None = None) -> C
     what = "" if reference != "REFERENCE" else ", REFERENCE being the model that it was made of"
     release = released_as(location)
     source = "" if release is None else f"; the source of this model is {release}"
+    inspect = "" if stored is None else f"; what is wrong with it: `assay inspect {own}`"
     return CheckpointError(
-        f"{location}: is quantized already, a candidate and no source ({how}{of_family}); {judged}{what}{source}"
+        f"{location}: is quantized already, a candidate and no source ({how}{of_family}); {judged}{what}{inspect}{source}"
     )
 
 
