@@ -178,7 +178,7 @@ def _add_misspelt(data: Any, path: list[str | int], wrong: str) -> Any:
     [
         ("models", "glm-5", ["source"], "sourse",
          "unknown key 'sourse'; did you mean 'source'? Allowed: automatic, base_model, calibration, deployment_profiles, "
-         "description, family, gates, include_source, licence, name, precisions, precisions_on, profiles, published, "
+         "description, family, gates, include_source, licence, mtp, name, precisions, precisions_on, profiles, published, "
          "reference, sampling, schema, serving, source, speed, suite"),
         ("models", "glm-5", ["source", "hub"], "hubb",
          "unknown key 'source.hubb'; did you mean 'hub'? Allowed: hub, path, revision"),
@@ -269,7 +269,7 @@ EVERYTHING_WRONG = {
         "precisions: w4a16\nserving: {num_speculative_tokens: none}\n",
         [
             "unknown key 'sourse'; did you mean 'source'? Allowed: automatic, base_model, calibration, deployment_profiles, "
-            "description, family, gates, include_source, licence, name, precisions, precisions_on, profiles, published, "
+            "description, family, gates, include_source, licence, mtp, name, precisions, precisions_on, profiles, published, "
             "reference, sampling, schema, serving, source, speed, suite",
             "schema: Input should be 1 (got '2')",
             f"family: Input should be {', '.join(map(repr, recipe_names('families')))} (got 'glm4')",
