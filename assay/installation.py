@@ -20,7 +20,7 @@ EXTRA_OF = {
     "torch": "quantize", "compressed_tensors": "quantize", "numba": "quantize", "xxhash": "quantize",
     "llmcompressor": "calibrate", "transformers": "calibrate", "auto_round": "calibrate",
     "lm_eval": "evaluate", "datasets": "evaluate", "pyarrow": "evaluate",
-    "ray": "ray", "minisweagent": "swe", "swebench": "swe", "docker": "swe",
+    "ray": "ray", "gguf": "gguf", "minisweagent": "swe", "swebench": "swe", "docker": "swe",
 }  # fmt: skip
 """Package that is imported -> the extra that installs it."""
 

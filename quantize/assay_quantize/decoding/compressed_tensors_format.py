@@ -267,6 +267,8 @@ def _packed(module: str, tensors: Module, group: Group) -> StoredWeight:
     shape = (rows, columns)
     scales, shares = scale_part(scale, shape, (1, numbers.group_size or columns))
     parts = {"weight_packed": Part(codes), "weight_scale": scales}
+    if "weight_shape" in tensors:
+        parts["weight_shape"] = of_shape(needed(tensors, "weight_shape", ("I64", "I32")), (2,), None)
     if not numbers.symmetric:
         zero = needed(tensors, "weight_zero_point", ("I32",), 2)
         parts["weight_zero_point"] = of_shape(zero, (math.ceil(rows * bits / 32), groups), 0, Fraction(bits, 32))

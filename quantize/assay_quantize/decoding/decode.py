@@ -71,6 +71,7 @@ def _compressed_tensors(parts: Parts, weight: StoredWeight) -> Tensor:
     from compressed_tensors.quantization.lifecycle.forward import dequantize
 
     format_, scheme = weight.arguments["format"], _scheme(weight.arguments["numbers"])
+    _check_shape(parts, weight)
     state = dict(parts)
     if format_ in (NVFP4, MXFP4):
         # `decompress` of both formats rounds to BF16; the same functions in FP32
@@ -88,10 +89,17 @@ def _compressed_tensors(parts: Parts, weight: StoredWeight) -> Tensor:
     return made.float()
 
 
+def _check_shape(parts: Parts, weight: StoredWeight) -> None:
+    told = parts.get("weight_shape")
+    if told is not None and tuple(told.tolist()) != weight.shape:
+        raise ValueError(f"weight_shape says {told.tolist()}, its codes and scales are of a weight {list(weight.shape)}")
+
+
 def _group_indexed(parts: Parts, weight: StoredWeight) -> Tensor:
     """pack-quantized with `weight_g_idx`, of compressed-tensors before 0.18: column i has the scale of group g_idx[i]."""
     from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
 
+    _check_shape(parts, weight)
     bits = weight.arguments["numbers"].num_bits
     packed, scale, index = parts["weight_packed"], parts["weight_scale"].float(), parts["weight_g_idx"].long()
     codes = unpack_from_int32(packed, bits, torch.Size((packed.shape[0], weight.shape[1])))

@@ -58,7 +58,5 @@ def scale_part(
         return Part(header._replace(shape=(rows, 1))), (1, columns)
     if len(stored) == 2 and stored[0] == rows and columns % stored[1] == 0:
         return Part(header), (1, columns // stored[1])
-    raise NotRead(
-        f"has {header.name.rpartition('.')[2]} of shape {list(header.shape)}, which fits neither {block[0]} x {block[1]} "
-        f"blocks of a weight {list(shape)}, nor its rows, nor all of it"
-    )
+    fits = f"neither {block[0]} x {block[1]} blocks of a weight {list(shape)}, nor its rows, nor all of it"
+    raise NotRead(f"has {header.name.rpartition('.')[2]} of shape {list(header.shape)}, which fits {fits}")
