@@ -338,6 +338,15 @@ class Journal:
             by_task.setdefault(task, []).append((item, key))
         return by_task
 
+    def count_failed(self, who: Identity, tasks: Sequence[str]) -> int:
+        """How many requests of these tasks `who` never answered, and may answer when it is asked again."""
+        rows = self._execute(
+            "SELECT count(*) FROM requests WHERE status = 'failed' AND task IN (SELECT value FROM json_each(?))"
+            " AND checkpoint_sha256 = ? AND fingerprint_sha256 = ? AND suite = ?",
+            (json.dumps(list(tasks)), who.checkpoint_sha256, who.fingerprint_sha256, who.suite),
+        )
+        return int(rows[0][0])
+
     def request_of(self, key: str) -> tuple[str, dict[str, Any]]:
         """API path and body of the request under `key`, which must be there."""
         path, body = self._execute("SELECT path, body FROM requests WHERE key = ?", (key,))[0]

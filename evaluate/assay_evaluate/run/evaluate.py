@@ -239,7 +239,10 @@ class _Evaluation:
             return earlier
 
     def find(self, candidate: Candidate, label: str, checkpoint: str, reference: str) -> Measurement | None:
-        """The measurement written by an earlier run, if it is of this checkpoint, suite, reference and way of serving."""
+        """The measurement written by an earlier run, if it is of this checkpoint, suite, reference and way of serving.
+
+        None also where more requests of a task failed than a verdict allows: what is missing is asked again, nothing else.
+        """
         try:
             measurement = Measurement.load(self.run_dir / "measurements" / f"{label}.json")
         except AssayError:
@@ -260,8 +263,17 @@ class _Evaluation:
         if candidate.endpoint is not None and label == candidate.label:
             num_asked = self.ask_again(candidate, identity_of(measurement), f"measured, on {day}")
             again = f"{num_asked} of its questions, asked again, are answered as they were; {again}"
+        if num_missing := self.num_to_ask_again(measurement):
+            self.on_progress(f"{label}: measured on {day}; {num_missing} requests without a reply are asked again")
+            return None
         self.on_progress(f"{label}: measured already, on {day}; {again}")
         return measurement
+
+    def num_to_ask_again(self, measurement: Measurement) -> int:
+        """Failed requests of the tasks that lack too many replies for a verdict; what a server refused for good is final."""
+        most = 0.0 if self.rounds.gates is None else self.rounds.gates.max_excluded
+        lacking = [task.task for task in measurement.tasks if task.num_failed > most * task.num_items]
+        return self.journal.count_failed(identity_of(measurement), lacking)
 
     def ask_again(self, candidate: Candidate, who: Identity, when: str) -> int:
         """A few questions that a given server has answered before. MeasureError: it answers otherwise now."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,38 @@ def test_a_server_that_broke_later_is_not_measured_already(tmp_path: Path) -> No
         candidate._prompt_ids = cut  # type: ignore[method-assign]
         with pytest.raises(MeasureError, match=r"24 have prompts of another length \(the first: \d+ tokens then, 64 now\)"):
             run(tmp_path, servers.by_label)
+
+
+def test_what_got_no_reply_is_asked_again_and_nothing_else(tmp_path: Path) -> None:
+    """What NOT MEASURED for missing replies says: run it again, only what is missing is asked (vLLM #57082)."""
+    lost = sorted(ANSWERS)[:3]
+    with given_servers("fp8", "w4a16", reply=solve) as servers:
+        candidate = servers.by_label["w4a16"]
+
+        def aborting(body: dict[str, Any]) -> Scripted:
+            is_lost = "messages" in body and body["messages"][-1]["content"] in lost
+            return replace(solve(body), finish_reason="abort") if is_lost else solve(body)
+
+        candidate.reply = aborting
+        first = run(tmp_path, servers.by_label)
+        assert first[-1].tasks[0].num_failed == 3
+        asked_again: Counter[str] = Counter()
+
+        def repaired(body: dict[str, Any]) -> Scripted:
+            if "messages" in body:
+                asked_again[body["messages"][-1]["content"]] += 1
+            return solve(body)
+
+        candidate.reply = repaired
+        lines: list[str] = []
+        second = run(tmp_path, servers.by_label, on_progress=lines.append)
+        num_asked = {question: asked_again.pop(question) for question in lost}
+        assert asked_again.total() == 2 * 24, "a few questions, to see that it answers as before: found, and asked on"
+        third = run(tmp_path, servers.by_label)
+    assert second[-1].tasks[0].num_failed == 0 and third[-1] == second[-1]
+    assert [measurement.tasks for measurement in second[:-1]] == [measurement.tasks for measurement in first[:-1]]
+    day = first[0].started[:10]
+    assert f"w4a16: measured on {day}; {sum(num_asked.values())} requests without a reply are asked again" in lines
 
 
 def test_with_the_reference_all_are_measured_anew(tmp_path: Path) -> None:
