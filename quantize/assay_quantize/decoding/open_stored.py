@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
-from assay.errors import CheckpointError
+from assay.errors import CheckpointError, PlanError
+from assay.recipes.families import family_of
 from assay.safe_files import read_json_object
 from assay_quantize.checkpoint.checkpoint import Checkpoint
 from assay_quantize.checkpoint.fused_experts import is_fused, split_experts
@@ -276,7 +277,11 @@ def _split_plain_experts(
     checkpoint: Checkpoint, tensors: dict[str, TensorHeader], problems: list[Problem]
 ) -> dict[str, TensorHeader]:  # fmt: skip
     """Experts fused in three dimensions, one by one; as they are, with a problem, where their layout is not read."""
-    if not any(is_fused(name) for name in tensors):
+    try:
+        family = family_of(checkpoint.config)
+    except PlanError:
+        return tensors  # whose experts nobody knows
+    if not any(is_fused(name, family) for name in tensors):
         return tensors
     try:
         return split_experts(checkpoint.location, checkpoint.config, tensors)[0]

@@ -77,19 +77,22 @@ def _small(folder: Path, family: str) -> Path:
     return folder
 
 
-_STACKED = re.compile(r"(.+?)\.(?:experts\.)?(gate_up_proj|down_proj|input_linear|output_linear)(?:\.weight)?")
+_STACKED = re.compile(
+    r"(.+?)\.(?:experts\.)?(gate_up_proj|gate_proj|up_proj|down_proj|input_linear|output_linear)(?:\.weight)?"
+)
 
 
 def _singles(family: str, stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Experts one by one, by the two forms that these models have: gate above up, or beside it and the other way round."""
+    """Experts one by one, by the forms that these models have: gate above up, beside it and the other way round, or apart."""
     made: dict[str, torch.Tensor] = {}
     for name, tensor in stored.items():
         if tensor.dim() != 3 or not (match := _STACKED.fullmatch(name)):
             made[name] = tensor
             continue
-        is_down = match[2] in ("down_proj", "output_linear")
+        alone = {"output_linear": "down_proj"}.get(match[2], match[2])
         for expert, weight in enumerate(tensor):
             outputs = weight.T if family in ("qwen3_vl_moe", "llama4") else weight
-            parts = {"down_proj": outputs} if is_down else dict(zip(("gate_proj", "up_proj"), outputs.chunk(2), strict=True))
+            pair = dict(zip(("gate_proj", "up_proj"), outputs.chunk(2), strict=True))
+            parts = {alone: outputs} if alone in ("gate_proj", "up_proj", "down_proj") else pair
             made |= {f"{match[1]}.experts.{expert}.{part}.weight": rows.contiguous() for part, rows in parts.items()}
     return made

@@ -85,7 +85,8 @@ LOST = (
 
 def test_a_model_that_lost_its_mtp_block_is_planned_without_it(tmp_path: Path) -> None:
     """A fine-tune drops `mtp.*` and leaves config.json as it was: https://github.com/modelscope/ms-swift/issues/9802 (inside a
-    multimodal config), https://github.com/modelscope/ms-swift/issues/7848 (a family that has no block at all)."""
+    multimodal config), https://github.com/modelscope/ms-swift/issues/7848 (a family that has no block at all: nothing is missing,
+    and the new config.json declares none)."""
     text = {**hollow.QWEN35_35B["text_config"], "num_hidden_layers": 4, "num_experts": 2, "mtp_num_hidden_layers": 1}
     vision = {**hollow.QWEN35_35B["vision_config"], "depth": 1}
     config = {**hollow.QWEN35_35B, "text_config": text, "vision_config": vision}
@@ -93,15 +94,15 @@ def test_a_model_that_lost_its_mtp_block_is_planned_without_it(tmp_path: Path) -
     wrapped = write_hollow(tmp_path / "wrapped", config, shapes, shards=2)
     inlined = glm(tmp_path / "inlined", without(r"layers\.4\."))
     none_known = qwen(tmp_path / "none_known", num_nextn_predict_layers=1)
-    wheres = {wrapped: "mtp.layers.0", inlined: "model.layers.4", none_known: "model.layers.2"}
+    wheres = {wrapped: "mtp.layers.0", inlined: "model.layers.4"}
     for folder, where in wheres.items():
         more = " (and 4 more like this)" if folder == wrapped else ""
         assert refused(folder) == f"{folder}: {where}" + LOST.format(more=more)
     drop = precision(mtp="drop")
     made = config_json(plan_of(wrapped, drop))["text_config"]
     assert {key: value for key, value in made.items() if text[key] != value} == {"mtp_num_hidden_layers": 0}
-    for folder in (inlined, none_known):
-        made = config_json(plan_of(folder, drop))
+    for folder, recipe in ((inlined, drop), (none_known, drop), (none_known, precision())):
+        made = config_json(plan_of(folder, recipe))
         assert made.pop("quantization_config")["quant_method"] == "compressed-tensors"
         assert made == {**json.loads((folder / "config.json").read_text()), "num_nextn_predict_layers": 0}
 
