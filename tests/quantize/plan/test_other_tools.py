@@ -85,8 +85,8 @@ LOST = (
 
 def test_a_model_that_lost_its_mtp_block_is_planned_without_it(tmp_path: Path) -> None:
     """A fine-tune drops `mtp.*` and leaves config.json as it was: https://github.com/modelscope/ms-swift/issues/9802 (inside a
-    multimodal config), https://github.com/modelscope/ms-swift/issues/7848 (a family that has no block at all: nothing is missing,
-    and the new config.json declares none)."""
+    multimodal config), https://github.com/modelscope/ms-swift/issues/7848 (a family that has no block at all: nothing is
+    missing, and the new config.json declares none)."""
     text = {**hollow.QWEN35_35B["text_config"], "num_hidden_layers": 4, "num_experts": 2, "mtp_num_hidden_layers": 1}
     vision = {**hollow.QWEN35_35B["vision_config"], "depth": 1}
     config = {**hollow.QWEN35_35B, "text_config": text, "vision_config": vision}
