@@ -7,7 +7,7 @@ AWQ, ModelOpt, gpt-oss and of FP8 releases are computed here, as the code that t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -78,9 +78,9 @@ def _compressed_tensors(parts: Parts, weight: StoredWeight) -> Tensor:
         packed = state["weight_packed"]
         values = unpack_fp4_from_uint8(packed, packed.shape[0], 2 * packed.shape[1], torch.float32)
         scale = float_scale(state["weight_scale"])
-        return dequantize(
-            values, scale, args=scheme.weights, dtype=torch.float32, global_scale=state.get("weight_global_scale")
-        )
+        over_all = state.get("weight_global_scale")
+        wide: Tensor = dequantize(values, scale, args=scheme.weights, dtype=torch.float32, global_scale=over_all)
+        return wide
     if state["weight_scale"].dtype in (torch.bfloat16, torch.float16):
         state["weight_scale"] = state["weight_scale"].float()
     if format_ == PACKED:
@@ -109,7 +109,8 @@ def _group_indexed(parts: Parts, weight: StoredWeight) -> Tensor:
     if "weight_zero_point" in parts:
         zero = unpack_from_int32(parts["weight_zero_point"], bits, torch.Size((packed.shape[0], scale.shape[1])), packed_dim=0)
         values -= zero.float()[:, index]
-    return values.mul_(scale[:, index])
+    made: Tensor = values.mul_(scale[:, index])
+    return made
 
 
 # ------------------------------------------------------------------------------------------------ FP4
@@ -132,34 +133,42 @@ def _gptq(parts: Parts, weight: StoredWeight) -> Tensor:
     zero_offset: 1 where a stored zero point is one less than what is subtracted (`checkpoint_format: gptq`), else 0. The sum
     stays in its bits, as in GPTQModel: a stored 15 of 4 bits is 0.
     """
-    bits, offset = weight.arguments["bits"], weight.arguments["zero_offset"]
+    bits, offset, group = (weight.arguments[key] for key in ("bits", "zero_offset", "group"))
     scale_GO = parts["scales"].float()
+    groups, rows = scale_GO.shape
     codes_IO = packed_along_rows(parts["qweight"], bits)
     zeros_GO = (packed_along_rows(parts["qzeros"].t().contiguous(), bits).t() + offset) & ((1 << bits) - 1)
-    index = parts.get("g_idx")
-    if index is None:
-        index = torch.arange(weight.shape[1]) // weight.arguments["group"]
-    index = index.long()
-    if index.numel() and (int(index.min()) < 0 or int(index.max()) >= scale_GO.shape[0]):
-        raise IndexError(f"g_idx runs from {int(index.min())} to {int(index.max())}, there are {scale_GO.shape[0]} groups")
-    zeros_GO = zeros_GO[:, : scale_GO.shape[1]]
-    return ((codes_IO - zeros_GO[index]).float() * scale_GO[index]).t().contiguous()
+    zeros_GO = zeros_GO[:, :rows]
+    in_order = torch.arange(weight.shape[1]) // group
+    index = parts.get("g_idx", in_order).long()
+    if torch.equal(index, in_order) and weight.shape[1] % group == 0:
+        return _grouped(codes_IO, zeros_GO, scale_GO)
+    if int(index.min()) < 0 or int(index.max()) >= groups:
+        raise IndexError(f"g_idx runs from {int(index.min())} to {int(index.max())}, there are {groups} groups")
+    w_OI: Tensor = ((codes_IO - zeros_GO[index]).float() * scale_GO[index]).t().contiguous()
+    return w_OI
+
+
+def _grouped(codes_IO: Tensor, zeros_GO: Tensor, scale_GO: Tensor) -> Tensor:
+    """FP32 w_OI where columns that follow each other share a scale."""
+    codes_GgO = codes_IO.reshape(scale_GO.shape[0], -1, scale_GO.shape[1])
+    w_GgO = (codes_GgO - zeros_GO.unsqueeze(1)).float().mul_(scale_GO.unsqueeze(1))
+    w_OI: Tensor = w_GgO.flatten(0, 1).t().contiguous()
+    return w_OI
 
 
 def _awq(parts: Parts, weight: StoredWeight) -> Tensor:
     """AutoAWQ's GEMM layout (`awq/utils/packing_utils.py: dequantize_gemm`, 0.2.9): a word holds eight rows, interleaved."""
-    bits, group = weight.arguments["bits"], weight.arguments["group"]
+    bits, scale_GO = weight.arguments["bits"], parts["scales"].float()
     order = torch.tensor(AWQ_ORDER)
 
     def values(words: Tensor) -> Tensor:
-        return word_values(words, bits).unflatten(-1, (-1, len(AWQ_ORDER)))[..., order].flatten(-2)
+        stored = word_values(words, bits)
+        in_order: Tensor = stored.view(stored.shape[0], -1, len(AWQ_ORDER))[..., order].flatten(1)
+        return in_order
 
-    codes_IO, scale_GO = values(parts["qweight"]), parts["scales"].float()
-    zeros_GO: Any = values(parts["qzeros"]) if "qzeros" in parts else 1 << (bits - 1)
-    codes_GgO = codes_IO.unflatten(0, (-1, group))
-    if isinstance(zeros_GO, Tensor):
-        zeros_GO = zeros_GO.unsqueeze(1)
-    return ((codes_GgO - zeros_GO).float() * scale_GO.unsqueeze(1)).flatten(0, 1).t().contiguous()
+    zeros_GO = values(parts["qzeros"]) if "qzeros" in parts else torch.full(scale_GO.shape, 1 << (bits - 1))
+    return _grouped(values(parts["qweight"]), zeros_GO, scale_GO)
 
 
 # ------------------------------------------------------------------------------------------------ GGUF
