@@ -10,7 +10,7 @@
     mxfp4-pack-quantized  weight_packed U8 [O, I/2], weight_scale U8 [O, I/32]
 
 The group of a module is the first that targets it (vLLM's rule: by name, then by class) among those whose codes it has: the
-list `ignore` is not asked. compressed-tensors itself decompresses (`decode.py`).
+list `ignore` is not asked.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from assay.errors import CheckpointError
+from assay.foreign_text import shown
+from assay.quantities import and_more
 from assay_quantize.decoding.parts import EXPONENTS, FLOATS, FP8, needed, of_shape, scale_part, whole
 from assay_quantize.decoding.stored_weight import (
     ActivationRule,
@@ -34,7 +36,6 @@ from assay_quantize.decoding.stored_weight import (
     Part,
     StoredWeight,
 )
-from assay_quantize.formats.vllm_rules import matches
 
 PACKED, NVFP4, MXFP4, MXFP8 = "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"
 PLAIN_CODES = ("int-quantized", "float-quantized", "naive-quantized")
@@ -60,10 +61,13 @@ class Numbers(NamedTuple):
 
 
 class Group(NamedTuple):
-    """name: in config.json. format: one of FORMATS."""
+    """name: in config.json. format: one of FORMATS. targets: as declared: names of modules, patterns after `re:`, classes."""
 
     name: str
     targets: tuple[str, ...]
+    names: frozenset[str]
+    patterns: tuple[re.Pattern[str], ...]
+    has_class: bool
     format: str
     weights: Numbers
     activations: ActivationRule
@@ -104,8 +108,17 @@ def _groups(location: str, declared: Declared) -> list[Group]:
         if format_ not in FORMATS:
             format_ = _inferred_format(numbers, group)
         rule = _activation_rule(where, group.get("input_activations"))
-        made.append(Group(str(name), tuple(map(str, targets)), format_, numbers, rule))
+        told = tuple(map(str, targets))
+        patterns = tuple(_pattern(where, target) for target in told if target.startswith("re:"))
+        made.append(Group(str(name), told, frozenset(told), patterns, any(t in CLASSES for t in told), format_, numbers, rule))
     return made
+
+
+def _pattern(where: str, target: str) -> re.Pattern[str]:
+    try:
+        return re.compile(target[3:])
+    except re.error as error:
+        raise CheckpointError(f"{where}: {shown(target)} is no pattern: {error}") from None
 
 
 def _numbers(where: str, weights: Mapping[str, Any]) -> Numbers:
@@ -181,7 +194,7 @@ def _kv_rule(location: str, declared: Any) -> KvRule:
 
 # ------------------------------------------------------------------------------------------------ a module
 def _stored_weight(module: str, tensors: Module, groups: list[Group]) -> StoredWeight:
-    """By the first group that targets the module by name, else by class; among groups whose codes the module has."""
+    """By the first group that targets the module by name, else by class, else the only one; among groups whose codes it has."""
     if not ("weight_packed" in tensors or "weight" in tensors):
         raise NotRead("has scales, but neither weight nor weight_packed")
     fitting = [group for group in groups if _has_codes_of(group, tensors)]
@@ -189,20 +202,15 @@ def _stored_weight(module: str, tensors: Module, groups: list[Group]) -> StoredW
         codes = tensors.get("weight_packed") or tensors["weight"]
         formats = ", ".join(f"{group.name} ({group.format})" for group in groups) or "none"
         raise NotRead(f"has {codes.name.rpartition('.')[2]} of dtype {codes.dtype}, which no config group describes: {formats}")
-    by_name = (g for g in fitting if any(t not in CLASSES and _matches(module, t) for t in g.targets))
-    by_class = (g for g in fitting if any(t in CLASSES for t in g.targets))
+    by_name = (g for g in fitting if module in g.names or any(pattern.match(module) for pattern in g.patterns))
+    by_class = (g for g in fitting if g.has_class)
     group = next(by_name, None) or next(by_class, None)
+    if group is None and len({(g.format, g.weights, g.activations) for g in fitting}) == 1:
+        group = fitting[0]  # targets under other names, a wrapper's prefix: there is nothing else that it could be
     if group is None:
-        targets = ", ".join(target for group in groups for target in group.targets)
-        raise NotRead(f"is quantized, but no target of config.json matches it: {targets}")
+        targets = [target for group in fitting for target in group.targets]
+        raise NotRead(f"is quantized, but no target of config.json matches it: {and_more(targets)}")
     return READERS[group.format](module, tensors, group)
-
-
-def _matches(module: str, target: str) -> bool:
-    try:
-        return matches(module, target)
-    except re.error:
-        return False
 
 
 def _has_codes_of(group: Group, tensors: Module) -> bool:
@@ -298,7 +306,7 @@ def _fp4(module: str, tensors: Module, group: Group) -> StoredWeight:
     parts = {"weight_packed": Part(codes), "weight_scale": scale}
     if group.format == NVFP4:
         parts["weight_global_scale"] = whole(needed(tensors, "weight_global_scale", ("F32",)))
-    return _made(module, tensors, group, shape, parts, (1, size))
+    return _made(module, tensors, group, shape, parts, (1, size), "compressed_fp4")
 
 
 def _mxfp8(module: str, tensors: Module, group: Group) -> StoredWeight:

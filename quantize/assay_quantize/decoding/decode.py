@@ -1,18 +1,18 @@
 """Parts of a slab of rows to FP32: one function a layout.
 
-compressed-tensors' formats are decompressed by its own functions, GGUF's blocks by the package `gguf`; the layouts of GPTQ,
-AWQ, ModelOpt, gpt-oss and of FP8 releases are computed here, as the code that the docstrings name computes them.
+INT and FP8 of compressed-tensors are decompressed by its own functions, GGUF's blocks by the package `gguf`. FP4, and the layouts of
+GPTQ, AWQ, ModelOpt, gpt-oss and of FP8 releases are computed here, as the code that the docstrings name computes them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from assay_quantize.decoding.compressed_tensors_format import MXFP4, NVFP4, PACKED, Numbers
+from assay_quantize.decoding.compressed_tensors_format import PACKED, Numbers
 from assay_quantize.decoding.numbers import (
     AWQ_ORDER,
     e2m1_values,
@@ -67,20 +67,10 @@ def _scheme(numbers: Numbers) -> QuantizationScheme:
 def _compressed_tensors(parts: Parts, weight: StoredWeight) -> Tensor:
     """By the library, which computes in the dtype of the scales: they are widened first."""
     from compressed_tensors.compressors import BaseCompressor
-    from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
-    from compressed_tensors.quantization.lifecycle.forward import dequantize
 
     format_, scheme = weight.arguments["format"], _scheme(weight.arguments["numbers"])
     _check_shape(parts, weight)
     state = dict(parts)
-    if format_ in (NVFP4, MXFP4):
-        # `decompress` of both formats rounds to BF16; the same functions in FP32
-        packed = state["weight_packed"]
-        values = unpack_fp4_from_uint8(packed, packed.shape[0], 2 * packed.shape[1], torch.float32)
-        scale = float_scale(state["weight_scale"])
-        return dequantize(
-            values, scale, args=scheme.weights, dtype=torch.float32, global_scale=state.get("weight_global_scale")
-        )
     if state["weight_scale"].dtype in (torch.bfloat16, torch.float16):
         state["weight_scale"] = state["weight_scale"].float()
     if format_ == PACKED:
@@ -109,10 +99,20 @@ def _group_indexed(parts: Parts, weight: StoredWeight) -> Tensor:
     if "weight_zero_point" in parts:
         zero = unpack_from_int32(parts["weight_zero_point"], bits, torch.Size((packed.shape[0], scale.shape[1])), packed_dim=0)
         values -= zero.float()[:, index]
-    return values.mul_(scale[:, index])
+    made: Tensor = values.mul_(scale[:, index])
+    return made
 
 
 # ------------------------------------------------------------------------------------------------ FP4
+def _compressed_fp4(parts: Parts, weight: StoredWeight) -> Tensor:
+    """As compressed-tensors' `dequantize`, without the BF16 of its `decompress`: values times (scale / scale of all scales)."""
+    assert weight.shares is not None
+    scale = float_scale(parts["weight_scale"])
+    if "weight_global_scale" in parts:
+        scale = scale / parts["weight_global_scale"]
+    return times_scale(e2m1_values(parts["weight_packed"]), scale, weight.shares)
+
+
 def _nvfp4(parts: Parts, weight: StoredWeight) -> Tensor:
     """ModelOpt's `NVFP4QTensor.dequantize` (0.47): values times (scale of the group times scale of the weight)."""
     assert weight.shares is not None
@@ -132,34 +132,42 @@ def _gptq(parts: Parts, weight: StoredWeight) -> Tensor:
     zero_offset: 1 where a stored zero point is one less than what is subtracted (`checkpoint_format: gptq`), else 0. The sum
     stays in its bits, as in GPTQModel: a stored 15 of 4 bits is 0.
     """
-    bits, offset = weight.arguments["bits"], weight.arguments["zero_offset"]
+    bits, offset, group = (weight.arguments[key] for key in ("bits", "zero_offset", "group"))
     scale_GO = parts["scales"].float()
+    groups, rows = scale_GO.shape
     codes_IO = packed_along_rows(parts["qweight"], bits)
     zeros_GO = (packed_along_rows(parts["qzeros"].t().contiguous(), bits).t() + offset) & ((1 << bits) - 1)
-    index = parts.get("g_idx")
-    if index is None:
-        index = torch.arange(weight.shape[1]) // weight.arguments["group"]
-    index = index.long()
-    if index.numel() and (int(index.min()) < 0 or int(index.max()) >= scale_GO.shape[0]):
-        raise IndexError(f"g_idx runs from {int(index.min())} to {int(index.max())}, there are {scale_GO.shape[0]} groups")
-    zeros_GO = zeros_GO[:, : scale_GO.shape[1]]
-    return ((codes_IO - zeros_GO[index]).float() * scale_GO[index]).t().contiguous()
+    zeros_GO = zeros_GO[:, :rows]
+    in_order = torch.arange(weight.shape[1]) // group
+    index = parts.get("g_idx", in_order).long()
+    if torch.equal(index, in_order) and weight.shape[1] % group == 0:
+        return _grouped(codes_IO, zeros_GO, scale_GO)
+    if int(index.min()) < 0 or int(index.max()) >= groups:
+        raise IndexError(f"g_idx runs from {int(index.min())} to {int(index.max())}, there are {groups} groups")
+    w_OI: Tensor = ((codes_IO - zeros_GO[index]).float() * scale_GO[index]).t().contiguous()
+    return w_OI
+
+
+def _grouped(codes_IO: Tensor, zeros_GO: Tensor, scale_GO: Tensor) -> Tensor:
+    """FP32 w_OI where columns that follow each other share a scale."""
+    codes_GgO = codes_IO.reshape(scale_GO.shape[0], -1, scale_GO.shape[1])
+    w_GgO = (codes_GgO - zeros_GO.unsqueeze(1)).float().mul_(scale_GO.unsqueeze(1))
+    w_OI: Tensor = w_GgO.flatten(0, 1).t().contiguous()
+    return w_OI
 
 
 def _awq(parts: Parts, weight: StoredWeight) -> Tensor:
     """AutoAWQ's GEMM layout (`awq/utils/packing_utils.py: dequantize_gemm`, 0.2.9): a word holds eight rows, interleaved."""
-    bits, group = weight.arguments["bits"], weight.arguments["group"]
+    bits, scale_GO = weight.arguments["bits"], parts["scales"].float()
     order = torch.tensor(AWQ_ORDER)
 
     def values(words: Tensor) -> Tensor:
-        return word_values(words, bits).unflatten(-1, (-1, len(AWQ_ORDER)))[..., order].flatten(-2)
+        stored = word_values(words, bits)
+        in_order: Tensor = stored.view(stored.shape[0], -1, len(AWQ_ORDER))[..., order].flatten(1)
+        return in_order
 
-    codes_IO, scale_GO = values(parts["qweight"]), parts["scales"].float()
-    zeros_GO: Any = values(parts["qzeros"]) if "qzeros" in parts else 1 << (bits - 1)
-    codes_GgO = codes_IO.unflatten(0, (-1, group))
-    if isinstance(zeros_GO, Tensor):
-        zeros_GO = zeros_GO.unsqueeze(1)
-    return ((codes_GgO - zeros_GO).float() * scale_GO.unsqueeze(1)).flatten(0, 1).t().contiguous()
+    zeros_GO = values(parts["qzeros"]) if "qzeros" in parts else torch.full(scale_GO.shape, 1 << (bits - 1))
+    return _grouped(values(parts["qweight"]), zeros_GO, scale_GO)
 
 
 # ------------------------------------------------------------------------------------------------ GGUF
@@ -177,6 +185,7 @@ LAYOUTS: Mapping[Layout, Callable[[Parts, StoredWeight], Tensor]] = {
     "scaled": _scaled,
     "compressed_tensors": _compressed_tensors,
     "group_indexed": _group_indexed,
+    "compressed_fp4": _compressed_fp4,
     "nvfp4": _nvfp4,
     "mxfp4": _mxfp4,
     "gptq": _gptq,

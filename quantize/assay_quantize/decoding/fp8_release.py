@@ -2,7 +2,7 @@
 
     weight F8_E4M3 [O, I] and `weight_scale_inv`, `weight_scale` or `scale`: per block, row or tensor, in F32, BF16 or as
     exponents (F8_E8M0, U8: UE8M0); DeepSeek-V4's blocks are 128 x 128, MiniMax's 1 x 32
-    weight I8 [O, I/2] and `scale` F8_E8M0 [O, I/32]: FP4 experts of DeepSeek-V4
+    weight I8 or U8 [O, I/2] and `scale` F8_E8M0 [O, I/32]: FP4 experts of DeepSeek-V4
 
 `quant_method: fp8` with `weight_block_size` and `activation_scheme`. Whatever it is called, a scale multiplies.
 """
@@ -43,8 +43,8 @@ def _stored_weight(module: str, tensors: Module, block: tuple[int, int], scheme:
         what = f"has scales twice: {' and '.join(leaves)}" if leaves else f"has none of the scales {', '.join(SCALE_LEAVES)}"
         raise NotRead(what)
     beside = {leaf: tensors[leaf] for leaf in ACTIVATION_LEAVES if leaf in tensors}
-    codes = needed(tensors, "weight", (*FP8, "I8"), 2)
-    if codes.dtype == "I8":
+    codes = needed(tensors, "weight", (*FP8, "I8", "U8"), 2)
+    if codes.dtype in ("I8", "U8"):
         shape = (codes.shape[0], 2 * codes.shape[1])
         scale = of_shape(needed(tensors, leaves[0], EXPONENTS), (shape[0], math.ceil(shape[1] / FP4_GROUP)))
         rule = ActivationRule("dynamic", "fp8_e4m3", "group", block[1])

@@ -23,6 +23,11 @@ def _autoround(location: str, declared: Declared) -> Method:
     return packed_words.autoround(location, declared)
 
 
+def _mxfp8(location: str, declared: Declared) -> Method:
+    """MiniMax's name for what ModelOpt stores as MXFP8; vLLM reads both alike."""
+    return modelopt.method(location, {**declared, "quant_algo": "MXFP8"})
+
+
 METHODS: Mapping[str, Callable[[str, Declared], Method]] = {
     "compressed-tensors": compressed_tensors_format.method,
     "modelopt": modelopt.method,
@@ -34,6 +39,7 @@ METHODS: Mapping[str, Callable[[str, Declared], Method]] = {
     "auto-round": _autoround,
     "auto_round": _autoround,
     "intel/auto-round": _autoround,
+    "mxfp8": _mxfp8,
     "mxfp4": gpt_oss_experts.method,
 }
 """`quant_method` of a config -> (location, what is declared) -> how its modules are read."""

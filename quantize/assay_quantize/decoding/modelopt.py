@@ -13,6 +13,7 @@ Declared in config.json (`quant_method: modelopt`) or in hf_quant_config.json (`
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from assay.errors import CheckpointError
@@ -65,9 +66,7 @@ def method(location: str, declared: Declared) -> Method:
     weightless = name == "NVFP4" and _quantizes_weights_alone(stated)
 
     def weight(module: str, tensors: Module) -> StoredWeight:
-        algorithm = layers.get(module) if name == MIXED else name
-        if algorithm is None:  # a parent or an expert that the export does not list by itself
-            algorithm = next((layers[key] for key in layers if module.startswith(f"{key}.")), None)
+        algorithm = _of_layer(layers, module) if name == MIXED else name
         if algorithm is None:
             raise NotRead("is quantized, and is not among quantized_layers")
         return _stored_weight(module, tensors, "W4A16_NVFP4" if weightless else algorithm, stated)
@@ -89,6 +88,15 @@ def _algorithms_of_layers(location: str, stated: Declared) -> dict[str, str]:
     if not isinstance(layers, dict) or not layers or not all(isinstance(layer, dict) for layer in layers.values()):
         raise CheckpointError(f"{location}: ModelOpt's {MIXED} needs quantized_layers; complete the download")
     return {str(name): _known(location, str(layer.get("quant_algo") or "").upper()) for name, layer in layers.items()}
+
+
+def _of_layer(layers: Mapping[str, str], module: str) -> str | None:
+    """The algorithm of a module, or of the nearest module around it: all experts of a layer may be one entry."""
+    while module:
+        if module in layers:
+            return layers[module]
+        module = module.rpartition(".")[0]
+    return None
 
 
 def _quantizes_weights_alone(stated: Declared) -> bool:
@@ -124,7 +132,7 @@ def _stored_weight(module: str, tensors: Module, name: str, stated: Declared) ->
         shares, layout = (1, group), "nvfp4"
     elif name == "MXFP8":
         shape = (codes.shape[0], codes.shape[1])
-        scale = of_shape(needed(tensors, "weight_scale", EXPONENTS), (shape[0], math.ceil(shape[1] / 32)))
+        scale = of_shape(needed(tensors, scale_leaf, EXPONENTS), (shape[0], math.ceil(shape[1] / 32)))
         shares = algorithm.block
     else:
         shape = (codes.shape[0], codes.shape[1])

@@ -19,15 +19,17 @@ AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 @functools.cache
-def _e2m1() -> Tensor:
-    return torch.tensor([*E2M1, *(-value for value in E2M1)])
+def _e2m1_pairs() -> Tensor:
+    """FP32 [256, 2]: the values of both codes of every byte."""
+    values = torch.tensor([*E2M1, *(-value for value in E2M1)])
+    byte = torch.arange(256)
+    return torch.stack((values[byte & 15], values[byte >> 4]), dim=1)
 
 
 def e2m1_values(packed: Tensor) -> Tensor:
-    """FP32 [..., 2n] of bytes [..., n] that hold two FP4 codes each, the first in the low half."""
-    codes = packed.view(torch.uint8)
-    both = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2)
-    return _e2m1()[both.int()]
+    """FP32 [rows, 2n] of bytes [rows, n] that hold two FP4 codes each, the first in the low half."""
+    codes = packed.reshape(-1).view(torch.uint8).int()
+    return _e2m1_pairs().index_select(0, codes).view(packed.shape[0], -1)
 
 
 def word_values(words: Tensor, num_bits: int) -> Tensor:
@@ -46,11 +48,12 @@ def packed_along_rows(words: Tensor, num_bits: int) -> Tensor:
         return word_values(words.t(), num_bits).t()
     starts = torch.arange(32) * num_bits
     word, shift = starts // 32, (starts % 32).view(1, 32, 1)
-    groups = words.unflatten(0, (-1, num_bits)).long() & 0xFFFFFFFF
+    groups = words.reshape(-1, num_bits, words.shape[-1]).long() & 0xFFFFFFFF
     # the last code of a group ends with its last word: what is clamped there is never taken
     next_word = groups[:, (word + 1).clamp(max=num_bits - 1)] << (32 - shift)
     codes = (groups[:, word] >> shift) | torch.where(shift + num_bits > 32, next_word, 0)
-    return (codes & ((1 << num_bits) - 1)).flatten(0, 1).int()
+    made: Tensor = (codes & ((1 << num_bits) - 1)).flatten(0, 1).int()
+    return made
 
 
 def e8m0_values(exponents: Tensor) -> Tensor:

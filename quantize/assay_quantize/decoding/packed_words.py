@@ -11,6 +11,7 @@ g_idx, its `auto_round` and `auto_round:gptqmodel` are v2. Modules differ by Aut
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Mapping
@@ -50,10 +51,11 @@ def gptq(location: str, declared: Declared) -> Method:
     dynamic = declared.get("dynamic") or {}
     if not isinstance(dynamic, dict):
         raise CheckpointError(f"{location}: config.json: GPTQ's dynamic must be an object")
-    rules = {str(key).removeprefix("+:"): value for key, value in dynamic.items() if not str(key).startswith("-:")}
+    rules = _rules({str(key).removeprefix("+:"): value for key, value in dynamic.items() if not str(key).startswith("-:")})
 
     def weight(module: str, tensors: Module) -> StoredWeight:
-        words = _override(location, general, _first_match(rules, module, re.match), BITS)
+        stated = next((stated for pattern, stated in rules if pattern.match(module)), None)
+        words = _override(location, general, stated, BITS)
         return _gptq_weight(module, tensors, words, "GPTQ" if ZERO_OFFSETS[format_] else "GPTQ v2", ZERO_OFFSETS[format_])
 
     return Method(weight, KvRule(), f"GPTQ ({format_})")
@@ -90,9 +92,11 @@ def autoround(location: str, declared: Declared) -> Method:
     extra = declared.get("extra_config") or {}
     if not isinstance(extra, dict):
         raise CheckpointError(f"{location}: config.json: AutoRound's extra_config must be an object")
+    # as vLLM: a key with none of these is a name
+    rules = _rules({key: stated for key, stated in extra.items() if set(key) & set(r"*+?^$()[]{}|\\")})
 
     def weight(module: str, tensors: Module) -> StoredWeight:
-        stated = extra.get(module) or _first_match(extra, module, re.search)
+        stated = extra.get(module) or next((stated for pattern, stated in rules if pattern.search(module)), None)
         words = _override(location, general, stated, allowed)
         if zero_offset is None:
             return _awq_weight(module, tensors, words, "AutoRound AWQ")
@@ -122,14 +126,13 @@ def _override(location: str, words: Words, stated: Any, allowed: tuple[int, ...]
     return _words(location, filled, allowed)
 
 
-def _first_match(rules: Mapping[str, Any], module: str, match: Any) -> Any:
-    for pattern, stated in rules.items():
-        try:
-            if match(pattern, module):
-                return stated
-        except re.error:
-            continue
-    return None
+def _rules(stated: Mapping[str, Any]) -> list[tuple[re.Pattern[str], Any]]:
+    """Patterns with what is said of modules that they match; what is no pattern matches nothing, as in vLLM."""
+    made = []
+    for key, value in stated.items():
+        with contextlib.suppress(re.error):
+            made.append((re.compile(key), value))
+    return made
 
 
 # ------------------------------------------------------------------------------------------------ a module

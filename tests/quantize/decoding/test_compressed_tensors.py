@@ -10,8 +10,10 @@ import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
+from llmcompressor.entrypoints.model_free import model_free_ptq
 from llmcompressor.entrypoints.model_free.converter import ModelFreePtqConverter
 from stored_checkpoints import assert_slabs_agree, normal, opened, write_stored
+from tiny_checkpoints import make_tiny_glm4_moe
 
 from assay.errors import CheckpointError
 from assay_quantize.decoding.stored_weight import ActivationRule, Problem
@@ -201,6 +203,38 @@ def test_columns_in_another_order(tmp_path: Path, symmetric: bool) -> None:
         assert_slabs_agree(stored, "m")
 
 
+def test_targets_under_other_names(tmp_path: Path) -> None:
+    """The only group that a module's codes fit is its group; of two unlike ones neither is guessed."""
+    tensors = made({"model.int4.weight": normal(16, 128)}, config_of("int4"))
+    declared = config_of("int4", "int4_channel", "nvfp4").model_dump(mode="json")
+    for group in declared["config_groups"].values():
+        group["targets"] = ["language_model.q_proj"]
+    with opened(write_stored(tmp_path / "two", tensors, declared)) as stored:
+        what = "is quantized, but no target of config.json matches it: language_model.q_proj and 1 more"
+        assert stored.problems == (Problem("model.int4", what),)
+    del declared["config_groups"]["int4_channel"]
+    with opened(write_stored(tmp_path / "one", tensors, declared)) as stored:
+        assert (stored.problems, stored.weights[0].shares) == ((), (1, 32))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["NVFP4A16", "MXFP4A16", "FP8_DYNAMIC"])
+def test_a_folder_that_llm_compressor_wrote(tmp_path: Path, name: str) -> None:
+    """A whole model with its index and config.json, as `model_free_ptq` leaves them; each weight is near the source's."""
+    source = make_tiny_glm4_moe(tmp_path / "source")
+    ignore = ["lm_head", "re:.*embed_tokens$", r"re:.*mlp\.gate$", "re:.*eh_proj$", "re:.*shared_head.*"]
+    model_free_ptq(str(source), str(tmp_path / "made"), scheme=name, ignore=ignore)
+    with opened(source) as plain, opened(tmp_path / "made") as stored:
+        assert stored.problems == ()
+        assert [weight.name for weight in stored.weights] == [weight.name for weight in plain.weights]
+        kinds = {weight.name: weight.is_plain for weight in stored.weights}
+        assert kinds["lm_head.weight"] and not kinds["model.layers.1.mlp.experts.0.up_proj.weight"]
+        for weight in stored.weights:
+            values, original = stored.read_weight(weight.name), plain.read_weight(weight.name)
+            limit = 0 if weight.is_plain else {"FP8_DYNAMIC": 0.04}.get(name, 0.15)
+            assert float((values - original).norm() / original.norm()) <= limit, weight.name
+
+
 def test_a_module_that_no_group_describes_is_a_problem_and_the_others_are_read(tmp_path: Path) -> None:
     plain = {f"model.{module}.weight": normal(16, 128) for module in ("int4", "fp8_channel")}
     tensors = made(plain, config_of("int4", "fp8_channel"))
@@ -223,6 +257,8 @@ def test_a_module_that_no_group_describes_is_a_problem_and_the_others_are_read(t
         ({"config_groups": None}, "compressed-tensors without config_groups; complete the download"),
         ({"config_groups": {"g": {"targets": ["Linear"], "weights": {"type": "float", "num_bits": 6}}}},
          "config group g: weights of type float with 6 bits are not read"),
+        ({"config_groups": {"g": {"targets": ["re:(open"], "weights": {}}}},
+         "config group g: re:(open is no pattern: missing ),"),
     ],
 )  # fmt: skip
 def test_what_is_not_read_is_refused_by_name(tmp_path: Path, change: dict[str, Any], message: str) -> None:

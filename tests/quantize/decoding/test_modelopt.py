@@ -130,6 +130,16 @@ def test_mixed_precision_by_its_list_of_layers(tmp_path: Path) -> None:
         assert stored.problems == (Problem(V, "is quantized, and is not among quantized_layers"),)
 
 
+@pytest.mark.parametrize("leaf", ["weight_scale", "weight_scale_inv"])
+def test_mxfp8_under_the_name_that_minimax_gives_it(tmp_path: Path, leaf: str) -> None:
+    parts = quantize_weight(normal(16, 64), "mxfp8")
+    tensors = {f"{Q}.weight": parts["weight"], f"{Q}.{leaf}": parts["weight_scale"]}
+    with opened(write_stored(tmp_path, tensors, {"quant_method": "mxfp8", "ignored_layers": []})) as stored:
+        scale = (2.0 ** (parts["weight_scale"].float() - 127)).repeat_interleave(32, 1)
+        assert torch.equal(stored.read_weight(Q), parts["weight"].float() * scale)
+        assert stored.weights[0].activations == ActivationRule("dynamic", "fp8_e4m3", "group", 32)
+
+
 def test_what_is_not_read_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"ModelOpt's quant_algo W4A8_AWQ: NVFP4, W4A16_NVFP4, FP8,"):
         opened(write_stored(tmp_path / "a", nvfp4(Q), None, hf_quant_config=declared("W4A8_AWQ")))
