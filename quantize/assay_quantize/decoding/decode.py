@@ -1,6 +1,6 @@
 """Parts of a slab of rows to FP32: one function a layout.
 
-INT and FP8 of compressed-tensors are decompressed by its own functions, GGUF's blocks by the package `gguf`. FP4, and the layouts of
+INT and FP8 of compressed-tensors are decompressed by its own functions, GGUF's blocks by the package `gguf`. FP4 and layouts of
 GPTQ, AWQ, ModelOpt, gpt-oss and of FP8 releases are computed here, as the code that the docstrings name computes them.
 """
 
