@@ -10,7 +10,7 @@
     mxfp4-pack-quantized  weight_packed U8 [O, I/2], weight_scale U8 [O, I/32]
 
 The group of a module is the first that targets it (vLLM's rule: by name, then by class) among those whose codes it has: the
-list `ignore` is not asked. compressed-tensors itself decompresses (`decode.py`).
+list `ignore` is not asked.
 """
 
 from __future__ import annotations
@@ -306,7 +306,7 @@ def _fp4(module: str, tensors: Module, group: Group) -> StoredWeight:
     parts = {"weight_packed": Part(codes), "weight_scale": scale}
     if group.format == NVFP4:
         parts["weight_global_scale"] = whole(needed(tensors, "weight_global_scale", ("F32",)))
-    return _made(module, tensors, group, shape, parts, (1, size))
+    return _made(module, tensors, group, shape, parts, (1, size), "compressed_fp4")
 
 
 def _mxfp8(module: str, tensors: Module, group: Group) -> StoredWeight:

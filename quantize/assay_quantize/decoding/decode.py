@@ -1,7 +1,7 @@
 """Parts of a slab of rows to FP32: one function a layout.
 
-compressed-tensors' formats are decompressed by its own functions, GGUF's blocks by the package `gguf`; the layouts of GPTQ,
-AWQ, ModelOpt, gpt-oss and of FP8 releases are computed here, as the code that the docstrings name computes them.
+INT and FP8 of compressed-tensors are decompressed by its own functions, GGUF's blocks by the package `gguf`. FP4 and layouts of
+GPTQ, AWQ, ModelOpt, gpt-oss and of FP8 releases are computed here, as the code that the docstrings name computes them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from assay_quantize.decoding.compressed_tensors_format import MXFP4, NVFP4, PACKED, Numbers
+from assay_quantize.decoding.compressed_tensors_format import PACKED, Numbers
 from assay_quantize.decoding.numbers import (
     AWQ_ORDER,
     e2m1_values,
@@ -67,20 +67,10 @@ def _scheme(numbers: Numbers) -> QuantizationScheme:
 def _compressed_tensors(parts: Parts, weight: StoredWeight) -> Tensor:
     """By the library, which computes in the dtype of the scales: they are widened first."""
     from compressed_tensors.compressors import BaseCompressor
-    from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
-    from compressed_tensors.quantization.lifecycle.forward import dequantize
 
     format_, scheme = weight.arguments["format"], _scheme(weight.arguments["numbers"])
     _check_shape(parts, weight)
     state = dict(parts)
-    if format_ in (NVFP4, MXFP4):
-        # `decompress` of both formats rounds to BF16; the same functions in FP32
-        packed = state["weight_packed"]
-        values = unpack_fp4_from_uint8(packed, packed.shape[0], 2 * packed.shape[1], torch.float32)
-        scale = float_scale(state["weight_scale"])
-        over_all = state.get("weight_global_scale")
-        wide: Tensor = dequantize(values, scale, args=scheme.weights, dtype=torch.float32, global_scale=over_all)
-        return wide
     if state["weight_scale"].dtype in (torch.bfloat16, torch.float16):
         state["weight_scale"] = state["weight_scale"].float()
     if format_ == PACKED:
@@ -114,6 +104,15 @@ def _group_indexed(parts: Parts, weight: StoredWeight) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------------------ FP4
+def _compressed_fp4(parts: Parts, weight: StoredWeight) -> Tensor:
+    """As compressed-tensors' `dequantize`, without the BF16 of its `decompress`: values times (scale / scale of all scales)."""
+    assert weight.shares is not None
+    scale = float_scale(parts["weight_scale"])
+    if "weight_global_scale" in parts:
+        scale = scale / parts["weight_global_scale"]
+    return times_scale(e2m1_values(parts["weight_packed"]), scale, weight.shares)
+
+
 def _nvfp4(parts: Parts, weight: StoredWeight) -> Tensor:
     """ModelOpt's `NVFP4QTensor.dequantize` (0.47): values times (scale of the group times scale of the weight)."""
     assert weight.shares is not None
@@ -186,6 +185,7 @@ LAYOUTS: Mapping[Layout, Callable[[Parts, StoredWeight], Tensor]] = {
     "scaled": _scaled,
     "compressed_tensors": _compressed_tensors,
     "group_indexed": _group_indexed,
+    "compressed_fp4": _compressed_fp4,
     "nvfp4": _nvfp4,
     "mxfp4": _mxfp4,
     "gptq": _gptq,

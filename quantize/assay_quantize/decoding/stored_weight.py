@@ -74,7 +74,9 @@ class Part(NamedTuple):
         return math.floor(begin * self.per_row), min(last, self.header.shape[self.axis])
 
 
-Layout = Literal["plain", "scaled", "compressed_tensors", "group_indexed", "nvfp4", "mxfp4", "gptq", "awq", "ggml"]
+Layout = Literal[
+    "plain", "scaled", "compressed_tensors", "group_indexed", "compressed_fp4", "nvfp4", "mxfp4", "gptq", "awq", "ggml"
+]
 """How parts become numbers: a row of `decode.py: LAYOUTS`."""
 
 
