@@ -117,8 +117,9 @@ MORE_THAN_STORED = {
     "ernie-4.5-21b": {"mlp.gate.e_score_correction_bias": "vLLM's own name of what the release calls mlp.moe_statics"},
 }
 """Model -> names that vLLM would take and the family has not, and why."""
-OTHER_LAYERS = {"kimi-k2.5": "language_model.layers"}
-"""Model -> where its draft has the layers: vLLM takes these too, which its mapper says are of an older NVFP4 release."""
+OTHER_LAYERS = {"kimi-k2.5": "language_model.layers", "qwen3.5-35b-a3b-text": "model.language_model.layers"}
+"""Model -> where its draft has the layers: vLLM takes these too: those of an older NVFP4 release, by its
+mapper, and those of the model inside its wrapper."""
 _NO_MTP_SAID = "config.json does not say whether there is an MTP block; `mtp` is what vLLM would take of one"
 UNDECLARED = {
     "qwen3-next-80b-a3b": (_NO_MTP_SAID,),
