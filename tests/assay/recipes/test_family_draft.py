@@ -89,6 +89,7 @@ ROLES = {"linear_attn.A_log": ("qwen3.5-35b-a3b", "attention", "kept in FP32, wh
 
 ONLY_WITH_HEADERS = ("deepseek-v4-flash",)
 """Models whose draft from a config.json alone is not compared with the file: vLLM's loader renames `mtp.N` in its code."""
+_IN_WRAPPER = "vLLM's mapper names it as inside the wrapper"
 UNKNOWN_TO_A_CONFIG: dict[str, dict[str, str]] = {
     **{model: absent for model, absent in ABSENT.items() if model not in ONLY_WITH_HEADERS},
     "glm-5": {name: why for name, why in ABSENT["glm-5"].items() if name.startswith("self_attn.")},
@@ -96,6 +97,7 @@ UNKNOWN_TO_A_CONFIG: dict[str, dict[str, str]] = {
         **ABSENT["ernie-4.5-21b"],
         "mlp.moe_statics.e_score_correction_bias": "the loader renames it itself; vLLM's own name is drafted",
     },
+    "qwen3.5-35b-a3b-text": {**ABSENT["qwen3.5-35b-a3b-text"], "model.norm.weight": _IN_WRAPPER},
     "step-3.5-flash": {
         **_BIASES, **dict.fromkeys(
             (
@@ -109,7 +111,10 @@ UNKNOWN_TO_A_CONFIG: dict[str, dict[str, str]] = {
 """The same of a draft from config.json alone. vLLM takes a head and an embedding of GLM-5's MTP block; no release has them."""
 MORE_THAN_STORED = {
     "qwen3-next-80b-a3b": {"mtp.embed_tokens.weight": "vLLM takes one of the block's own, the release has none"},
-    "qwen3.5-35b-a3b-text": {"mtp.embed_tokens.weight": "vLLM takes one of the block's own, the release has none"},
+    "qwen3.5-35b-a3b-text": {
+        "mtp.embed_tokens.weight": "vLLM takes one of the block's own, the release has none",
+        "model.language_model.embed_tokens.weight": _IN_WRAPPER, "model.language_model.norm.weight": _IN_WRAPPER,
+    },
     "qwen3.5-35b-a3b": {
         "mtp.embed_tokens.weight": "vLLM takes one of the block's own, the release has none",
         "model.embed_tokens.weight": "the embedding of the model, as the class of the draft calls it",
