@@ -86,7 +86,7 @@ def test_a_reference_alone_is_not_quantized(run: Run, server: GivenServers) -> N
 
 
 def test_without_a_serving_environment_nothing_is_made(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("assay_evaluate.serving.server.serving_environments", lambda: [])
+    monkeypatch.setattr("assay_evaluate.serving.server.serving_environments", list)
     monkeypatch.setattr("assay_evaluate.serving.hardware.find_gpus", lambda: ())
     make_tiny_glm4_moe(Path("tuned"))
     assert one_error(run("run", "tuned", "--suite", "quick")).startswith("no serving environment in ")

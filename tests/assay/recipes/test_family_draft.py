@@ -113,7 +113,8 @@ MORE_THAN_STORED = {
     "qwen3-next-80b-a3b": {"mtp.embed_tokens.weight": "vLLM takes one of the block's own, the release has none"},
     "qwen3.5-35b-a3b-text": {
         "mtp.embed_tokens.weight": "vLLM takes one of the block's own, the release has none",
-        "model.language_model.embed_tokens.weight": _IN_WRAPPER, "model.language_model.norm.weight": _IN_WRAPPER,
+        "model.language_model.embed_tokens.weight": _IN_WRAPPER,
+        "model.language_model.norm.weight": _IN_WRAPPER,
     },
     "qwen3.5-35b-a3b": {
         "mtp.embed_tokens.weight": "vLLM takes one of the block's own, the release has none",
