@@ -202,7 +202,7 @@ def family_of(config: Mapping[str, Any]) -> str:
     """The family of a model, from `architectures` and `model_type` of its config.json.
 
     Raises PlanError: dense model, an architecture of `_WITHOUT_FAMILY` with the reason, or one that is not
-    known, with the list that is.
+    known.
     """
     architectures = config.get("architectures") or []
     architecture = str(architectures[0]) if isinstance(architectures, list) and architectures else None
@@ -218,12 +218,12 @@ def family_of(config: Mapping[str, Any]) -> str:
     if (family := next(families, None)) is not None and num_experts(family, config) > 0:
         return family
     if not any(count_of(key, text_of(config).get(key)) for key in EXPERT_COUNT_KEYS):
-        raise PlanError(f"config.json: {without_experts(what, config)}; assay is for mixture-of-experts: {_supported()}")
+        raise PlanError(f"config.json: {without_experts(what, config)}; assay is for mixture-of-experts (docs/families.md)")
     if reason := _WITHOUT_FAMILY.get(what):
         raise PlanError(f"config.json: {what} {reason}")
     raise PlanError(
         f"config.json: architecture {what} is not known; `assay family` drafts a family of what vLLM serves "
-        f"(docs/families.md); supported: {_supported()}"
+        "(docs/families.md has the supported ones)"
     )
 
 
@@ -245,10 +245,6 @@ def _key_of_experts(config: Mapping[str, Any], depth: int = 4) -> str | None:
         if isinstance(value, dict) and depth and (inside := _key_of_experts(value, depth - 1)) is not None:
             return f"{key}.{inside}"
     return None
-
-
-def _supported() -> str:
-    return ", ".join(name for family in family_names() for name in names_of(family).architectures)
 
 
 def quantization_of(config: Mapping[str, Any]) -> Any:

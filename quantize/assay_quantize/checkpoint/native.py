@@ -151,9 +151,9 @@ def _family(config: Mapping[str, Any]) -> str | None:
 
 
 def _native_to(family: str, config: Mapping[str, Any]) -> Sequence[NativeQuantization]:
-    types = {config.get("model_type"), text_of(config).get("model_type")}
+    types = (config.get("model_type"), text_of(config).get("model_type"))
     forms = names_of(family).native_quantization
-    return [form for form in forms if not form.model_types or types & set(form.model_types)]
+    return [form for form in forms if not form.model_types or any(declared in form.model_types for declared in types)]
 
 
 def _part(family: str, name: str, config: Mapping[str, Any]) -> str | None:

@@ -82,7 +82,7 @@ def _finding(defect: Defect, subject: Subject) -> Finding | None:
 
 def _not_checked(subject: Subject, read: set[Needs]) -> Iterator[str]:
     if subject.family is None:
-        yield f"names and modules against a family: {str(subject.family_problem).partition('; supported:')[0]}"
+        yield f"names and modules against a family: {subject.family_problem}"
     if subject.declared.method is not None and (subject.declared.expects is None or check_patterns(subject.declared)):
         yield f"the list of plain modules: what vLLM makes of method {subject.declared.method} for each is not known here"
     if (pattern := slow_pattern(subject.declared)) is not None:

@@ -121,7 +121,7 @@ def _kinds(config: Mapping[str, Any], classified: Mapping[str, Classified]) -> I
     for what in classified.values():
         if what.layer is not None and what.role != "mtp":
             stored[what.layer] |= what.expert is not None
-    rule = _rule(config)
+    rule = rule_of_experts(config)
     if rule is None or not any(stored.values()):
         return
     keys, with_experts = rule
@@ -136,7 +136,7 @@ def _kinds(config: Mapping[str, Any], classified: Mapping[str, Classified]) -> I
             yield _Contradiction(f"layer {layer}", f"{problem} ({keys_with_values})", mend)
 
 
-def _rule(config: Mapping[str, Any]) -> tuple[str, frozenset[int]] | None:
+def rule_of_experts(config: Mapping[str, Any]) -> tuple[str, frozenset[int]] | None:
     """(keys of config.json by which vLLM tells the layers with experts, those layers); None: it says nothing.
 
     As `deepseek_v2.py`, `mimo_v2.py`, `qwen3_moe.py`, `ernie45_moe.py` and `step3p5.py` of vLLM 0.32 read them.

@@ -39,7 +39,7 @@ from assay_quantize.checkpoint.source_format import Companions, find_companions
 from assay_quantize.formats.schemes import check_shape
 from assay_quantize.formats.targets import kept_in_some_layers, targets_by_scheme
 from assay_quantize.formats.vllm_rules import MixedSchemes, group_of, runtime_modules
-from assay_quantize.plan.agreement import check_shapes_declared
+from assay_quantize.plan.agreement import check_shapes_declared, rule_of_experts
 from assay_quantize.plan.tensor_plans import (
     FLOATS,
     Treatment,
@@ -248,7 +248,7 @@ def _check_experts(source: _Source, names: list[str], layer: int) -> None:
 
 
 def _check_some_experts(source: _Source, recipe: PrecisionRecipe) -> None:
-    """Where experts are to be quantized, there are some that the family knows as such."""
+    """Experts to be quantized are there by the family's names, unless config.json says that no layer has any."""
     if "routed_expert" not in recipe.quantize or any(
         what.part == "routed_expert" and what.linear for what in source.classified.values()
     ):
@@ -256,6 +256,8 @@ def _check_some_experts(source: _Source, recipe: PrecisionRecipe) -> None:
     names = names_of(source.family)
     known = f"{names.layers}.LAYER.{names.experts}.EXPERT.{names.projections[0]}.weight" if names.projections else "none"
     stacked = [f"{name} {list(h.shape)}" for name, h in source.checkpoint.tensors.items() if len(h.shape) == 3]
+    if (rule := rule_of_experts(source.checkpoint.config)) is not None and not rule[1] and not stacked:
+        return
     stored = f"; stored in three dimensions, as experts of a layer may be: {and_more(stacked)}" if stacked else ""
     raise PlanError(
         f"{source.checkpoint.location}: precision {recipe.name} quantizes routed experts, and no tensor is one by the names of "

@@ -35,6 +35,15 @@ def edited(folder: Path, to: Path, **changes: Any) -> Path:
     return to
 
 
+def test_a_model_type_that_is_no_text_names_no_family(tmp_path: Path) -> None:
+    """Of DeepSeek-V3 a form of storage is native to some `model_type` only."""
+    source = hollow.hollow_model(tmp_path, "deepseek-v3")
+    config = json.loads((source / "config.json").read_text())
+    for declared in (["deepseek_v3"], {"a": 1}, 7):
+        write_json(source / "config.json", config | {"model_type": declared})
+        assert how(source) is None
+
+
 @pytest.mark.parametrize("model", sorted(hollow.MODELS))
 def test_what_the_makers_release_is_a_source(tmp_path: Path, model: str) -> None:
     assert how(hollow.hollow_model(tmp_path, model)) is None

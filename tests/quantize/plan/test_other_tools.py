@@ -219,6 +219,17 @@ def test_a_moe_of_which_no_expert_is_quantized_is_refused(tmp_path: Path) -> Non
     assert {tensor.part for tensor in plan_of(folder, attention).tensors if tensor.scheme} == {"attention"}
 
 
+def test_where_config_json_says_that_no_layer_has_experts_none_is_asked_for(tmp_path: Path) -> None:
+    """The first layers of a model, cut off for a try, may all be dense."""
+    config = {**hollow.GLM47_CONFIG, "num_hidden_layers": 1, "first_k_dense_replace": 1, "num_nextn_predict_layers": 0}
+    shapes = {name: shape for name, shape in hollow.glm4_shapes(config) if ".experts." not in name}
+    plan = plan_of(write_hollow(tmp_path / "dense", config, iter(shapes.items()), shards=1))
+    assert {tensor.part for tensor in plan.tensors if tensor.scheme} == {"attention", "dense_mlp"}
+    shapes["model.layers.0.mlp.gate_up"] = (8, 256, 256)  # experts all the same, by a name that no family knows
+    with pytest.raises(PlanError, match="family glm4_moe has no such tensor"):
+        plan_of(write_hollow(tmp_path / "stacked", config, iter(shapes.items()), shards=1))
+
+
 # ------------------------------------------------------------------------------------------------ files
 def test_files_that_the_index_does_not_name_are_left_out_if_they_are_not_the_models(tmp_path: Path) -> None:
     """Mistral's own layout beside the shards: https://github.com/vllm-project/vllm/issues/40765; an adapter; a copy."""
