@@ -126,6 +126,19 @@ def test_the_command_that_is_named_takes_it(made: Path, damaged: Path) -> None:
     assert compared.about.foreign_reference is None
 
 
+def test_it_says_first_what_is_damaged(made: Path, damaged: Path) -> None:
+    said: list[str] = []
+    prepare(
+        reference=str(made / "source"), candidates=[str(damaged), str(made / "w4a16")], suite="demo", profile="cpu-emulated",
+        say=said.append,
+    )  # fmt: skip
+    assert said == [
+        f"note: damaged: `assay inspect {damaged}` finds it damaged: scale_zero in 23 places "
+        "(model.layers.0.mlp.down_proj.weight_scale: 512 of 512 scales are zero); scale_negative in 22 places "
+        "(model.layers.0.mlp.gate_proj.weight_scale: 512 of 512 scales are negative)"
+    ]
+
+
 @pytest.mark.parametrize("name", ["model.gguf", "glm"])
 def test_gguf(run: Run, tmp_path: Path, name: str) -> None:
     file = tmp_path / name if name.endswith(".gguf") else tmp_path / name / "model-Q4_K_M.gguf"

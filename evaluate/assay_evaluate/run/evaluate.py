@@ -317,9 +317,7 @@ class _Evaluation:
             self.weights.end(candidate, server, signature)  # of probes as well
         folder = candidate.checkpoint
         fewest_bits = None if folder is None else weight_bits(folder)
-        notes = [*candidate.notes]
-        if candidate.label in self.weights.notes:
-            notes.append(self.weights.notes[candidate.label])
+        notes = [*candidate.notes, *self.weights.notes.get(candidate.label, ())]
         if folder is None:
             notes.append(f"no folder of it was named; its server says that it loaded {shown(server.root)}")
         measurement = Measurement(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from assay.errors import AssayError, CheckpointError, MeasureError
 from assay.records.base import sha256_of
-from assay.records.manifest import load_manifest
+from assay.records.manifest import MANIFEST, load_manifest
 from assay.records.measurement import Measurement
 from assay.records.run import WRITTEN_ABOUT, verification_of
 from assay.records.serving import Fingerprint
@@ -70,6 +71,20 @@ def checkpoint_sha256(folder: Path, hash_file: Callable[[Path], str]) -> str:
         if hashes == listed | {shard.name: shard.sha256 for shard in manifest.shards}:
             return manifest.checkpoint_sha256
     return sha256_of(hashes)
+
+
+def not_as_made(folder: Path, sha256: str) -> str | None:
+    """A sentence, if assay made the checkpoint and its files are others now. sha256: its `checkpoint_sha256`."""
+    try:
+        manifest = load_manifest(folder)
+    except AssayError as error:
+        return f"nothing shows whether it is as assay made it: {error}"
+    if manifest is None or manifest.checkpoint_sha256 == sha256:
+        return None
+    return (
+        f"files of {folder} are not those that assay made, by their SHA-256 in {MANIFEST}; "
+        f"`assay verify {shlex.quote(str(folder))}` names what differs"
+    )
 
 
 def hashed_files(folder: Path) -> list[Path]:

@@ -16,7 +16,7 @@ from assay_evaluate.asking.signature import describe_distance, take_signature
 from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.client.journal import Identity, Journal
 from assay_evaluate.run.candidate import Candidate, join_server
-from assay_evaluate.run.identity import identity
+from assay_evaluate.run.identity import identity, not_as_made
 from assay_evaluate.run.weights import (
     KnownWeights,
     check_weights,
@@ -44,7 +44,7 @@ class LabelWeights:
     """Of labels with servers of their own."""
     signed: dict[str, tuple[str, Signature]] = field(default_factory=dict)
     """Of those measured, now or by an earlier run: label -> (which checkpoint, signature)."""
-    notes: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, list[str]] = field(default_factory=dict)
     """Label -> what the report must say of its weights."""
     keys: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Of labels whose checkpoint another label has as well: part of the key of their replies."""
@@ -52,8 +52,17 @@ class LabelWeights:
     """Label -> how often it was measured anew."""
 
     def checkpoint(self, candidate: Candidate) -> str:
-        """Identity of what is measured."""
-        return named_sha256(candidate, self.journal) or self.known[candidate.label].checkpoint_sha256
+        """Identity of what is measured. A note, if it is not what assay made: a hash is known before a server starts."""
+        sha256 = named_sha256(candidate, self.journal)
+        if sha256 is None:
+            return self.known[candidate.label].checkpoint_sha256
+        if candidate.checkpoint is not None and (note := not_as_made(candidate.checkpoint, sha256)) is not None:
+            self.note(candidate.label, note)
+            self.on_progress(f"{candidate.label}: {note}")
+        return sha256
+
+    def note(self, label: str, note: str) -> None:
+        self.notes.setdefault(label, []).append(note)
 
     def who(self, label: str, checkpoint: str, fingerprint: Fingerprint) -> Identity:
         if label not in self.num_remeasured:
@@ -74,7 +83,7 @@ class LabelWeights:
         if not same_weights:
             require_different_weights(signed)
         for _, other, sentence in same_weights_pairs(signed):
-            self.notes[other] = f"{sentence}, which --same-weights allows"
+            self.note(other, f"{sentence}, which --same-weights allows")
         for candidate, server in zip(candidates, servers, strict=True):
             sha256 = self.known[candidate.label].checkpoint_sha256
             if (key := key_of_label(candidate, server, sha256, self.journal, same_weights=same_weights)) is not None:
@@ -116,10 +125,11 @@ class LabelWeights:
             return None
         for label, (other_checkpoint, other_signature) in self.signed.items():
             if other_checkpoint != checkpoint and other_signature.agrees_with(signature):
-                self.notes[candidate.label] = (
+                note = (
                     f"answers as {label} does, though their files differ: a copy without loss, a difference in MTP layers only "
                     "(they change no reply), or a wrong folder"
                 )
-                self.on_progress(f"{candidate.label}: {self.notes[candidate.label]}")
+                self.note(candidate.label, note)
+                self.on_progress(f"{candidate.label}: {note}")
         self.signed[candidate.label] = checkpoint, signature
         return signature

@@ -21,6 +21,7 @@ from assay.records.base import sha256_of_file
 from assay.records.run import ReferenceCheckpoint, RunRecord, folder_name
 from assay_evaluate.serving.api_key import bearer
 from assay_pipeline.comparison.checkpoints import Comparison, foreign_in, other_source
+from assay_pipeline.comparison.damage import damage_in
 from assay_pipeline.profiles import profile_for
 from assay_pipeline.run_folders import read_run
 from assay_pipeline.targets import Target, resolve_target, url_in
@@ -171,8 +172,9 @@ def of_sides(target: Target, sides: list[Side], runs: Path) -> Comparison:
         labels = [f"{label}-{number}" for number, label in enumerate(labels)]
     identity = _identity(sides[0], servers[0], target.recipe.name, runs)
     first = replace(unasked[0], label=labels[0], is_reference=True, sha256=identity.checkpoint_sha256)
+    first = replace(first, notes=_damage(first))
     others = [
-        replace(candidate, label=label, notes=_notes(first, candidate))
+        replace(candidate, label=label, notes=(*_notes(first, candidate), *_damage(candidate)))
         for label, candidate in zip(labels[1:], unasked[1:], strict=True)
     ]
     foreign = None if sides[0].folder is None else foreign_in(sides[0].folder)
@@ -242,6 +244,11 @@ def _notes(reference: Candidate, candidate: Candidate) -> tuple[str, ...]:
         return (f"the folder of the reference {reference.label} itself: its weights are compared with themselves",)
     note = other_source(reference.checkpoint, candidate.checkpoint, reference.label)
     return () if note is None else (note,)
+
+
+def _damage(candidate: Candidate) -> tuple[str, ...]:
+    damage = None if candidate.checkpoint is None else damage_in(candidate.checkpoint)
+    return () if damage is None else (damage,)
 
 
 # ------------------------------------------------------------------------------------------------ which reference it is

@@ -254,17 +254,42 @@ def test_a_run_needs_one_reference_and_checkpoints_that_exist(world: World, fold
         evaluate("tiny", [Candidate("a", Path("nowhere"), True)], start_server=world.start, foresee=world.foresee, **arguments)
 
 
+def manifest_of(folder: Path) -> Manifest:
+    """What assay would have written, had it made this folder."""
+    shard = folder / "model.safetensors"
+    record = ShardRecord(
+        name=shard.name, num_bytes=shard.stat().st_size, sha256=sha256_of_file(shard), relative_error={}, seconds=1
+    )
+    return Manifest(
+        model="m", precision="p", source="s", source_sha256="s", source_files={}, recipe_sha256="r", plan_sha256="p",
+        precision_recipe={}, shards=(record,), files={"config.json": sha256_of_file(folder / "config.json")}, bytes_in=1,
+        bytes_out=1, versions={}, seconds=1,
+    )  # fmt: skip
+
+
+def test_a_checkpoint_that_is_not_what_was_made_is_told_before_it_is_served(world: World, folders: dict[str, Path]) -> None:
+    """Values changed and sizes did not: no header shows it, and the hash that identifies the checkpoint does."""
+    for folder in folders.values():
+        manifest_of(folder).save(folder / "assay_manifest.json")
+    shard = folders["candidate"] / "model.safetensors"
+    shard.write_bytes(bytes(shard.stat().st_size))
+    lines: list[str] = []
+    reference, _, candidate = run(world, folders, lines=lines)
+    note = (
+        f"files of {folders['candidate']} are not those that assay made, by their SHA-256 in assay_manifest.json; "
+        f"`assay verify {folders['candidate']}` names what differs"
+    )
+    assert [line for line in lines if "assay verify" in line] == [f"w4a16: {note}"]
+    assert lines.index(f"w4a16: {note}") < next(at for at, line in enumerate(lines) if line.startswith("w4a16: suite"))
+    assert ([note in measured.notes for measured in (reference, candidate)]) == [False, True]
+
+
 def test_checkpoint_hash_trusts_a_manifest_only_if_the_files_agree(folders: dict[str, Path], tmp_path: Path) -> None:
     folder = folders["reference"]
     shard = folder / "model.safetensors"
     with Journal(tmp_path / "journal.db") as journal:
         without, size = checkpoint_sha256(folder, journal.file_sha256), shard.stat().st_size
-        manifest = Manifest(
-            model="m", precision="p", source="s", source_sha256="s", source_files={}, recipe_sha256="r", plan_sha256="p",
-            precision_recipe={},
-            shards=(ShardRecord(name=shard.name, num_bytes=size, sha256=sha256_of_file(shard), relative_error={}, seconds=1),),
-            files={"config.json": sha256_of_file(folder / "config.json")}, bytes_in=1, bytes_out=1, versions={}, seconds=1,
-        )  # fmt: skip
+        manifest = manifest_of(folder)
         manifest.save(folder / "assay_manifest.json")
         assert checkpoint_sha256(folder, journal.file_sha256) == manifest.checkpoint_sha256
         (folder / "config.json").write_text(json.dumps({"vocab_size": 129}))

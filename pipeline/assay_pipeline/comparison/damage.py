@@ -1,0 +1,42 @@
+"""Whether a folder that is to be served holds a damaged checkpoint, as far as headers, small files and scales show."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from assay.errors import AssayError
+from assay.foreign_text import shown
+
+if TYPE_CHECKING:
+    from assay.records.inspection import Finding
+
+MOST_FINDINGS = 3
+"""In the sentence; `assay inspect` has all of them."""
+
+
+def damage_in(folder: Path) -> str | None:
+    """A sentence that names what is damaged; None: nothing is, or the folder cannot be inspected, and then it is not served.
+
+    Costs seconds: all scales of W4A16 in groups of 128 are a 32nd of the checkpoint, which is hashed afterwards in any case.
+    """
+    from assay_quantize.inspection.files import FolderFiles
+    from assay_quantize.inspection.inspect import inspect
+
+    try:
+        findings = inspect(FolderFiles(folder)).findings
+    except AssayError:
+        return None
+    damages = [finding for finding in findings if finding.severity in ("fails", "wrong")]
+    if not damages:
+        return None
+    named = "; ".join(map(_in_words, damages[:MOST_FINDINGS]))
+    more = f"; {len(damages) - MOST_FINDINGS} more" if len(damages) > MOST_FINDINGS else ""
+    return f"`assay inspect {shlex.quote(str(folder))}` finds it damaged: {named}{more}"
+
+
+def _in_words(finding: Finding) -> str:
+    places = "" if finding.num_places == 1 else f" in {finding.num_places:,} places"
+    first = finding.places[0]
+    return f"{finding.defect}{places} ({shown(first.where)}: {shown(first.what)})"
