@@ -23,6 +23,8 @@ EXTRA_OF = {
     "ray": "ray", "gguf": "gguf", "minisweagent": "swe", "swebench": "swe", "docker": "swe",
 }  # fmt: skip
 """Package that is imported -> the extra that installs it."""
+ALSO_CALIBRATE = ("assay calibrate", "assay sensitivity")
+"""Commands that need `calibrate` where torch is missing: it includes `quantize`, and nobody is told twice."""
 
 
 def clone() -> Path | None:
@@ -108,4 +110,6 @@ def missing(error: ModuleNotFoundError, command: str) -> str | None:
     package = (error.name or "").partition(".")[0].replace("-", "_")
     if (extra := EXTRA_OF.get(package)) is None:
         return None
+    if extra == "quantize" and command in ALSO_CALIBRATE:
+        extra = "calibrate"
     return f"`{command}` needs {package}, which is not installed; install it with: {install_command(extra)}"

@@ -81,13 +81,14 @@ print(json.dumps(ended))
 lines on stderr, as JSON."""
 NEEDS_EXTRA = {
     ("quantize", "source", "-p", "w4a16", "--out", "made"): ("quantize", "torch"),
-    ("quantize", "source", "-p", "w4a16-gptq", "--out", "made"): ("quantize", "torch"),
+    ("quantize", "source", "-p", "w4a16-gptq", "--out", "made"): ("quantize", "llmcompressor"),
     ("quantize", "source", "-p", "w4a16"): ("quantize", "torch"),
     ("verify", "source"): ("verify", "torch"),
     ("calibrate", "source", "--out", "w.safetensors"): ("calibrate", "torch"),
     ("sensitivity", "source"): ("sensitivity", "torch"),
     ("plan", "source", "-p", "w4a16", "--hardware", "this"): ("plan", "numba"),
 }
+RAY = ("quantize", "source", "-p", "w4a16", "--out", "made", "--runner", "ray")
 WORK = (
     ("plan", "source", "-p", "w4a16"), ("init", "source"), ("plan", "source.yaml", "-p", "w4a16"), ("recipes",), ("status",),
     ("plan", "glm-5", "--profile", "8xh200"),
@@ -99,7 +100,7 @@ def test_without_extras_commands_work_or_say_which_extra_in_one_line(tmp_path: P
     with given_servers("a", "b") as servers:
         judge = ("judge", *(server.base_url for server in servers.by_label.values()), "--suite", "full")
         needs_extra = NEEDS_EXTRA | {judge: ("judge", "lm_eval")}
-        words = [*needs_extra, *WORK]
+        words = [*needs_extra, RAY, *WORK]
         done = subprocess.run(
             [sys.executable, "-c", WITHOUT_EXTRAS, json.dumps(words), ",".join(EXTRA_OF)],
             capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path,
@@ -110,6 +111,8 @@ def test_without_extras_commands_work_or_say_which_extra_in_one_line(tmp_path: P
     for command, (name, package) in needs_extra.items():
         line = f"error: `assay {name}` needs {package}, which is not installed; install it with: {install_command('quantize')}"
         assert ended[command] == [2, [line]], command
+    ray = f"--runner ray: Ray is not installed; take --runner local, or install it with: {install_command('ray')}"
+    assert ended[RAY] == [2, [f"error: {ray}"]]
     assert {command: ended[command][0] for command in WORK} == dict.fromkeys(WORK, 0)
     assert not (tmp_path / "made").exists() and not (tmp_path / "runs" / "source").exists()
 
@@ -151,6 +154,10 @@ def test_an_extra_comes_from_where_assay_came(
     line = missing(ModuleNotFoundError(name="torch.nn"), "assay run")
     assert line == f"`assay run` needs torch, which is not installed; install it with: {command}"
     assert missing(ModuleNotFoundError(name="assay_misspelt"), "assay run") is None
+    for name in ("assay calibrate", "assay sensitivity"):  # what they need beside torch comes with it, in one download
+        calibrate = command.replace("[quantize]", "[calibrate]")
+        line = missing(ModuleNotFoundError(name="torch"), name)
+        assert line == f"`{name}` needs torch, which is not installed; install it with: {calibrate}"
 
 
 def test_in_a_clone_everything_is_installed_by_make() -> None:

@@ -74,6 +74,29 @@ def test_values_that_mean_nothing(reference: str, candidate: str, message: str) 
     assert str(caught.value).startswith(message) and "hunter2" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("{url}", "localhost"), "localhost: no such folder; give a checkpoint's folder, or a server as http://HOST:PORT"),
+        (("nowhere", "{url}"), "nowhere: no such folder; give a checkpoint's folder, or a server as http://HOST:PORT"),
+        (("file", "{url}"), "file: is a file; give the folder of a checkpoint (with config.json and *.safetensors)"),
+        (("a={url}", "a={other}"), "label a: is used twice; give every checkpoint a label of its own (LABEL= before it)"),
+        (
+            ("{url}/v1/chat/completions", "{other}"),
+            "the server of reference answers 404 at {url}/v1/chat/completions/v1/models: Not Found; write its address as "
+            "http://HOST:PORT, without the path of a request",
+        ),
+    ],
+)
+def test_sides_that_are_not_there(run: Run, words: tuple[str, str], message: str) -> None:
+    Path("file").touch()
+    with given_servers("a", "b") as servers:
+        url, other = (server.base_url for server in servers.by_label.values())
+        error = one_error(run("judge", *(word.format(url=url, other=other) for word in words)))
+    assert error == message.format(url=url, other=other)
+    assert not Path("runs").exists()
+
+
 def test_given_on_the_command_line_with_a_key(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     key = "sk-only-for-this-test"
     monkeypatch.setenv("OF_THE_SERVERS", key)

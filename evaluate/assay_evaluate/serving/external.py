@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from assay.errors import ServeError, UnreachableError
 from assay.foreign_text import shown
@@ -196,11 +197,13 @@ def get(base_url: str, path: str, *, what: str, headers: Mapping[str, str] | Non
         raise UnreachableError(f"{what} does not answer at {base_url}{path} ({error}); is it running?") from None
     if reply.status != 200:
         kind = UnreachableError if reply.status >= 500 else ServeError
-        key = ""
+        advice = ""
         if reply.status in {401, 403}:
             todo = "it refuses the key that was sent" if headers else "name the variable with its key"
-            key = f"; {todo} (--api-key-env, or api_key_env)"
-        raise kind(f"{what} answers {reply.status} at {base_url}{path}: {reply.message}{key}")
+            advice = f"; {todo} (--api-key-env, or api_key_env)"
+        elif reply.status == 404 and urlsplit(base_url).path.strip("/"):
+            advice = "; write its address as http://HOST:PORT, without the path of a request"
+        raise kind(f"{what} answers {reply.status} at {base_url}{path}: {reply.message}{advice}")
     return reply
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assay.errors import PlanError
+from assay.installation import require_extra
 from assay.quantities import size
 from assay.recipes.model import CalibrationData
 from assay.records.calibration import Calibration, record_of
@@ -57,6 +58,7 @@ def calibrated_before(target: Target, made: Plan, folder: Path, options: Quantiz
             f"precision {made.precision}: the source is read twice, by calibration and by what writes the checkpoint, and "
             f"{size(made.bytes_in)} would be downloaded twice: leave out --stream-from, then it is downloaded once"
         )
+    require_extra("calibrate")  # before torch is asked for: it includes that
     from assay_quantize.calibration.layerwise import asked_sha256
 
     manifest = load_manifest(folder)

@@ -116,6 +116,9 @@ def parse_sides(
     sides = [parse_side("reference", first, endpoints, api_key_env)]
     values = dict.fromkeys(value for text in candidates for value in split_values(text))
     sides += [parse_side("candidate", value, endpoints, api_key_env) for value in values]
+    labels = [side.label for side in sides if side.label is not None]
+    if twice := [label for label in labels if labels.count(label) > 1]:
+        raise AssayError(f"label {twice[0]}: is used twice; give every checkpoint a label of its own (LABEL= before it)")
     if api_key_env is not None:
         if endpoints or all(side.endpoint is None for side in sides):
             raise AssayError(
@@ -148,16 +151,26 @@ def profile_of(
 def model_of(sides: list[Side], target: str | None) -> Target:
     """The model, whose recipe says how it is asked: the one that the user named, else the reference's.
 
-    MeasureError: two sides name one server, or only some name one; nothing was asked then.
+    CheckpointError: no such folder. MeasureError: two sides name one server, or only some name one; nothing was asked then.
     """
     from assay_evaluate.run.weights import require_separate_servers
 
+    for side in sides:
+        if side.folder is not None:
+            _check_there(side.folder)
     unasked = _unasked(sides)
     require_separate_servers(unasked)
     if target is not None:
         return resolve_target(target)
     folder = sides[0].folder
     return _known_by(_join(unasked[0])) if folder is None else resolve_target(str(folder))
+
+
+def _check_there(folder: Path) -> None:
+    if not folder.exists():
+        raise CheckpointError(f"{folder}: no such folder; give a checkpoint's folder, or a server as http://HOST:PORT")
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: is a file; give the folder of a checkpoint (with config.json and *.safetensors)")
 
 
 def of_sides(target: Target, sides: list[Side], runs: Path) -> Comparison:

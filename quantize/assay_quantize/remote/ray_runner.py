@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import itertools
 import logging
 import os
@@ -221,6 +222,18 @@ class _Tasks:
         self._shard_of.clear()
 
 
+def require_ray() -> None:
+    """QuantizeError: Ray is not installed. Asked before the first file is written."""
+    try:
+        is_installed = importlib.util.find_spec("ray") is not None
+    except (ModuleNotFoundError, ValueError):  # it is hidden
+        is_installed = False
+    if not is_installed:
+        raise QuantizeError(
+            f"--runner ray: Ray is not installed; take --runner local, or install it with: {install_command('ray')}"
+        )
+
+
 # ------------------------------------------------------------------------------------------------ cluster
 @contextlib.contextmanager
 def _cluster(needs: TaskNeeds) -> Iterator[ModuleType]:
@@ -238,12 +251,9 @@ def _cluster(needs: TaskNeeds) -> Iterator[ModuleType]:
         # read by Ray when it is imported: 0 keeps a cluster of one machine on 127.0.0.1, on any system
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-    except ImportError:
-        raise QuantizeError(
-            f"--runner ray: Ray is not installed; take --runner local, or install it with: {install_command('ray')}"
-        ) from None
+    require_ray()
+    import ray
+
     # stdout belongs to the record; Ray prints what happens to workers there
     with contextlib.redirect_stdout(sys.stderr):
         was_connected = ray.is_initialized()

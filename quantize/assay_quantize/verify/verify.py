@@ -66,7 +66,8 @@ def verify(
     Raises CheckpointError when there is no such folder, or when the source itself cannot be opened or read.
     """
     if not folder.is_dir():
-        raise CheckpointError(f"{folder}: no such folder; give the folder of a quantized checkpoint")
+        what = "is a file" if folder.exists() else "no such folder"
+        raise CheckpointError(f"{folder}: {what}; give the folder of a quantized checkpoint")
     source_checkpoint = None if source is None else open_checkpoint(source)
     # only now: numba and torch take seconds to import, and a folder that does not exist is to be reported before
     from assay_quantize.checkpoint.importance import load_importance

@@ -418,8 +418,11 @@ def test_unfinished_and_absent(copy: Callable[[str], Copy], tmp_path: Path) -> N
     (damaged.folder / JOURNAL).touch()
     unfinished = "is missing: quantization did not finish; run the same `assay quantize` again"
     assert damaged.damages()[0] == ("manifest", MANIFEST, unfinished)
+    (tmp_path / "model").touch()
     with pytest.raises(CheckpointError, match="no such folder; give the folder of a quantized checkpoint"):
         verify(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match="model: is a file; give the folder of a quantized checkpoint"):
+        verify(tmp_path / "model")
     with pytest.raises(CheckpointError, match="no such folder"):
         verify(damaged.folder, source=tmp_path / "nowhere")
 
