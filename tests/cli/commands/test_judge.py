@@ -8,6 +8,7 @@ import pytest
 from command_errors import one_error
 from command_line import Run
 from gateways import given
+from tiny_checkpoints import make_tiny_glm4_moe
 
 from assay.errors import RecipeError
 from assay.recipes.load import load_recipe
@@ -44,6 +45,14 @@ def test_two_urls_have_a_verdict(run: Run, mode: str, status: str) -> None:
     assert report.overall["w4a16"] == verdicts["divergence kl_mean"] == "NOT MEASURED"
     assert out.splitlines()[0] == "model: reference fp8; suite first-look"
     assert err.splitlines()[-1] == "report: runs/model/report/index.html"
+
+
+def test_without_a_vllm_to_serve_folders_no_run_is_begun(run: Run, tmp_path: Path) -> None:
+    folders = [make_tiny_glm4_moe(tmp_path / name, seed=seed) for seed, name in enumerate(("model", "other"))]
+    Path("mine.yaml").write_text("schema: 1\nname: mine\nhardware: {device: cpu}\ninterpreter: /nowhere/python\n")
+    message = "/nowhere/python: no such Python (profile mine); name one that has vLLM, or leave it out"
+    assert one_error(run("judge", *folders, "--profile", "mine.yaml")) == message
+    assert not Path("runs").exists()
 
 
 @pytest.mark.parametrize(
