@@ -1,4 +1,5 @@
-"""The table of benchmarks/trust/planted_faults.md: every fault planted in a real vLLM, the probes that saw it, and the requests that took.
+"""The table of benchmarks/trust/planted_faults.md: every fault planted in a real vLLM, the probes that saw it, after how many
+requests.
 
     PYTHONPATH=tests/support python -m faults.fault_table --write benchmarks/trust/planted_faults.md --keep runs/faults
 

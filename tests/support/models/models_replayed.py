@@ -141,10 +141,8 @@ def second_half(records: Mapping[Asked, Replay]) -> str:
     """records: of the default cells, and of those that vLLM refuses."""
     (version,) = {record.vllm for record in records.values()}
     rows = _grouped((cell.model, cell.checkpoint, *_kernels(records[cell]), cell.profile) for cell in default_cells())
-    models = _grouped((checkpoint, *kernels, profiles, model) for (model, checkpoint, *kernels), profiles in rows)
-    loaded = "".join(
-        f"| {names} | {profiles} | {checkpoint} | {' | '.join(kernels)} |\n" for (checkpoint, *kernels, profiles), names in models
-    )
+    alike = _grouped((profiles, checkpoint, *kernels, model) for (model, checkpoint, *kernels), profiles in rows)
+    loaded = "".join(f"| {models} | {' | '.join(cells)} |\n" for cells, models in alike)
     answers = _grouped(
         (cell.model, cell.checkpoint, _said(records[cell]).removeprefix("FAIL: "), cell.profile) for cell in cut_groups()
     )

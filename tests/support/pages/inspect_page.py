@@ -18,8 +18,7 @@ def table() -> str:
     rows = sorted(DEFECTS, key=lambda defect: SEVERITIES.index(defect.severity))
     lines = ["| defect | | looked at | served | reads |", "|---|---|---|---|---|"]
     lines += [
-        f"| [`{row.key}`]({row.source}) | {row.severity} | {row.looks_at} | {row.served} | {NEEDS[row.needs]} |"
-        for row in rows
+        f"| [`{row.key}`]({row.source}) | {row.severity} | {row.looks_at} | {row.served} | {NEEDS[row.needs]} |" for row in rows
     ]
     return "\n".join(lines) + "\n"
 
