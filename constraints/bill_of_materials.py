@@ -69,8 +69,8 @@ def page(licence_by_package: dict[str, str]) -> str:
         "# Bill of materials",
         "",
         "Every pinned package by its licence and the environments that have it. Made by `constraints/bill_of_materials.py`",
-        "from the pins in `constraints/` and the installed packages' own metadata. Every file of these versions is pinned by its",
-        "SHA-256 in `constraints/*.hashes.txt`, PyTorch for CPUs apart.",
+        "from the pins in `constraints/` and the installed packages' own metadata. Every file of these versions is pinned by",
+        "its SHA-256 in `constraints/*.hashes.txt`, PyTorch for CPUs apart.",
         "",
         *(f"- {letter}: {environment}" for letter, environment in FILES.values()),
     ]
