@@ -68,9 +68,9 @@ def page(licence_by_package: dict[str, str]) -> str:
     lines = [
         "# Bill of materials",
         "",
-        "Every pinned package by its licence, with its version and the environments that have it. Made by",
-        "`constraints/bill_of_materials.py` from the pins in `constraints/` and the installed packages' own metadata.",
-        "Every file of these versions is pinned by its SHA-256 in `constraints/*.hashes.txt`, PyTorch for CPUs apart.",
+        "Every pinned package by its licence and the environments that have it. Made by `constraints/bill_of_materials.py`",
+        "from the pins in `constraints/` and the installed packages' own metadata. Every file of these versions is pinned by",
+        "its SHA-256 in `constraints/*.hashes.txt`, PyTorch for CPUs apart.",
         "",
         *(f"- {letter}: {environment}" for letter, environment in FILES.values()),
     ]
@@ -78,17 +78,21 @@ def page(licence_by_package: dict[str, str]) -> str:
         lines += ["", f"## {licence}", ""]
         if licence == NOT_READ:
             lines += ["Of the CUDA environment, which was not installed where this page was made.", ""]
-        lines += [f"- {package} {_versions(package, pins)}" for package in packages_by_licence[licence]]
+        lines += _by_environments(packages_by_licence[licence], pins)
     return "\n".join([*lines, ""])
 
 
-def _versions(package: str, pins: dict[str, dict[str, str]]) -> str:
-    """`1.0 WD, 2.0 C`: each version with the letters of the environments that have it."""
-    letters: dict[str, str] = {}
-    for name, (letter, _) in FILES.items():
-        if package in pins[name]:
-            letters[pins[name][package]] = letters.get(pins[name][package], "") + letter
-    return ", ".join(f"{version} {environments}" for version, environments in letters.items())
+def _by_environments(packages: list[str], pins: dict[str, dict[str, str]]) -> list[str]:
+    """A line for each set of environments, `- WD: a 1.0, b 2.0`: the packages that they have in one version."""
+    by_letters: dict[str, list[str]] = {}
+    for package in packages:
+        letters: dict[str, str] = {}
+        for name, (letter, _) in FILES.items():
+            if package in pins[name]:
+                letters[pins[name][package]] = letters.get(pins[name][package], "") + letter
+        for version, environments in letters.items():
+            by_letters.setdefault(environments, []).append(f"{package} {version}")
+    return [f"- {environments}: {', '.join(by_letters[environments])}" for environments in sorted(by_letters)]
 
 
 if __name__ == "__main__":

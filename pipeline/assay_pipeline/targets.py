@@ -358,9 +358,9 @@ def resolve_source(text: str, base_model: str | None = None, mtp: str | None = N
     return target
 
 
-def local_source(target: Target, source: SourceData | None = None, say: Say = say_nothing) -> Path:
+def local_source(target: Target, *, say: Say) -> Path:
     """The folder of a target's source, as `local_checkpoint`. CheckpointError: as `open_source`, of what was downloaded."""
-    folder = local_checkpoint(target.location, source, say)
+    folder = local_checkpoint(target.location, None, say)
     if target.location.path is None:
         source_in(target, open_stored(Location(path=str(folder))))
     return folder

@@ -61,14 +61,14 @@ def test_the_bill_of_materials_has_every_pin() -> None:
     licences = dict(re.findall(r"(?m)^## (.+)\n\n((?:.+\n|\n(?!## ))*)", page))
     listed: dict[str, dict[str, str]] = {letter: {} for letter in "WCGBD"}
     for body in licences.values():
-        for package, versions in re.findall(r"(?m)^- (\S+) (.+)$", body):
-            for version, letters in (one.split() for one in versions.split(", ")):
+        for letters, packages in re.findall(r"(?m)^- (\w+): (.+)$", body):
+            for package, version in (each.split() for each in packages.split(", ")):
                 for letter in letters:
                     assert package not in listed[letter], package
                     listed[letter][package] = version
     files = ("work", "serve-cpu", "serve-cuda", "build", "docs")
     assert listed == {letter: pins(f"{name}.txt") for letter, name in zip("WCGBD", files, strict=True)}
-    assert re.findall(r"(?m)^- \S+ (?:\S+ \w+, )*\S+ (?!G$)\w+$", licences["not read"]) == []
+    assert re.findall(r"(?m)^- (\w+):", licences["not read"]) == ["G"]
 
 
 def test_only_files_that_assay_can_use() -> None:

@@ -152,8 +152,3 @@ class Browser:
         """A PNG of the window, or of the whole page."""
         told = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(told["data"]))
-
-    def print_pdf(self, path: Path) -> None:
-        """The page on paper."""
-        told = self.call("Page.printToPDF", printBackground=True, preferCSSPageSize=True)
-        path.write_bytes(base64.b64decode(told["data"]))

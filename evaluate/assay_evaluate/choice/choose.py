@@ -60,7 +60,7 @@ def choose(rows: Sequence[SpeedRow], gates: GateReport | None, request: ChoiceRe
     curves = [_curve(selected, key, quality[key[0]]) for key in may]
     best = envelope(curves, points, objective, num_draws=NUM_DRAWS, seed=SEED)
     names = [selected.setups[key].name for key in may]
-    picks = tuple(_pick(selected, may, best, at, quality, cells, objective) for at in points)
+    picks = tuple(_pick(selected, may, best, at, cells, objective) for at in points)
     flips = tuple(_flips(selected, best, curves, objective))
     regrets = tuple(_regrets(selected, may, cells, picks))
     keys = {setup.name: key for key, setup in selected.setups.items()}
@@ -93,7 +93,7 @@ def choose(rows: Sequence[SpeedRow], gates: GateReport | None, request: ChoiceRe
         picks=picks,
         flips=flips,
         within_noise=within_noise(names, best, flips),
-        if_passed=tuple(_if_passed(selected, may, open_ones, quality, points, objective, best)),
+        if_passed=tuple(_if_passed(selected, may, open_ones, quality, points, objective)),
         undecided=tuple(
             without_speed(checkpoint_quality)
             for checkpoint_quality in quality.values()
@@ -257,8 +257,8 @@ def _curve(selected: SelectedRows, key: Key, quality: Quality) -> Curve:
 
 
 def _pick(
-    selected: SelectedRows, may: Sequence[Key], best: Envelope, at: int, quality: Mapping[str, Quality],
-    cells: Mapping[tuple[Key, int], Cell], objective: Mapping[str, float],
+    selected: SelectedRows, may: Sequence[Key], best: Envelope, at: int, cells: Mapping[tuple[Key, int], Cell],
+    objective: Mapping[str, float],
 ) -> Pick:  # fmt: skip
     chosen = best.at(at)
     first = int(chosen[0])
@@ -335,7 +335,7 @@ def _flips(selected: SelectedRows, best: Envelope, curves: Sequence[Curve], obje
 
 def _if_passed(
     selected: SelectedRows, may: Sequence[Key], open_ones: Sequence[Key], quality: Mapping[str, Quality], points: Sequence[int],
-    objective: Mapping[str, float], best: Envelope,
+    objective: Mapping[str, float],
 ) -> list[str]:  # fmt: skip
     """What would be chosen with each undecided checkpoint among those that may be."""
     lines = []

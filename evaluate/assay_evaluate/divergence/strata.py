@@ -17,18 +17,18 @@ Kind = tuple[str, ...]
 """From coarse to fine: the set of texts, its domain or task, the language."""
 
 
-def strata_of(kinds: Sequence[Kind], fewest: int = FEWEST_TEXTS) -> list[Kind]:
+def strata_of(kinds: Sequence[Kind]) -> list[Kind]:
     """The stratum of each text: its kind, or the first so many parts of it.
 
-    From the finest parts up: kinds with fewer than `fewest` texts are joined with the other small ones of the same coarser
-    part, or, if they are still too few together, with all texts of that part. Fewer than `fewest` in all are one stratum.
+    From the finest parts up: kinds with fewer than FEWEST_TEXTS texts are joined with the other small ones of the same coarser
+    part, or, if they are still too few together, with all texts of that part. Fewer than FEWEST_TEXTS in all are one stratum.
     """
     strata = list(kinds)
     for depth in reversed(range(max(map(len, kinds), default=0))):
         sizes = Counter(strata)
-        joined = Counter(kind[:depth] for kind in strata if sizes[kind] < fewest)
+        joined = Counter(kind[:depth] for kind in strata if sizes[kind] < FEWEST_TEXTS)
         for i, kind in enumerate(strata):
             part = kind[:depth]
-            if part in joined and (sizes[kind] < fewest or joined[part] < fewest):
+            if part in joined and (sizes[kind] < FEWEST_TEXTS or joined[part] < FEWEST_TEXTS):
                 strata[i] = part
     return strata

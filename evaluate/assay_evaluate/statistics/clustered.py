@@ -217,9 +217,9 @@ def clustered_proportion(successes: ArrayLike, clusters: ArrayLike, level: float
 
 
 # ------------------------------------------------------------------------------------------------ what they can show
-def clustered_minimum_detectable_effect(mean: ClusteredMean, level: float = 0.95, power: float = POWER) -> float:
-    """Smallest true mean whose interval lies clear of 0 with chance `power`, at this standard error (Bloom 1995)."""
-    return min(1.0, _quantiles(mean.degrees, level, power) * mean.standard_error)
+def clustered_minimum_detectable_effect(mean: ClusteredMean, level: float = 0.95) -> float:
+    """Smallest true mean whose interval lies clear of 0 with chance POWER, at this standard error (Bloom 1995)."""
+    return min(1.0, _quantiles(mean.degrees, level, POWER) * mean.standard_error)
 
 
 def clustered_values_needed(

@@ -171,12 +171,12 @@ def graded_evidence(
     )  # fmt: skip
 
 
-def graded_minimum_detectable_effect(differences: ArrayLike, level: float = 0.95, power: float = POWER) -> float:
+def graded_minimum_detectable_effect(differences: ArrayLike, level: float = 0.95) -> float:
     """Smallest true mean difference that as many items of this spread would show; never below that of clean right-or-wrong
     items, for a spread of 0 does not mean that any loss would have been seen."""
     data = np.asarray(differences, dtype=np.float64)
-    effect = detection_quantile(level, power) * float(data.std(ddof=1)) / math.sqrt(len(data)) if len(data) > 1 else 1.0
-    return min(1.0, max(effect, minimum_detectable_effect(0, 0, len(data), level, power)))
+    effect = detection_quantile(level, POWER) * float(data.std(ddof=1)) / math.sqrt(len(data)) if len(data) > 1 else 1.0
+    return min(1.0, max(effect, minimum_detectable_effect(0, 0, len(data), level, POWER)))
 
 
 def graded_items_needed(differences: ArrayLike, margin: float, level: float = 0.95, power: float = POWER) -> int:

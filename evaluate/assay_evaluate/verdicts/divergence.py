@@ -126,11 +126,9 @@ class _Prepared:
     verdict: Verdict | None = None
 
 
-def judge_divergence(
-    gate: DivergenceGate, candidate: Measurement, *, floor: Divergence | None = None, when_passed: str = NOT_CERTIFIED
-) -> Verdict:
+def judge_divergence(gate: DivergenceGate, candidate: Measurement, *, floor: Divergence | None = None) -> Verdict:
     """One divergence gate by itself: the worst of the texts and spans that it is over, Holm over these."""
-    return judge_divergences([gate], candidate, floor=floor, when_passed=when_passed)[0]
+    return judge_divergences([gate], candidate, floor=floor)[0]
 
 
 def judge_divergences(

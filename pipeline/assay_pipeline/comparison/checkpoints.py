@@ -64,7 +64,7 @@ def of_target(
 
     recipe, source = target.recipe, source_now(target)
     again = functools.partial(quantize_command, target, runs=runs, name=name)
-    runs_of_it = _runs_of(target, RunRecord(model=recipe.name, source=source), runs, name)
+    runs_of_it = _runs_of(RunRecord(model=recipe.name, source=source), runs, name)
     named = precisions_for(target, None, precisions, with_reference=True, say=say)
     asked = {text: _recipe_of(named_precision, runs_of_it, again) for text, named_precision in named.items()}
     check_candidates(recipe, asked)
@@ -105,7 +105,7 @@ def _of_endpoints(
 
     source, own = source_now(target), _source_folder(target)
     again = functools.partial(quantize_command, target, runs=runs, name=name)
-    folders = _runs_of(target, RunRecord(model=target.recipe.name, source=source), runs, name)
+    folders = _runs_of(RunRecord(model=target.recipe.name, source=source), runs, name)
     named = {} if precisions is None else precisions_for(target, None, precisions, with_reference=True, say=say)
     asked = {text: _recipe_of(precision, folders, again) for text, precision in named.items()}
     recipes = {precision_recipe.name: (named, precision_recipe) for named, precision_recipe in asked.items()}
@@ -210,7 +210,7 @@ def source_now(target: Target) -> SourceData:
     return SourceData(location=target.location.hub)
 
 
-def _runs_of(target: Target, about: RunRecord, runs: Path, name: str | None) -> list[Path]:
+def _runs_of(about: RunRecord, runs: Path, name: str | None) -> list[Path]:
     """Where checkpoints of the target may lie: in the run that was named, then in those of the same model and data."""
     folders = find_runs(runs, about)
     if name is not None:

@@ -183,7 +183,7 @@ def find_sensitivity(asked: Asked) -> Sensitivity | None:
                 return None
             documents, texts_description = in_transformers
     if asked.served:
-        _serve(asked, layout, folder, documents, figures)
+        _serve(asked, layout, folder, figures)
     ended = os.times()
     spent = ended.user + ended.system - started.user - started.system + ended.children_user - started.children_user
     return _record(asked, layout, figures, documents, texts_description, round(spent, 1))
@@ -284,7 +284,7 @@ def _minutes_to_write(asked: Asked, model: Any, folder: Path) -> float:
 
 
 # ------------------------------------------------------------------------------------------------ servers
-def _serve(asked: Asked, layout: Layout, source: Path, documents: Sequence[Document], figures: Figures) -> None:
+def _serve(asked: Asked, layout: Layout, source: Path, figures: Figures) -> None:
     """One checkpoint and one server after the other; a checkpoint goes once it is measured."""
     from assay.records.measurement import Measurement
     from assay_evaluate.sensitivity.served import kl_of

@@ -54,7 +54,7 @@ def _stored_form(subject: Subject, role: str, form: str, weights: list[Weight]) 
     return StoredForm(
         role=role,
         form=form,
-        layers=layer_ranges(subject, weights),
+        layers=layer_ranges(weights),
         num_weights=len(weights),
         num_elements=sum(weight.num_elements for weight in weights),
         num_bytes=sum(weight.num_bytes for weight in weights),

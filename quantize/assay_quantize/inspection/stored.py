@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from assay_quantize.checkpoint.headers import TensorHeader
@@ -189,8 +189,3 @@ def packed_bits(parts: Mapping[str, TensorHeader], bits: int | None) -> int:
     if qzeros is not None and scales is not None and len(qzeros.shape) == len(scales.shape) == 2 and scales.shape[1]:
         return max(1, qzeros.shape[1] * 32 // scales.shape[1])
     return bits or 4
-
-
-def scale_headers(weight: Weight) -> Iterator[tuple[str, TensorHeader]]:
-    """(local name, tensor) of every scale of a weight."""
-    return ((leaf, header) for leaf, header in weight.parts.items() if leaf in SCALE_LEAVES)

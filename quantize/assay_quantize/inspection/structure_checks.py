@@ -381,7 +381,7 @@ def _ranges(numbers: list[int]) -> str:
     return ", ".join(told) if len(told) <= 6 else f"{', '.join(told[:5])} and {len(told) - 5} more"
 
 
-def layer_ranges(subject: Subject, weights: list[Weight]) -> str:
+def layer_ranges(weights: list[Weight]) -> str:
     """The layers that weights lie in: `0-2, 7`; empty: in none."""
     places = (split_layer(weight.name) for weight in weights)
     return _ranges(sorted({at.layer for at in places if at is not None}))

@@ -32,7 +32,7 @@ _MAGNITUDE = {"F32": (0x7FFF_FFFF, 0x7F80_0000), "BF16": (0x7FFF, 0x7F80), "F16"
 
 def read_scales(subject: Subject, on_progress: Progress | None = None) -> None:
     """Fill `subject.values` with what scales, zero points and orders of columns hold."""
-    tensors = [h for h in _every_part(subject) if h.name.rpartition(".")[2] in SCALE_LEAVES or _is_stacked_scale(subject, h)]
+    tensors = [h for h in _every_part(subject) if h.name.rpartition(".")[2] in SCALE_LEAVES or _is_stacked_scale(h)]
     for header, counts in _counted(subject, tensors, on_progress):
         subject.values.scales[header.name] = counts
     for header in _with_data(subject, [h for h in tensors if math.prod(h.shape) == 1 and h.dtype in _STORAGE], note=False):
@@ -46,7 +46,7 @@ def read_scales(subject: Subject, on_progress: Progress | None = None) -> None:
                 subject.values.packed[described.name] = problem
 
 
-def _is_stacked_scale(subject: Subject, header: TensorHeader) -> bool:
+def _is_stacked_scale(header: TensorHeader) -> bool:
     return header.name.rpartition(".")[2].endswith(("_scale", "_scales", "_scale_inv")) and ".experts." in header.name
 
 

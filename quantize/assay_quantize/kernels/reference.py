@@ -158,15 +158,15 @@ def quantize_rows(
 
 def error_rows(parts: dict[str, Array], w_OI: Array, dtype: str, scheme: str) -> RowErrors:
     """`kernels.error_rows` by the definition."""
-    return _row_errors(_stored_parts(parts, w_OI, dtype, scheme), to_torch(w_OI, dtype), scheme)
+    return _row_errors(_stored_parts(parts, w_OI, scheme), to_torch(w_OI, dtype), scheme)
 
 
 def dequantize_rows(parts: dict[str, Array], w_OI: Array, dtype: str, scheme: str) -> Tensor:
     """`dequantize_weight` of parts in storage form, in FP32. w_OI: the rows they were made from (only their shape counts)."""
-    return dequantize_weight(_stored_parts(parts, w_OI, dtype, scheme), scheme, torch.float32)
+    return dequantize_weight(_stored_parts(parts, w_OI, scheme), scheme, torch.float32)
 
 
-def _stored_parts(parts: dict[str, Array], w_OI: Array, dtype: str, scheme: str) -> dict[str, Tensor]:
+def _stored_parts(parts: dict[str, Array], w_OI: Array, scheme: str) -> dict[str, Tensor]:
     made = {name: _part_to_torch(name, part, scheme) for name, part in parts.items()}
     if SCHEMES[scheme].layout == "int4":
         made["weight_shape"] = torch.tensor(w_OI.shape)

@@ -224,15 +224,13 @@ def _look_at_fp8(w_OI: Any, codes_OH: Any, scale_RC: Any, height: Any, width: An
 INT4_RANGE = np.float32(7.5)
 SHIFT = np.float32(1.5 * 2**23 + 8)
 """Added to a number from -8 to 7 it leaves the nearest integer, ties to even, plus 8 in the last four bits."""
-SHIFTED = np.uint32(0x4B400000)
-"""The bits above those four."""
 SHIFTED_PAIR = np.uint32(0xFF400000)
-"""SHIFTED + 16 * SHIFTED, of 32 bits."""
+"""The bits above those four, 0x4B400000, of two such numbers: once + 16 times, of 32 bits."""
 
 
 @kernel
 def _int4_code(quotient: Any) -> Any:
-    """A code, and SHIFTED above it. No quotient is below -7.54: the scale is that of the largest magnitude."""
+    """A code, and SHIFT above it. No quotient is below -7.54: the scale is that of the largest magnitude."""
     return bits_of(min(nearest(quotient), np.float32(7)) + SHIFT)
 
 

@@ -406,7 +406,7 @@ def test_a_family_without_architecture_goes_by_its_model_type() -> None:
          "'other' (got 'atention'); did you mean 'attention'?"),
         ("layer:\n  a.weight: {role: attention, knd: linear}\n",
          "unknown key 'layer.a.weight.knd'; did you mean 'kind'? Allowed: fused, kind, role, split"),
-        ("layr: {}\n", "unknown key 'layr'; did you mean 'layer'? Allowed: architectures, blocks, description, from_config, "
+        ("layr: {}\n", "unknown key 'layr'; did you mean 'layer'? Allowed: architectures, blocks, description, "
          "kept, kept_in_layers, kinds, layer, layers, model_types, mtp, name, native_quantization, num_experts, "
          "outside, reasoning_parser, runtime, schema, stacked"),
     ],

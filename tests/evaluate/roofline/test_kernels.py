@@ -20,7 +20,7 @@ def chosen() -> list[tuple[str, str, str]]:
     """(profile, checkpoint, kernel of the experts) of the table under "What vLLM's loaders say"."""
     lines = PAGE.read_text(encoding="utf-8").split("## What vLLM's loaders say")[1].splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
-    return [(profile, row[2], row[3]) for row in rows if len(row) == 6 and row[0] != "model" for profile in row[1].split(", ")]
+    return [(profile, row[2], row[3]) for row in rows if len(row) == 6 and row[0] != "models" for profile in row[1].split(", ")]
 
 
 def test_vllm_chose_a_kernel_of_the_table() -> None:

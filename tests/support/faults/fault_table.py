@@ -1,6 +1,7 @@
-"""The table of docs/fidelity.md: every fault planted in a real vLLM, the probes that saw it, and the requests that took.
+"""The table of benchmarks/trust/planted_faults.md: every fault planted in a real vLLM, the probes that saw it, after how many
+requests.
 
-    PYTHONPATH=tests/support python -m faults.fault_table --write docs/fidelity.md --keep runs/faults
+    PYTHONPATH=tests/support python -m faults.fault_table --write benchmarks/trust/planted_faults.md --keep runs/faults
 
 One server of tiny-glm with its MTP head serves all faults of one process, one without speculation the pair; a third, over two
 ranks, the fault that is located.

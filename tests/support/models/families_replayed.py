@@ -18,7 +18,6 @@ import hollow_moe
 from serving_interpreter import REPOSITORY, with_our_plugin
 
 from assay.recipes.families import family_names, names_of
-from assay.recipes.family import FamilyRecipe
 from assay.recipes.load import load_recipe
 from assay.recipes.model import Serving
 from assay.recipes.precision import PrecisionRecipe
@@ -105,7 +104,7 @@ def replay_all(families: list[str] | None = None) -> dict[Cell, Replay]:
 
 def table(records: Mapping[Cell, Replay]) -> str:
     """Markdown; a row for each family."""
-    head = ["family", "example", "names from", "ranks", "as published", *PRECISIONS, "MTP drafts"]
+    head = ["family", "example", "ranks", "as published", *PRECISIONS, "MTP drafts"]
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     return "\n".join([*lines, *_rows(records)]) + "\n"
 
@@ -113,7 +112,6 @@ def table(records: Mapping[Cell, Replay]) -> str:
 def _rows(records: Mapping[Cell, Replay]) -> Iterator[str]:
     for family in sorted(EXAMPLES):
         example = EXAMPLES[family]
-        by_config = load_recipe(FamilyRecipe, family).from_config
         answers = []
         for what in ("source", *PRECISIONS):
             said = [said_of(records[Cell(family, what, ranks)]) for ranks in dict.fromkeys((1, example.most_ranks))]
@@ -123,7 +121,6 @@ def _rows(records: Mapping[Cell, Replay]) -> Iterator[str]:
         cells = [
             f"`{family}`",
             example.model,
-            "config" if by_config else "checkpoint",
             f"1, {example.most_ranks}",
             *answers,
             drafts,

@@ -34,9 +34,9 @@ HEAD = """# Models, GPUs and precisions
 
 Which checkpoints of the shipped model recipes fit which GPUs. Made from `recipes/` by
 `tests/support/models/models_replayed.py`; tests fail when it is out of date. Figures are for one GPU, computed from each
-model's true shapes: weights in GiB as tensor parallelism splits them, and the tokens of KV cache that fit beside them and
-8 GiB of workspace. A combination is in a recipe only if quantization groups end where the GPUs' shares end, and one sequence
-of the whole context fits.
+model's true shapes: weights in GiB as tensor parallelism splits them + tokens of KV cache that fit beside them and 8 GiB of
+workspace. A combination is in a recipe only if quantization groups end where the GPUs' shares end, and one sequence of the
+whole context fits.
 
 Kimi-K2 has no recipe: its tokenizer is a Python program that comes with the checkpoint (`tokenization_kimi.py`), and assay
 runs no code from the hub.
@@ -48,13 +48,13 @@ MEASURED. `recipes/models/deepseek-v3.yaml` says what to add.
 
 `compared`: the reference fits, so candidates are compared with it. `deployed`: only candidates fit.
 
-| model | profile | | checkpoint | weights | KV tokens | context |
+| model | context | profile | | reference | W4A16 | NVFP4 |
 |---|---|---|---|---|---|---|
 """
 REST = """
 ## What they do not hold
 
-| model | profile | reason |
+| model | profiles | reason |
 |---|---|---|
 """
 NOT_NEEDED = "not needed: four GPUs of this kind hold it, and a machine of eight has four"
@@ -149,9 +149,19 @@ def gib(num_bytes: int) -> str:
 
 
 def first_half() -> str:
-    rows = (
-        f"| {one.model} | {one.profile} | {one.use} | {one.checkpoint} | {gib(one.weight_bytes)} | {one.kv_tokens:,} | "
-        f"{one.context:,} |\n"
-        for one in default_cells()
+    columns: dict[tuple[str, str, str, str], dict[str, str]] = {}
+    for cell in default_cells():
+        column = "reference" if cell.checkpoint == "reference" else cell.checkpoint[:5]
+        name = "" if column == "reference" else f"{cell.checkpoint}: "
+        row = columns.setdefault((cell.model, f"{cell.context:,}", cell.profile, cell.use), {})
+        assert column not in row, cell
+        row[column] = f"{name}{gib(cell.weight_bytes)} + {cell.kv_tokens:,}"
+    fits = (
+        f"| {' | '.join(machine)} | {' | '.join(row.get(column, '–') for column in ('reference', 'w4a16', 'nvfp4'))} |\n"
+        for machine, row in columns.items()
     )
-    return HEAD + "".join(rows) + REST + "".join(f"| {model} | {profile} | {why} |\n" for model, profile, why in left_out())
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for model, profile, why in left_out():
+        reasons.setdefault((model, why), []).append(profile)
+    holds_not = (f"| {model} | {', '.join(profiles)} | {why} |\n" for (model, why), profiles in reasons.items())
+    return HEAD + "".join(fits) + REST + "".join(holds_not)

@@ -53,7 +53,7 @@ On Blackwell `nvfp4a16` stays weight-only: vLLM has Marlin for its experts, Flas
 `nvfp4-fp8-attention` for B200 instead: experts and MLPs compute in 4 bits, attention has FP8 blocks, as in published NVFP4
 checkpoints (decision 089).
 
-| model | profiles | checkpoint | experts | linear layers | attention |
+| models | profiles | checkpoint | experts | linear layers | attention |
 |---|---|---|---|---|---|
 """
 ALL_PASS = "All pass: everything stored is taken, and nothing is missing. {drafting} no draft, as the model has no MTP block."
@@ -141,9 +141,8 @@ def second_half(records: Mapping[Asked, Replay]) -> str:
     """records: of the default cells, and of those that vLLM refuses."""
     (version,) = {record.vllm for record in records.values()}
     rows = _grouped((cell.model, cell.checkpoint, *_kernels(records[cell]), cell.profile) for cell in default_cells())
-    loaded = "".join(
-        f"| {model} | {profiles} | {checkpoint} | {' | '.join(kernels)} |\n" for (model, checkpoint, *kernels), profiles in rows
-    )
+    alike = _grouped((profiles, checkpoint, *kernels, model) for (model, checkpoint, *kernels), profiles in rows)
+    loaded = "".join(f"| {models} | {' | '.join(cells)} |\n" for cells, models in alike)
     answers = _grouped(
         (cell.model, cell.checkpoint, _said(records[cell]).removeprefix("FAIL: "), cell.profile) for cell in cut_groups()
     )

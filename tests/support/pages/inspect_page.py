@@ -16,10 +16,9 @@ NEEDS = {"headers": "", "scales": "scales", "weights": "`--deep`", "source": "`-
 def table() -> str:
     """Worst first; in the order of the table."""
     rows = sorted(DEFECTS, key=lambda defect: SEVERITIES.index(defect.severity))
-    lines = ["| defect | | looked at | served | mended | reads |", "|---|---|---|---|---|---|"]
+    lines = ["| defect | | looked at | served | reads |", "|---|---|---|---|---|"]
     lines += [
-        f"| [`{row.key}`]({row.source}) | {row.severity} | {row.looks_at} | {row.served} | {row.mend} | {NEEDS[row.needs]} |"
-        for row in rows
+        f"| [`{row.key}`]({row.source}) | {row.severity} | {row.looks_at} | {row.served} | {NEEDS[row.needs]} |" for row in rows
     ]
     return "\n".join(lines) + "\n"
 

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
+from assay.records.measurement import BudgetCheck
 from assay_cli.options import (
     ApiKeyOption,
     GatesOption,
@@ -22,9 +24,8 @@ from assay_cli.options import (
     completes,
     refuse_unused,
 )
-from assay_cli.shown.budgets import print_budgets
 from assay_cli.shown.verdicts import print_summary
-from assay_cli.terminal import emit, results, say
+from assay_cli.terminal import emit, escape, results, say
 from assay_pipeline.evaluating import SweOptions, check_budgets, prepare
 from assay_pipeline.evaluating import evaluate as run_evaluation
 from assay_pipeline.judging import load_report
@@ -123,7 +124,7 @@ def evaluate(
     )  # fmt: skip
     if budget_check:
         checked = check_budgets(evaluation, runs=runs, name=name, say=say)
-        print_budgets(checked, results(as_json=as_json))
+        _print_budgets(checked, results(as_json=as_json))
         if as_json:
             emit(checked)
         if not checked.suffices:
@@ -137,3 +138,11 @@ def evaluate(
     else:
         print_summary(judged.gates, judged.measurements, results())
     say(f"report: {judged.run_dir / 'report' / 'index.html'}")
+
+
+def _print_budgets(checked: BudgetCheck, out: Console) -> None:
+    """One line a task, then what to do."""
+    for task in checked.tasks:
+        mark = "[green]ok   [/]" if task.suffices else "[red]short[/]" if task.is_required else "[yellow]note [/]"
+        excuse = "" if task.suffices or task.is_required else " (its gate is not required: this fails nothing)"
+        out.print(f"{mark} {task.task:16} {escape(task.detail)}{excuse}")
