@@ -31,8 +31,14 @@ COMMENTS = {
 def inferred_recipe(target: str, base_model: str | None = None, mtp: str | None = None) -> Target:
     """The recipe of a checkpoint folder or a hub id, with an absolute path. AssayError: it has one that ships with assay."""
     resolved = resolve_source(target, base_model, mtp)
-    if target in recipe_names("models") or resolved.recipe.name in recipe_names("models"):
-        raise AssayError(f"{shown(target)}: assay ships the recipe {resolved.recipe.name} for it; use that name as TARGET")
+    shipped, name = recipe_names("models"), resolved.recipe.name
+    if target in shipped or (name in shipped and resolved.location.path is None):
+        raise AssayError(f"{shown(target)}: assay ships the recipe {name} for it; use that name as TARGET")
+    if name in shipped:
+        raise AssayError(
+            f"{shown(target)}: the folder is called as a recipe that ships with assay; if it is that model, use {name} as "
+            "TARGET, else give the folder another name"
+        )
     if target.endswith((".yaml", ".yml")):
         raise AssayError(f"{shown(target)}: is a recipe already; give a checkpoint folder or a Hugging Face id")
     source = resolved.location

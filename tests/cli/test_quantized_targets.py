@@ -111,6 +111,13 @@ def test_the_other_command_says_what_is_wrong(run: Run, damaged: Path) -> None:
     ]  # fmt: skip
 
 
+def test_inspect_names_what_compares_files_with_what_was_made(run: Run, made: Path, damaged: Path) -> None:
+    """Scales of other values are as plausible as before: only the hashes of what was made tell them."""
+    line = f"not checked: files against assay_manifest.json: `assay verify {made / 'w4a16'}` does"
+    assert line in run("inspect", made / "w4a16")[1].splitlines()
+    assert "assay_manifest.json" not in run("inspect", damaged)[1]
+
+
 def test_what_assay_made_is_judged_against_its_source(run: Run, made: Path) -> None:
     source, w4a16 = made / "source", made / "w4a16"
     assert one_error(run("run", w4a16)) == (

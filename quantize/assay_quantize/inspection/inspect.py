@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 import time
 from collections.abc import Iterator
 
@@ -10,6 +11,7 @@ from assay.callbacks import Track, track_nothing
 from assay.foreign_text import shown
 from assay.records.inspection import Finding, Inspection, Needs
 from assay.records.inspection import Place as PlaceRecord
+from assay.records.manifest import MANIFEST
 from assay_quantize.inspection.compare import compare_with_base
 from assay_quantize.inspection.declared import check_patterns, slow_pattern
 from assay_quantize.inspection.defects import DEFECTS, Defect
@@ -97,4 +99,6 @@ def _not_checked(subject: Subject, read: set[Needs]) -> Iterator[str]:
         yield "values of weights: not read (--deep)"
     if subject.source is None:
         yield "kept tensors, errors, tokenizer and templates against the base: no --source"
+    if MANIFEST in subject.files.names and subject.files.is_local:
+        yield f"files against {MANIFEST}: `assay verify {shlex.quote(subject.files.location)}` does"
     yield from subject.values.not_looked_at

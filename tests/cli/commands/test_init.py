@@ -57,6 +57,11 @@ def test_a_file_that_is_there_stays_unless_force_is_given(run: Run, folder: Path
     [
         (("tiny-glm",), "tiny-glm: assay ships the recipe tiny-glm for it; use that name as TARGET"),
         (
+            ("./tiny-qwen",),
+            "./tiny-qwen: the folder is called as a recipe that ships with assay; if it is that model, use tiny-qwen as "
+            "TARGET, else give the folder another name",
+        ),
+        (
             ("{folder}", "--base-model", "glm"),
             "--base-model glm: is not a repository id; write OWNER/NAME, such as zai-org/GLM-5",
         ),
@@ -64,4 +69,5 @@ def test_a_file_that_is_there_stays_unless_force_is_given(run: Run, folder: Path
     ],
 )
 def test_what_cannot_be_written_is_one_line(run: Run, folder: Path, words: tuple[str, ...], message: str) -> None:
+    shutil.copytree(folder, "tiny-qwen")
     assert one_error(run("init", *(word.format(folder=folder) for word in words))) == message
