@@ -8,7 +8,6 @@ is asked. No model and no server. The committed result is full_decides.md beside
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import math
@@ -19,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # python is run with PYTHONSAFEPATH, which leaves this folder out
 
-from simulated_full import KINDS, Design, Kind, Outcome, designs_of, every_task, simulate
+from simulated_full import KINDS, Design, Kind, Outcome, designs_of, every_task, print_lines, simulate
 
 from assay.recipes.gate import GateRecipe
 from assay.recipes.load import load_recipe
@@ -250,14 +249,5 @@ def lines(num_runs: int, seed: int) -> Iterator[str]:
     yield from losses(designs, gates, num_runs // 2, seed)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
-    for line in lines(options.runs, options.seed):
-        print(line, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    print_lines(lines, __doc__)

@@ -10,9 +10,10 @@ pass, and every reply to come.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -325,3 +326,13 @@ def _at_lengths(gates: GateRecipe, one: Design, found: SeenTask) -> list[list[St
 def every_task(gates: GateRecipe) -> GateRecipe:
     """The same gates, asked until each task is decided by itself."""
     return gates.model_copy(update={"stopping": gates.stopping.model_copy(update={"until": "every_task"})})
+
+
+def print_lines(lines: Callable[[int, int], Iterable[str]], description: str | None) -> None:
+    """The result of a simulation, line by line as it comes; lines: of a number of runs and a seed."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--runs", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    for line in lines(options.runs, options.seed):
+        print(line, flush=True)

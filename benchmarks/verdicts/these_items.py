@@ -9,7 +9,6 @@ is judged by the interval for such items under both. No model and no server. The
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # python is run with PYTHONSAFEPATH, which leaves this folder out
 
 from full_decides import shipped
-from simulated_full import KINDS, Bools, Design, Floats, Kind, designs_of, draw_chances
+from simulated_full import KINDS, Bools, Design, Floats, Kind, designs_of, draw_chances, print_lines
 
 from assay.recipes.gate import Estimand, GateRecipe
 from assay_evaluate.statistics.fixed_items import fixed_items
@@ -122,14 +121,5 @@ def lines(num_runs: int, seed: int) -> Iterator[str]:
                 yield f"| {name}, {100 * one.margin:.2g} points | {kind} | {estimand} | {told} |"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
-    for line in lines(options.runs, options.seed):
-        print(line, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    print_lines(lines, __doc__)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from markupsafe import Markup, escape
@@ -57,11 +57,7 @@ def coverage(level: float) -> str:
 
 def percent_interval(interval: TextMean | None) -> str:
     """97.5 % [94.3, 98.9]"""
-    if interval is None:
-        return NOT_MEASURED
-    if isinstance(interval, Estimate):
-        return f"{points(interval.value)} % {_texts(interval)}"
-    return f"{points(interval.value)} % [{points(interval.low)}, {points(interval.high)}]"
+    return _interval(interval, points, " %")
 
 
 def points(share: float | None) -> str:
@@ -71,12 +67,7 @@ def points(share: float | None) -> str:
 
 def points_interval(interval: TextMean | None) -> str:
     """+1.5 [-0.9, +4.2]: percentage points, the unit stands in the heading."""
-    if interval is None:
-        return NOT_MEASURED
-    if isinstance(interval, Estimate):
-        return f"{quantities.points_signed(interval.value)} {_texts(interval)}"
-    value, low, high = map(quantities.points_signed, (interval.value, interval.low, interval.high))
-    return f"{value} [{low}, {high}]"
+    return _interval(interval, quantities.points_signed)
 
 
 def change_interval(lost: Interval | None) -> str:
@@ -95,11 +86,15 @@ def nats(number: float | None) -> str:
 
 def nats_interval(interval: TextMean | None) -> str:
     """0.0213 [0.0197, 0.0231]; of too few texts for an interval 0.0213 (8 texts)"""
+    return _interval(interval, nats)
+
+
+def _interval(interval: TextMean | None, shown: Callable[[float], str], unit: str = "") -> str:
     if interval is None:
         return NOT_MEASURED
     if isinstance(interval, Estimate):
-        return f"{nats(interval.value)} {_texts(interval)}"
-    return f"{nats(interval.value)} [{nats(interval.low)}, {nats(interval.high)}]"
+        return f"{shown(interval.value)}{unit} {_texts(interval)}"
+    return f"{shown(interval.value)}{unit} [{shown(interval.low)}, {shown(interval.high)}]"
 
 
 def stop_sentence(stop: StopChance) -> str:

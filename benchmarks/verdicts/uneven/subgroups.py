@@ -8,7 +8,6 @@ suite gives it. The committed result is subgroups.md beside this file, and the p
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,19 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from full_decides import shipped
-from simulated_full import AT_ONCE, Design, Floats, Kind, Outcome, Replies, decided, designs_of, draw_chances, seen_of
+from simulated_full import (
+    AT_ONCE,
+    Design,
+    Floats,
+    Kind,
+    Outcome,
+    Replies,
+    decided,
+    designs_of,
+    draw_chances,
+    print_lines,
+    seen_of,
+)
 
 from assay.recipes.gate import GateRecipe, SubgroupsGate
 from assay.recipes.suite import RulerTask
@@ -234,14 +245,5 @@ def lines(num_runs: int, seed: int) -> Iterator[str]:
         yield f"| {told} | {' | '.join(f'{100 * number / num_runs:.1f} %' for number in shares)} |"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
-    for line in lines(options.runs, options.seed):
-        print(line, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    print_lines(lines, __doc__)
