@@ -219,6 +219,13 @@ def family_of(config: Mapping[str, Any]) -> str:
         return family
     if not any(count_of(key, text_of(config).get(key)) for key in EXPERT_COUNT_KEYS):
         raise PlanError(f"config.json: {without_experts(what, config)}; assay is for mixture-of-experts (docs/families.md)")
+    if family is not None:
+        text, keys = text_of(config), " or ".join(names_of(family).num_experts_keys)
+        own = next(key for key in EXPERT_COUNT_KEYS if count_of(key, text.get(key)))
+        raise PlanError(
+            f"config.json: {what} is of family {family}, whose number of experts is {keys}; this one has {own}: write it as "
+            f"{names_of(family).num_experts_keys[0]}, or take the config.json of the model's release"
+        )
     if reason := _WITHOUT_FAMILY.get(what):
         raise PlanError(f"config.json: {what} {reason}")
     raise PlanError(

@@ -399,6 +399,27 @@ def test_a_family_without_architecture_goes_by_its_model_type() -> None:
 
 
 @pytest.mark.parametrize(
+    ("architecture", "family"),
+    [("Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe"), ("Qwen3OmniMoeForConditionalGeneration", "qwen3_omni_moe")],
+)
+def test_transformers_5_saves_the_number_of_experts_under_another_key(architecture: str, family: str) -> None:
+    """`attribute_map` of their configs: num_experts is saved as num_local_experts."""
+    for key in ("num_experts", "num_local_experts"):
+        text = {"text_config": {key: 8}}
+        config = {"architectures": [architecture], **({"thinker_config": text} if "Omni" in architecture else text)}
+        assert family_of(config) == family
+
+
+def test_a_number_of_experts_under_a_key_that_the_family_has_not() -> None:
+    with pytest.raises(
+        PlanError,
+        match=r"^config\.json: MixtralForCausalLM is of family mixtral, whose number of experts is num_local_experts; this one "
+        r"has num_experts: write it as num_local_experts, or take the config\.json of the model's release$",
+    ):
+        family_of({"architectures": ["MixtralForCausalLM"], "num_experts": 8})
+
+
+@pytest.mark.parametrize(
     ("text", "problem"),
     [
         ("layer:\n  a.weight: {role: atention}\n", "layer.a.weight.role: Input should be 'embedding', 'lm_head', 'norm', "

@@ -27,7 +27,10 @@ def inspect(
         ),
     ] = None,
     deep: Annotated[
-        bool, typer.Option("--deep", help="Read the weights as well. Of a hub id or URL this transfers all of them.")
+        bool,
+        typer.Option(
+            "--deep", help="Read the weights as well. Of a hub id or URL (TARGET or --source) this transfers all of them."
+        ),
     ] = False,
     headers_only: Annotated[
         bool, typer.Option("--headers-only", help="Read headers and small files only, also of a folder; no scale.")
