@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from pydantic import ValidationError
+
 from assay.errors import PlanError, RecipeError
 from assay.recipes.base import recipe_names, recipes_dir
 from assay.recipes.family import FamilyBlock, FamilyRecipe, Form, NativeQuantization, Stacked
@@ -112,6 +114,8 @@ def family_names() -> list[str]:
 
 _own_files: dict[str, str] = {}
 """Family of the user's own -> its file, in this process."""
+_recorded: dict[str, FamilyRecipe] = {}
+"""Family of a user's own that a checkpoint's manifest has -> what it says, in this process."""
 
 
 def add_family(file: str) -> str:
@@ -128,6 +132,55 @@ def add_family(file: str) -> str:
     return recipe.name
 
 
+def recorded_family(family: str) -> dict[str, Any] | None:
+    """What plan and manifest keep of a family of the user's own, whole: the names of its blocks are among its own, so that no
+    file is needed to read it. None: it ships with assay."""
+    if family not in _own_files and family not in _recorded:
+        return None
+    return _whole(_own_recipe(family)).model_dump(mode="json", by_alias=True, exclude_defaults=True)
+
+
+def take_up_family(recorded: Mapping[str, Any]) -> str:
+    """Have this process know the family that a record has; its name. It is asked behind all others, and one of the same name
+    that ships or was given by its file counts instead. RecipeError: it is none."""
+    try:
+        recipe = FamilyRecipe.model_validate(recorded)
+    except ValidationError as problem:
+        first = problem.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise RecipeError(f"own_family: {where}: {first['msg']}; restore the record, or give the file with --family") from None
+    if recipe.blocks:  # files of another machine
+        raise RecipeError("own_family: blocks: must be empty in a record; restore the record, or give the file with --family")
+    if recipe.name not in recipe_names("families") and recipe.name not in _own_files:
+        _recorded[recipe.name] = recipe
+        names_of.cache_clear()
+    return recipe.name
+
+
+def _own_recipe(family: str) -> FamilyRecipe:
+    return _recorded[family] if family in _recorded else load_recipe(FamilyRecipe, family_file(family))
+
+
+def _whole(recipe: FamilyRecipe) -> FamilyRecipe:
+    """The same family without blocks."""
+    parts: list[FamilyBlock] = [*(load_recipe(FamilyBlock, block) for block in recipe.blocks), recipe]
+
+    def merged(table: str, of: Callable[[FamilyBlock], Any] = lambda part: part) -> dict[str, Any]:
+        return {name: told for part in parts for name, told in getattr(of(part), table).items()}
+
+    mtp = recipe.mtp.model_copy(
+        update={
+            "layers": next((part.mtp.layers for part in reversed(parts) if part.mtp.layers is not None), None),
+            "layer": merged("layer", lambda part: part.mtp),
+            "outside": merged("outside", lambda part: part.mtp),
+            "experts": all(part.mtp.experts for part in parts),
+            "required": tuple(name for part in parts for name in part.mtp.required),
+        }
+    )
+    tables = {table: merged(table) for table in ("outside", "layer", "stacked", "runtime")}
+    return recipe.model_copy(update={**tables, "mtp": mtp, "blocks": ()})
+
+
 def family_file(family: str) -> str:
     """What a recipe says of a family: its name, or its file if it is the user's own."""
     return _own_files.get(family, family)
@@ -136,7 +189,7 @@ def family_file(family: str) -> str:
 @functools.cache
 def names_of(family: str) -> FamilyNames:
     """The names of a family, or of the one in a file; files are read once. RecipeError: no such family, or a file is wrong."""
-    recipe = load_recipe(FamilyRecipe, family_file(family))
+    recipe = _own_recipe(family)
     parts: list[FamilyBlock] = [*(load_recipe(FamilyBlock, block) for block in recipe.blocks), recipe]
     outside, layer, mtp_layer, mtp = (
         {name: form for forms in tables for name, form in forms.items()}
@@ -181,6 +234,7 @@ def _families_with(word: str) -> Iterator[FamilyNames]:
     for family in recipe_names("families"):
         if word in (recipes_dir() / "families" / f"{family}.yaml").read_text(encoding="utf-8"):
             yield names_of(family)
+    yield from map(names_of, _recorded)
 
 
 _NUMBERED = re.compile(r"(.+?)\.(0|[1-9]\d*)\.(.+)")

@@ -24,6 +24,7 @@ from assay.recipes.families import (
     names_of,
     num_experts,
     num_hidden_layers,
+    recorded_family,
     split_layer,
     text_of,
 )
@@ -85,6 +86,7 @@ def make_plan(checkpoint: Checkpoint, recipe: PrecisionRecipe, *, model: str, fa
         model=model,
         precision=recipe.name,
         family=source.family,
+        own_family=recorded_family(source.family),
         source=checkpoint.location,
         source_sha256=checkpoint.sha256,
         source_revision=checkpoint.revision,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from assay_cli.options import JsonOption
+from assay_cli.options import FamilyOption, JsonOption
 from assay_cli.progress import track
 from assay_cli.shown.inspection import print_inspection
 from assay_cli.terminal import emit, results
@@ -35,6 +35,7 @@ def inspect(
     headers_only: Annotated[
         bool, typer.Option("--headers-only", help="Read headers and small files only, also of a folder; no scale.")
     ] = False,
+    family: FamilyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Say what a published checkpoint is and what is wrong with it, from its headers: no GPU, no download of weights.
