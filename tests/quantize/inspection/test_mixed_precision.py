@@ -47,6 +47,35 @@ def test_a_healthy_one_shows_its_format_by_layer(tmp_path: Path, is_in_config: b
     ]  # fmt: skip
 
 
+def test_a_multimodal_one_by_the_names_of_its_shards(tmp_path: Path) -> None:
+    """https://github.com/FlashML-org/FreeToken/pull/390: nvidia/Qwen3.6-35B-A3B-NVFP4 has FP8 attention and NVFP4 experts;
+    entries begin with `model.language_model.`, vLLM's modules with `language_model.model.`."""
+
+    def algorithm(name: str) -> str | None:
+        return None if name.startswith("mtp.") or ".visual." in name else algorithm_of(name)
+
+    kept = [
+        *EXCLUDE,
+        "mtp.*",
+        "model.visual*",
+        "*.shared_expert_gate",
+        "*.in_proj_a",
+        "*.in_proj_b",
+        "*.in_proj_qkv",
+        "*.in_proj_z",
+    ]
+    published = modelopt_mixed(*of_model("qwen3.5-35b-a3b"), algorithm, kept)
+    folder = publish(tmp_path / "mixed", published)
+    assert defects_of(folder) == {}
+    layers = layers_of(published)
+    assert all(name.startswith("model.language_model.layers.") for name in layers)
+    name = "model.language_model.layers.3.self_attn.o_proj"
+    layers[name] = {"quant_algo": "NVFP4", "group_size": 16}
+    published.config["quantization_config"]["quantized_layers"] = layers
+    found = defects_of(publish(tmp_path / "broken", published))
+    assert found == {"other_form": ["language_model.model.layers.3.self_attn.o_proj"]}
+
+
 def test_entries_that_cover_the_experts_of_a_layer_as_one_module(tmp_path: Path) -> None:
     published = qwen3()
     layers = layers_of(published)
