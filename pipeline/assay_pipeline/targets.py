@@ -18,7 +18,8 @@ from assay.callbacks import Say, say_nothing
 from assay.errors import AssayError, CheckpointError, PlanError, did_you_mean, nearest
 from assay.foreign_text import one_line, safe_name, shown
 from assay.quantities import and_more
-from assay.recipes.families import add_family, family_file, family_of, names_of, quantization_of, take_up_family
+from assay.recipes.families import family_of, quantization_of
+from assay.recipes.family_names import add_family, family_file, names_of, take_up_family
 from assay.recipes.load import load_recipe, recipe_file, recipe_names, recipes_dir
 from assay.recipes.model import HUB_ID, Location, ModelRecipe, Reference, Serving
 from assay.recipes.mtp import mtp_block

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import AssayError, CheckpointError, PlanError
-from assay.recipes.families import classify, family_of, names_of, text_of
+from assay.recipes.families import family_of
 from assay.recipes.family import NativeQuantization
+from assay.recipes.family_names import classify, names_of
+from assay.recipes.text_config import text_of
 from assay.records.manifest import MANIFEST, Manifest, load_manifest
 from assay.safe_files import read_json_object
 from assay_quantize.checkpoint.checkpoint import Checkpoint, as_source

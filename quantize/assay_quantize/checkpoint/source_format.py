@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from assay.errors import CheckpointError
 from assay.quantities import and_more
-from assay.recipes.families import text_of
+from assay.recipes.text_config import text_of
 from assay_quantize.checkpoint.declaration import declared_block, declared_quantization, declares_fp8_by_name, declares_int4
 from assay_quantize.checkpoint.stored import (
     ACTIVATION_LEAVES,

@@ -20,8 +20,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from assay.recipes.families import split_layer
 from assay.recipes.family import Stacked
+from assay.recipes.family_names import split_layer
 from assay_quantize.checkpoint.headers import TensorHeader
 
 PLAIN = {"BF16": "bf16", "F16": "fp16", "F32": "fp32", "F64": "fp64"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from assay.recipes.families import split_layer
+from assay.recipes.family_names import split_layer
 from assay_quantize.inspection.subject import Place, Subject
 
 _KEYS = ("k_proj", "qkv_proj", "kv_a_proj_with_mqa", "kv_b_proj")

@@ -9,7 +9,7 @@ from typing import Any
 
 from assay.errors import PlanError
 from assay.foreign_text import shown
-from assay.recipes.families import split_layer
+from assay.recipes.family_names import split_layer
 from assay.recipes.mtp import declared_layers
 from assay.records.inspection import CheckpointFacts, MtpFacts, StoredForm
 from assay_quantize.checkpoint.headers import TensorHeader

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from assay.errors import PlanError
-from assay.recipes.families import classify, names_of, split_layer
+from assay.recipes.family_names import classify, names_of, split_layer
 from assay.recipes.mtp import declared_layers, mtp_problems, stored_layers
 from assay_quantize.checkpoint.headers import TensorHeader
 from assay_quantize.checkpoint.source_format import ties_head

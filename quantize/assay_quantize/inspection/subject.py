@@ -8,19 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from assay.errors import CheckpointError, PlanError
-from assay.recipes.families import (
-    Classified,
-    classify,
-    count_of,
-    family_of,
-    form_of,
-    names_of,
-    num_experts,
-    num_hidden_layers,
-    split_layer,
-    text_of,
-)
+from assay.recipes.families import family_of, num_experts
+from assay.recipes.family_names import Classified, classify, form_of, names_of, split_layer
 from assay.recipes.runtime_names import packed_modules, role_of
+from assay.recipes.text_config import count_of, num_hidden_layers, text_of
 from assay.safe_files import parse_json_object
 from assay.safetensors_index import INDEX_NAME, weight_map
 from assay_quantize.checkpoint.declaration import READ_BESIDE

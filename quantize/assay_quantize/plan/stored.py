@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from assay.recipes.families import classify, form_of, names_of, split_layer
+from assay.recipes.family_names import classify, form_of, names_of, split_layer
 from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe
 from assay.records.plan import Plan, TensorPlan

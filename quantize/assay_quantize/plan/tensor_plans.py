@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from assay.errors import PlanError
-from assay.recipes.families import Classified
+from assay.recipes.family_names import Classified
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.plan import Action, OutputTensor, TensorPlan
 from assay_quantize.checkpoint.checkpoint import Checkpoint

@@ -16,7 +16,7 @@ from typing import Any
 import assay
 from assay.errors import QuantizeError
 from assay.hub_errors import hub_address
-from assay.recipes.families import take_up_family
+from assay.recipes.family_names import take_up_family
 from assay.records.manifest import ShardRecord
 from assay.records.plan import Plan
 from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint

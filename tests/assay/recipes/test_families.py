@@ -16,8 +16,9 @@ from safetensors import safe_open
 
 from assay.errors import PlanError, RecipeError
 from assay.recipes.base import recipes_dir
-from assay.recipes.families import Classified, classify, family_names, family_of, forms, ignore_patterns, names_of
+from assay.recipes.families import family_of
 from assay.recipes.family import FamilyBlock, FamilyRecipe
+from assay.recipes.family_names import Classified, classify, family_names, forms, ignore_patterns, names_of
 from assay.recipes.load import load_recipe
 
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "vocab_size": 128, "num_hidden_layers": 3}

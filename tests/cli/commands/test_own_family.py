@@ -13,8 +13,9 @@ from command_line import Run
 from safetensors.torch import save_file
 
 from assay.errors import RecipeError
-from assay.recipes import families
+from assay.recipes import family_names
 from assay.recipes.base import recipes_dir
+from assay.recipes.families import family_of
 
 RECIPE = """schema: 1
 name: small
@@ -30,9 +31,9 @@ suite: quick
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """`checkpoint`, of an architecture that assay does not know, and `mine.yaml`, which says how it names its tensors."""
-    monkeypatch.setattr(families, "_own_files", {})
-    monkeypatch.setattr(families, "_recorded", {})
-    families.names_of.cache_clear()
+    monkeypatch.setattr(family_names, "_own_files", {})
+    monkeypatch.setattr(family_names, "_recorded", {})
+    family_names.names_of.cache_clear()
     config = hollow_moe.small("mixtral") | {"architectures": ["MineForCausalLM"], "model_type": "mine"}
     hollow.write_hollow(tmp_path / "checkpoint", config, hollow_moe.MODELS["mixtral"].shapes(config), shards=1)
     shipped = (recipes_dir() / "families" / "mixtral.yaml").read_text()
@@ -55,9 +56,9 @@ def test_plan_and_quantize_take_a_family_from_a_file(run: Run, folder: Path) -> 
 
 def forget() -> None:
     """As in another process."""
-    families._own_files.clear()
-    families._recorded.clear()
-    families.names_of.cache_clear()
+    family_names._own_files.clear()
+    family_names._recorded.clear()
+    family_names.names_of.cache_clear()
 
 
 def test_inspect_takes_a_family_from_a_file(run: Run, folder: Path) -> None:
@@ -86,11 +87,11 @@ def test_what_was_made_with_a_family_of_ones_own_is_verified_and_inspected_witho
     recorded = json.loads((made / "assay_manifest.json").read_text())["own_family"]
     assert json.loads((made / "assay_plan.json").read_text())["own_family"] == recorded
     assert (recorded["name"], "blocks" in recorded) == ("mine", False)
-    names = families.names_of("mine")
+    names = family_names.names_of("mine")
     forget()
     code, out, err = run("verify", str(made), "--source", str(source))
     assert code == 0, out + err
-    assert families.names_of("mine") == names
+    assert family_names.names_of("mine") == names
     forget()
     code, out, _ = run("inspect", str(made))
     assert code == 0 and out.startswith(f"{made}: mine, ")
@@ -98,19 +99,19 @@ def test_what_was_made_with_a_family_of_ones_own_is_verified_and_inspected_witho
 
 def test_a_recorded_family_stands_behind_those_that_ship() -> None:
     forget()
-    shipped = families.names_of("mixtral")
-    families.take_up_family({"schema": 1, "name": "mixtral", "architectures": ["MixtralForCausalLM"], "num_experts": ["x"],
+    shipped = family_names.names_of("mixtral")
+    family_names.take_up_family({"schema": 1, "name": "mixtral", "architectures": ["MixtralForCausalLM"], "num_experts": ["x"],
                              "reasoning_parser": "x"})  # fmt: skip
-    assert families.names_of("mixtral") == shipped
+    assert family_names.names_of("mixtral") == shipped
     other = {"schema": 1, "name": "other", "architectures": ["MixtralForCausalLM"], "num_experts": ["num_local_experts"]}
-    families.take_up_family({**other, "reasoning_parser": "x"})
-    assert families.family_of({"architectures": ["MixtralForCausalLM"], "num_local_experts": 8}) == "mixtral"
+    family_names.take_up_family({**other, "reasoning_parser": "x"})
+    assert family_of({"architectures": ["MixtralForCausalLM"], "num_local_experts": 8}) == "mixtral"
     with pytest.raises(
         RecipeError, match=r"^own_family: reasoning_parser: Field required; restore the record, or give the file"
     ):
-        families.take_up_family(other)
+        family_names.take_up_family(other)
     with pytest.raises(RecipeError, match=r"^own_family: blocks: must be empty in a record; "):
-        families.take_up_family({**other, "reasoning_parser": "x", "blocks": ["../mine.yaml"]})
+        family_names.take_up_family({**other, "reasoning_parser": "x", "blocks": ["../mine.yaml"]})
     forget()
 
 
