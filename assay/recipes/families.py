@@ -1,194 +1,18 @@
-"""How each architecture names its tensors: name -> role, fused group, MTP block; and the modules vLLM must leave alone.
+"""Which family a model is of, by its config.json; and what that says of experts and quantization.
 
-A family is a file of `recipes/families/` (`family.py`): a table of *forms*, names with `{expert}` for the expert's number,
-inside a decoder layer, in the MTP block or outside. A name has exactly one form (a dictionary look-up) or it is a PlanError
-that names the nearest form known. Imports neither torch nor vllm.
+What a family calls its tensors is in `family_names.py`. Imports neither torch nor vllm.
 """
 
 from __future__ import annotations
 
-import difflib
-import functools
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
-from assay.errors import PlanError, RecipeError
-from assay.recipes.base import recipe_names, recipes_dir
-from assay.recipes.family import FamilyBlock, FamilyRecipe, Form, NativeQuantization, Stacked
-from assay.recipes.load import load_recipe
-from assay.recipes.text_config import changing_text, text_of
+from assay.errors import PlanError
+from assay.recipes.family_names import families_with, names_of
+from assay.recipes.text_config import changing_text, count_of, text_of
 
-__all__ = ["changing_text", "text_of"]
-
-
-class Classified(NamedTuple):
-    """What a tensor is.
-
-    role: what it is for; `mtp` for everything inside the MTP block. part: its role inside the block (equal to `role`
-    elsewhere), `mtp_projection` for `eh_proj` and `mtp.fc`. module: the name without its last component, against which
-    vLLM matches ignore patterns. layer: number in its name (counted from 0 again in `mtp.layers`). fused_group: name of the
-    vLLM parameter its weight is fused into. linear: a 2-D weight that can be quantized.
-    """
-
-    role: str
-    part: str
-    module: str
-    layer: int | None
-    expert: int | None
-    fused_group: str | None
-    linear: bool
-
-
-@dataclass(frozen=True)
-class FamilyNames:
-    """Forms of one family, its blocks' and its own.
-
-    outside: whole names, in no layer. layer: inside a decoder layer, and an MTP layer. mtp_layer: more names, only inside an
-    MTP layer, or the same ones with another form there. mtp: whole names of an MTP block outside its layers. mtp_required:
-    without these an MTP block is incomplete. mtp_lacks: `MtpNames.lacks`. mtp_experts: whether an MTP layer has routed experts.
-    layers, mtp_layers: what stands in front of the number of a decoder layer, of an MTP layer (None: they follow the decoder
-    layers). experts: name of a layer's experts, `mlp.experts`; projections: the weights of one of them, in the order of the
-    table. mtp_runtime_layers: `MtpNames.runtime_layers`. kept, kept_in_layers, stacked, kinds, runtime, native_quantization: as
-    in `FamilyRecipe`.
-    """
-
-    name: str
-    architectures: tuple[str, ...]
-    model_types: tuple[str, ...]
-    reasoning_parser: str
-    num_experts_keys: tuple[str, ...]
-    outside: Mapping[str, Form]
-    layer: Mapping[str, Form]
-    mtp_layer: Mapping[str, Form]
-    mtp: Mapping[str, Form]
-    mtp_required: tuple[str, ...]
-    mtp_experts: bool
-    mtp_lacks: tuple[str, ...]
-    layers: str
-    mtp_layers: str | None
-    mtp_runtime_layers: str | None
-    experts: str
-    projections: tuple[str, ...]
-    kept: tuple[str, ...]
-    kept_in_layers: tuple[str, ...]
-    stacked: Mapping[str, Stacked]
-    kinds: tuple[str, ...]
-    runtime: Mapping[str, str]
-    native_quantization: tuple[NativeQuantization, ...]
-
-    def runtime_name(self, module: str) -> str:
-        """What vLLM calls a module of the checkpoint, before it fuses any; an MTP layer keeps its number."""
-        for part, runtime_part in self.runtime.items():
-            module = re.sub(rf"(?<![^.]){re.escape(part)}(?![^.])", runtime_part, module)
-        return module
-
-    def is_beside_mtp_layers(self, name: str) -> bool:
-        """Whether `name` is one of `mtp`."""
-        at = split_layer(name)
-        return name in self.mtp or (at is not None and f"{at.root}.{{layer}}.{at.rest}" in self.mtp)
-
-    def runtime_namer(self, config: Mapping[str, Any]) -> Callable[[str], str]:
-        """`runtime_name` for one model, whose MTP layers may go on with the numbers of its decoder layers."""
-        if self.mtp_runtime_layers is None:
-            return self.runtime_name
-        first, root = num_hidden_layers(config), self.mtp_runtime_layers
-
-        def rename(module: str) -> str:
-            at = split_layer(module)
-            if at is not None and at.root == self.mtp_layers:
-                module = f"{root}.{first + at.layer}.{at.rest}"
-            return self.runtime_name(module)
-
-        return rename
-
-
-def family_names() -> list[str]:
-    """The families that ship with assay, sorted, and behind them those of the user's own."""
-    return [*recipe_names("families"), *_own_files]
-
-
-_own_files: dict[str, str] = {}
-"""Family of the user's own -> its file, in this process."""
-
-
-def add_family(file: str) -> str:
-    """Have this process know the family of a file; its name. It is asked before those that ship.
-
-    RecipeError: the file is wrong, or is called as another family is.
-    """
-    recipe = load_recipe(FamilyRecipe, file)
-    path = str(Path(file).absolute())
-    if recipe.name in recipe_names("families") or _own_files.get(recipe.name, path) != path:
-        raise RecipeError(f"{file}: name {recipe.name}: another family is called so; give yours a name of its own")
-    _own_files[recipe.name] = path
-    names_of.cache_clear()
-    return recipe.name
-
-
-def family_file(family: str) -> str:
-    """What a recipe says of a family: its name, or its file if it is the user's own."""
-    return _own_files.get(family, family)
-
-
-@functools.cache
-def names_of(family: str) -> FamilyNames:
-    """The names of a family, or of the one in a file; files are read once. RecipeError: no such family, or a file is wrong."""
-    recipe = load_recipe(FamilyRecipe, family_file(family))
-    parts: list[FamilyBlock] = [*(load_recipe(FamilyBlock, block) for block in recipe.blocks), recipe]
-    outside, layer, mtp_layer, mtp = (
-        {name: form for forms in tables for name, form in forms.items()}
-        for tables in (
-            [part.outside for part in parts],
-            [part.layer for part in parts],
-            [part.mtp.layer for part in parts],
-            [part.mtp.outside for part in parts],
-        )
-    )
-    of_experts = [name for name in layer if "{expert}" in name and name.endswith(".weight")]
-    return FamilyNames(
-        name=recipe.name,
-        architectures=recipe.architectures,
-        model_types=(recipe.name, *recipe.model_types),
-        reasoning_parser=recipe.reasoning_parser,
-        num_experts_keys=recipe.num_experts,
-        outside=outside,
-        layer=layer,
-        mtp_layer=mtp_layer,
-        mtp=mtp,
-        mtp_required=tuple(name for part in parts for name in part.mtp.required),
-        mtp_lacks=recipe.mtp.lacks,
-        mtp_experts=all(part.mtp.experts for part in parts),
-        layers=recipe.layers,
-        mtp_layers=next((part.mtp.layers for part in reversed(parts) if part.mtp.layers is not None), None),
-        mtp_runtime_layers=recipe.mtp.runtime_layers,
-        experts=of_experts[0].partition(".{expert}")[0] if of_experts else "",
-        projections=tuple(name.split(".")[-2] for name in of_experts),
-        kept=recipe.kept,
-        kept_in_layers=recipe.kept_in_layers,
-        stacked={name: stacked for part in parts for name, stacked in part.stacked.items()},
-        kinds=recipe.kinds,
-        runtime={name: runtime_part for part in parts for name, runtime_part in part.runtime.items()},
-        native_quantization=recipe.native_quantization,
-    )
-
-
-def _families_with(word: str) -> Iterator[FamilyNames]:
-    """Families in whose files `word` stands: the others need not be read through."""
-    yield from map(names_of, _own_files)
-    for family in recipe_names("families"):
-        if word in (recipes_dir() / "families" / f"{family}.yaml").read_text(encoding="utf-8"):
-            yield names_of(family)
-
-
-_NUMBERED = re.compile(r"(.+?)\.(0|[1-9]\d*)\.(.+)")
-"""What stands in front of the first number in a name, the number, and what stands behind it."""
-_KEPT, _KEPT_WEIGHT = Form(role="other"), Form(role="other", kind="plain")
-
-
-# ------------------------------------------------------------------------------------------------ configs
 _WITHOUT_FAMILY = {
     "GptOssForCausalLM": (
         "cannot be quantized again: it is published with its experts in MXFP4, 4.25 bits a weight, and vLLM 0.32 takes no "
@@ -212,13 +36,20 @@ def family_of(config: Mapping[str, Any]) -> str:
     what = architecture or f"model_type {model_type!r}"
     families = (
         names.name
-        for names in _families_with(architecture or str(model_type))
+        for names in families_with(architecture or str(model_type))
         if (model_type in names.model_types if architecture is None else architecture in names.architectures)
     )
     if (family := next(families, None)) is not None and num_experts(family, config) > 0:
         return family
     if not any(count_of(key, text_of(config).get(key)) for key in EXPERT_COUNT_KEYS):
         raise PlanError(f"config.json: {without_experts(what, config)}; assay is for mixture-of-experts (docs/families.md)")
+    if family is not None:
+        text, keys = text_of(config), " or ".join(names_of(family).num_experts_keys)
+        own = next(key for key in EXPERT_COUNT_KEYS if count_of(key, text.get(key)))
+        raise PlanError(
+            f"config.json: {what} is of family {family}, whose number of experts is {keys}; this one has {own}: write it as "
+            f"{names_of(family).num_experts_keys[0]}, or take the config.json of the model's release"
+        )
     if reason := _WITHOUT_FAMILY.get(what):
         raise PlanError(f"config.json: {what} {reason}")
     raise PlanError(
@@ -264,236 +95,7 @@ def unquantized(config: Mapping[str, Any]) -> dict[str, Any]:
 EXPERT_COUNT_KEYS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts", "num_moe_experts")
 
 
-MAX_COUNT = 100_000
-"""More layers or experts than any model has: loops over a config's numbers stay short."""
-
-
-def count_of(key: str, value: Any) -> int:
-    """A number of layers or experts; 0 for what counts nothing. PlanError for one that cannot be."""
-    if isinstance(value, list):  # per layer, in some configs
-        return max((count_of(key, element) for element in value), default=0)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0 or value > MAX_COUNT:
-        if value is None or value is False:
-            return 0
-        raise PlanError(
-            f"config.json: {key} must be a number from 0 to {MAX_COUNT}, got {ascii(value)[:40]}; correct the config"
-        )
-    return value
-
-
-MAX_SIZE = 10**9
-"""No width, rank or window of a model is larger."""
-
-
-def size_of(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """A width, rank or window in a config. default: where it is missing, null or 0. PlanError: it cannot be, or is missing."""
-    value = config.get(key) or default
-    if type(value) is not int or not 0 <= value <= MAX_SIZE or (value == 0 and default is None):
-        got = ascii(config.get(key))[:40]
-        raise PlanError(f"config.json: {key} must be a whole number from 1 to {MAX_SIZE}, got {got}; correct the config")
-    return value
-
-
 def num_experts(family: str, config: Mapping[str, Any]) -> int:
     """Routed experts per MoE layer; 0 if the config does not say."""
     text = text_of(config)
     return next((n for key in names_of(family).num_experts_keys if (n := count_of(key, text.get(key)))), 0)
-
-
-def num_hidden_layers(config: Mapping[str, Any]) -> int:
-    """Decoder layers without MTP; PlanError if the config does not say."""
-    got = text_of(config).get("num_hidden_layers")
-    layers = count_of("num_hidden_layers", got)
-    if not layers:
-        raise PlanError(f"config.json: num_hidden_layers must be a positive number of layers, got {got!r}")
-    return layers
-
-
-# ------------------------------------------------------------------------------------------------ names
-class InLayer(NamedTuple):
-    """`model.layers.3.mlp.gate.weight` -> ("model.layers", 3, "mlp.gate.weight"); the root is `mtp.layers` in an MTP block."""
-
-    root: str
-    layer: int
-    rest: str
-
-
-def split_layer(name: str) -> InLayer | None:
-    """Where in the model a tensor lies, by the first number in its name; None: there is none."""
-    match = _NUMBERED.fullmatch(name)
-    return None if match is None else InLayer(match[1], int(match[2]), match[3])
-
-
-def classify(family: str, name: str, config: Mapping[str, Any]) -> Classified:
-    """What the tensor called `name` is. PlanError names tensor, family and the nearest known form."""
-    names = names_of(family)
-    layer, expert, inside, form = _find(names, name, num_hidden_layers(config))
-    if form is None:
-        raise PlanError(_unknown(family, name, config))
-    module = name.rpartition(".")[0]
-    group = None if form.fused is None else f"{module.rpartition('.')[0]}.{form.fused}"
-    return Classified(
-        "mtp" if inside else form.part, form.part, module, layer, expert, group, form.kind == "linear"
-    )  # fmt: skip
-
-
-def form_of(family: str, name: str, config: Mapping[str, Any]) -> Form:
-    """The form of the tensor called `name`; PlanError as `classify`."""
-    form = _find(names_of(family), name, num_hidden_layers(config))[3]
-    if form is None:
-        raise PlanError(_unknown(family, name, config))
-    return form
-
-
-def _find(names: FamilyNames, name: str, layers: int) -> tuple[int | None, int | None, bool, Form | None]:
-    """(layer, expert, inside the MTP block, form) of a name; form None: not known."""
-    at = split_layer(name)
-    if at is None or at.root not in (names.layers, names.mtp_layers):
-        return _find_outside(names, name, at)
-    expert, form = None, names.layer.get(at.rest)
-    if form is None and any(at.rest.startswith(f"{module}.") for module in names.kept_in_layers):
-        form = _kept(name)
-    if form is None and (in_expert := _NUMBERED.fullmatch(at.rest)):
-        expert, form = int(in_expert[2]), names.layer.get(f"{in_expert[1]}.{{expert}}.{in_expert[3]}")
-    inside = at.root == names.mtp_layers or at.layer >= layers
-    if inside:
-        has_block = at.root == names.mtp_layers or (names.mtp_layers is None and bool(names.mtp_layer))
-        form = names.mtp_layer.get(at.rest, form) if has_block else None
-    return at.layer, expert, inside, form
-
-
-def _find_outside(names: FamilyNames, name: str, at: InLayer | None) -> tuple[int | None, int | None, bool, Form | None]:
-    """As `_find`, of what is in no layer: a whole name, one that is the same but for a number, or of a module that is kept."""
-    if name in names.mtp:
-        return None, None, True, names.mtp[name]
-    if name in names.outside:
-        return None, None, False, names.outside[name]
-    if at is not None and (numbered := f"{at.root}.{{layer}}.{at.rest}") in names.mtp:
-        return at.layer, None, True, names.mtp[numbered]
-    kept = any(name.startswith(f"{module}.") for module in names.kept)
-    return None, None, False, _kept(name) if kept else None
-
-
-def _kept(name: str) -> Form:
-    return _KEPT_WEIGHT if name.endswith(".weight") else _KEPT
-
-
-def _unknown(family: str, name: str, config: Mapping[str, Any]) -> str:
-    at, layers = split_layer(name), num_hidden_layers(config)
-    names = names_of(family)
-    if at and at.root == names.layers and at.layer >= layers and (names.mtp_layers or not names.mtp_layer):
-        return (
-            f"{name}: layer {at.layer} is beyond the {layers} layers of config.json, and family {family} has no MTP "
-            "block there; correct num_hidden_layers, or the checkpoint is of another family"
-        )
-    if at and at.root == names.layers and at.rest in names.mtp_layer:
-        return (
-            f"{name}: belongs in an MTP layer, but layer {at.layer} is one of the {layers} layers of config.json; "
-            "correct num_hidden_layers"
-        )
-    numberless = re.sub(r"\.\d+\.", ".{expert}.", re.sub(r"\.\d+\.", ".{layer}.", name, count=1))
-    near = difflib.get_close_matches(numberless, forms(family), 1, cutoff=0.0)
-    return f"{name}: family {family} has no such tensor; nearest known form: {near[0]}; unknown tensors are never guessed"
-
-
-def forms(family: str) -> dict[str, Form]:
-    """Every full form of a family -> what it is. `{layer}` stands for a layer's number, `{expert}` for an expert's."""
-    names = names_of(family)
-    form_by_name = {**names.outside, **names.mtp}
-    inlined = names.mtp_layer if names.mtp_layers is None else {}
-    form_by_name |= {f"{names.layers}.{{layer}}.{rest}": form for rest, form in {**names.layer, **inlined}.items()}
-    if names.mtp_layers is not None:
-        form_by_name |= {
-            f"{names.mtp_layers}.{{layer}}.{rest}": form for rest, form in {**names.layer, **names.mtp_layer}.items()
-        }
-    return form_by_name
-
-
-# ------------------------------------------------------------------------------------------------ ignore patterns
-def ignore_patterns(
-    family: str,
-    quantized: Collection[str],
-    *,
-    mtp: Literal["keep", "quantize", "drop"],
-    mtp_layers: Collection[int],
-) -> tuple[str, ...]:
-    """Patterns for `ignore` in config.json: modules that vLLM must expect unquantized.
-
-    quantized: roles that are quantized. mtp_layers: numbers of MTP layers that follow the decoder layers, in the checkpoint or
-    in vLLM. vLLM matches `re:X` by `re.match`, which is anchored in front only, so every pattern is closed with `$`, its dots
-    escaped. Where a family has a role that this checkpoint lacks, the pattern matches nothing; the planner drops it.
-    """
-    names = names_of(family)
-    outside = {module.rpartition(".")[2] for module in _unquantizable(names.outside)} | {"lm_head", "embed_tokens"}
-    patterns = [rf"re:(.*\.)?{leaf}$" for leaf in sorted(outside, reverse=True)]
-    kept: dict[str, list[str]] = {}
-    for name, form in names.layer.items():
-        if form.kind in ("plain", "bare") or (form.kind == "linear" and form.part not in quantized):
-            module = name.removesuffix(".weight")
-            for spelling in dict.fromkeys((module, names.runtime_name(module))):
-                parent, _, leaf = spelling.rpartition(".")
-                kept.setdefault(parent, []).append(leaf)
-    for parent, leaves in kept.items():
-        leaves = asked_of_vllm(parent, leaves)
-        within = rf"{numberless(parent)}\." if parent else ""
-        patterns.append(rf"re:.*\.{within}{alternatives(leaves)}$")
-    whole = (*names.kept, *names.kept_in_layers)
-    patterns += [rf"re:(.*\.)?{re.escape(module.rpartition('.')[2])}\..*$" for module in whole]
-    if mtp != "drop":
-        patterns += _mtp_patterns(names, mtp == "quantize", sorted(mtp_layers))
-    return tuple(patterns)
-
-
-def asked_of_vllm(parent: str, leaves: Sequence[str]) -> list[str]:
-    """The last components under which vLLM looks for the scheme of these modules.
-
-    Of experts without a gate projection it also asks for one that is called None (`CompressedTensorsMoEMethod.get_moe_method`,
-    0.32), and refuses to start if that has another scheme. parent: `mixer.experts.{expert}`.
-    """
-    return [*leaves, "None"] if parent.endswith(".{expert}") and len(leaves) == 2 else list(leaves)
-
-
-def _unquantizable(forms: Mapping[str, Form]) -> list[str]:
-    """Modules whose weight vLLM loads only unquantized."""
-    return [name.removesuffix(".weight") for name, form in forms.items() if form.kind in ("plain", "bare")]
-
-
-def alternatives(names: Sequence[str]) -> str:
-    """A regular expression for one of `names`, which are expressions themselves."""
-    return names[0] if len(names) == 1 else f"({'|'.join(names)})"
-
-
-def numberless(module: str) -> str:
-    """A module's name as a regular expression, for any number of its expert or layer."""
-    return re.escape(module).replace(r"\{expert\}", r"\d+").replace(r"\{layer\}", r"\d+")
-
-
-def _mtp_patterns(names: FamilyNames, quantized: bool, layers: list[int]) -> list[str]:
-    """The whole block when it is kept; else what vLLM never loads quantized, under vLLM's own names too."""
-    inside = sorted(_unquantizable(names.mtp_layer))
-    inside += [runtime_module for module in inside if (runtime_module := names.runtime_name(module)) != module]
-    if names.mtp_layers is None:
-        which = alternatives([re.escape(module) for module in inside]) if quantized else ".*"
-        return [rf"re:.*layers\.{layer}\.{which}$" for layer in layers if inside or not quantized]
-    if quantized:
-        modules = _unquantizable(names.mtp) + [f"{names.mtp_layers}.{{layer}}.{module}" for module in inside]
-        expressions = list(map(numberless, modules))
-        if names.mtp_runtime_layers is not None:
-            of_layers = [re.escape(f"{names.mtp_runtime_layers}.{layer}.{module}") for layer in layers for module in inside]
-            expressions += of_layers
-        return [rf"re:(.*\.)?{module}$" for module in expressions]
-    modules = [name.rpartition(".")[0].removesuffix(".{layer}") for name in names.mtp if name.endswith(".weight")]
-    roots = {_mtp_root(module): module for module in [*modules, names.mtp_layers]}
-    whole = {root for root, module in roots.items() if root == module and f"{root}.weight" in names.mtp}
-    ends = {root: "" if root in whole else r"\..*" for root in sorted(roots)}
-    patterns = [rf"re:(.*\.)?{re.escape(root)}{end}$" for root, end in ends.items()]
-    if names.mtp_runtime_layers is not None:
-        patterns += [rf"re:(.*\.)?{re.escape(names.mtp_runtime_layers)}\.{layer}\..*$" for layer in layers]
-    return patterns
-
-
-def _mtp_root(name: str) -> str:
-    """`mtp` of `mtp.layers`, `model.mtp_block` of `model.mtp_block.0`: up to the first component that is called MTP."""
-    parts = name.split(".")
-    end = next((number for number, part in enumerate(parts, 1) if "mtp" in part), len(parts) - 1)
-    return ".".join(parts[:end])

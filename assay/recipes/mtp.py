@@ -13,16 +13,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from assay.errors import PlanError
-from assay.recipes.families import (
-    changing_text,
-    count_of,
-    family_of,
-    names_of,
-    num_experts,
-    num_hidden_layers,
-    split_layer,
-    text_of,
-)
+from assay.recipes.families import family_of, num_experts
+from assay.recipes.family_names import names_of, split_layer
+from assay.recipes.text_config import changing_text, count_of, num_hidden_layers, text_of
 
 CONFIG_KEYS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
 """Where a config may say how many MTP layers there are; the first is the one that vLLM reads of all our families."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from assay.recipes.families import family_names, names_of
+from assay.recipes.family_names import family_names, names_of
 
 _IN_LAYER = re.compile(r"(?:^|\.)layers\.\d+\.(?:mtp_block\.)?(?P<rest>.+)$")
 _SUFFIXES = re.compile(r"\.(residual|sum)$")

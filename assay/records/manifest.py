@@ -52,6 +52,9 @@ class Manifest(Record):
     plan_sha256: str
     importance_sha256: str | None = None
     """Of the channel weights that the scale search used. None: it used none."""
+    own_family: dict[str, Any] | None = Field(default=None, exclude_if=lambda family: family is None)
+    """The family, where it is one of the user's own (`--family FILE`): whoever reads this record knows it without its file.
+    None, and not in the file: it ships with assay."""
     calibrated: CalibratedLayers | None = None
     """Layers whose weights were calibrated. None: there are none."""
     precision_recipe: dict[str, Any]

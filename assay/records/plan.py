@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
+from pydantic import Field
+
 from assay.records.base import Record
 from assay.records.calibration import CalibratedLayers
 
@@ -91,6 +93,9 @@ class Plan(Record):
     """Patterns for vLLM: modules that stay unquantized."""
     importance_sha256: str | None = None
     """Of the channel weights that the scale search uses. None: it uses none."""
+    own_family: dict[str, Any] | None = Field(default=None, exclude_if=lambda family: family is None)
+    """The family, where it is one of the user's own (`--family FILE`): whoever reads this record knows it without its file.
+    None, and not in the file: it ships with assay."""
     calibrated: CalibratedLayers | None = None
     """Layers whose weights were calibrated. None: there are none, or it was not done yet. What they hold is stored, whatever
     the plan says of a tensor: AWQ changes norms and routers, which it says are kept."""

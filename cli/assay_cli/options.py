@@ -15,7 +15,7 @@ import typer
 
 from assay.errors import AssayError, did_you_mean
 from assay.foreign_text import shown
-from assay.recipes.families import add_family
+from assay.recipes.family_names import add_family
 from assay.recipes.load import KINDS, recipe_file, recipe_names
 from assay.recipes.model import automatic_of, is_automatic
 from assay.recipes.precision import PrecisionRecipe

@@ -25,7 +25,14 @@ from assay.records.run import folder_name
 from assay_pipeline.interrupted import interruptible
 from assay_pipeline.places import Place, belongs_to, check_places, place_for, run_holding
 from assay_pipeline.profiles import profile_for
-from assay_pipeline.targets import local_checkpoint, may_be_on_the_hub, no_such_folder, resolve_target, url_in
+from assay_pipeline.targets import (
+    local_checkpoint,
+    may_be_on_the_hub,
+    no_such_folder,
+    resolve_target,
+    take_up_family_of,
+    url_in,
+)
 
 if TYPE_CHECKING:
     from assay_evaluate.diagnosis.levers.search import LeverSettings
@@ -285,6 +292,8 @@ def inspect(
     if deep and headers_only:
         raise CheckpointError("--deep and --headers-only: one reads all of the data and the other none; give one of them")
     files = files_of(target)
+    if files.is_local:
+        take_up_family_of(Path(files.location))
     base = None if source is None else files_of(source)
     scales = deep or (files.is_local and not headers_only)
     return inspect_files(files, source=base, scales=scales, weights=deep, track=track)

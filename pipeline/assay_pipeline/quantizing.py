@@ -27,7 +27,7 @@ from assay_pipeline.planning import choices_of, plan_for, precisions_for, stand_
 from assay_pipeline.profiles import check_plans_served
 from assay_pipeline.quantize_options import QuantizeOptions, TextOptions
 from assay_pipeline.run_folders import choose_run, open_run
-from assay_pipeline.targets import Target, local_checkpoint, open_source, resolve_source
+from assay_pipeline.targets import Target, local_checkpoint, open_source, resolve_source, take_up_family_of
 
 if TYPE_CHECKING:
     from assay_quantize.checkpoint.checkpoint import Checkpoint
@@ -313,5 +313,6 @@ def verify(folder: Path, source: Path | None = None, track: Track = track_nothin
     from assay_quantize.verify.verify import num_bytes_of
     from assay_quantize.verify.verify import verify as verify_files
 
+    take_up_family_of(folder)
     with track("verifying", num_bytes_of(folder)) as progress:
         return verify_files(folder, source=source, on_progress=progress, **options)

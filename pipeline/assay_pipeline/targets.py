@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,11 +18,13 @@ from assay.callbacks import Say, say_nothing
 from assay.errors import AssayError, CheckpointError, PlanError, did_you_mean, nearest
 from assay.foreign_text import one_line, safe_name, shown
 from assay.quantities import and_more
-from assay.recipes.families import add_family, family_file, family_of, names_of, quantization_of
+from assay.recipes.families import family_of, quantization_of
+from assay.recipes.family_names import add_family, family_file, names_of, take_up_family
 from assay.recipes.load import load_recipe, recipe_file, recipe_names, recipes_dir
 from assay.recipes.model import HUB_ID, Location, ModelRecipe, Reference, Serving
 from assay.recipes.mtp import mtp_block
 from assay.recipes.profile import ProfileRecipe
+from assay.records.manifest import load_manifest
 from assay.records.run import SourceData, folder_name
 from assay.safe_files import MAX_JSON_BYTES, read_json_object
 from assay.safetensors_index import tensor_names
@@ -112,6 +115,15 @@ def _target_of(text: str, reference: Reference | None) -> Target:
     stored = open_stored(Location(hub=text))
     recipe = _recipe_for(text.split("/")[1], Location(hub=text), stored.config, stored.tensors, None)
     return _fitted(Target(recipe, Location(hub=text)).compared_with(reference), stored)
+
+
+def take_up_family_of(folder: Path) -> None:
+    """Know the family of the user's own that the checkpoint in `folder` was made with, as its manifest says. What is wrong with
+    a manifest is for others to say."""
+    with suppress(AssayError):
+        manifest = load_manifest(folder)
+        if manifest is not None and manifest.own_family is not None:
+            take_up_family(manifest.own_family)
 
 
 def _location_of(text: str) -> Location:

@@ -12,7 +12,7 @@ from typing import Any
 
 from assay.quantities import points
 from assay.recipes.calibrated.methods import SCALED_BY
-from assay.recipes.families import split_layer
+from assay.recipes.family_names import split_layer
 from assay.records.base import Interval
 from assay.records.divergence import Drift, Estimate
 from assay.records.measurement import Divergence, ItemResult, Measurement, TaskResult

@@ -77,7 +77,8 @@ def _print_finding(finding: Finding, out: Console) -> None:
     for place in finding.places[:SHOWN_PLACES]:
         out.print(escape(f"  {place.where}: {place.what}"))
     if finding.num_places > SHOWN_PLACES:
-        out.print(escape(f"  ... and {finding.num_places - SHOWN_PLACES:,} more; --json lists the first {len(finding.places)}"))
+        listed = "all" if finding.num_places == len(finding.places) else f"the first {len(finding.places)}"
+        out.print(escape(f"  ... and {finding.num_places - SHOWN_PLACES:,} more; --json lists {listed}"))
     out.print(escape(f"  served: {finding.served}"))
     out.print(escape(f"  mend ({_MENDING[finding.mend_by]}): {finding.mend}"))
     out.print(escape(f"  see {finding.source}"))

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from assay.recipes.families import text_of
+from assay.recipes.text_config import text_of
 from assay.records.base import sha256_of
 from assay.records.divergence import Agreement, ExactDivergence, TextMean
 from assay.records.measurement import Measurement

@@ -12,8 +12,8 @@ from itertools import compress
 from pathlib import Path
 from typing import Any, Literal
 
-from assay.recipes.families import text_of
 from assay.recipes.suite import DivergenceSpec, SuiteRecipe
+from assay.recipes.text_config import text_of
 from assay.records.measurement import Divergence, TaskResult
 from assay.records.serving import Fingerprint
 from assay_evaluate.asking.session import Session

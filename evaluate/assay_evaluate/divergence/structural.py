@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from assay.errors import AssayError
-from assay.recipes.families import text_of
+from assay.recipes.text_config import text_of
 from assay.records.divergence import StopChance, Structural, TextMean
 from assay.safe_files import read_json_object
 from assay_evaluate.client.client import NotMeasured

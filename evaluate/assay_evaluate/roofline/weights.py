@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.errors import PlanError
-from assay.recipes.families import form_of, num_experts, size_of, text_of
+from assay.recipes.families import num_experts
+from assay.recipes.family_names import form_of
+from assay.recipes.text_config import size_of, text_of
 from assay_evaluate.roofline.devices import Device
 
 

@@ -11,7 +11,7 @@ import datetime
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from assay.callbacks import Say
@@ -139,6 +139,8 @@ class _Evaluation:
     weights: LabelWeights
     own_suite: SuiteRecipe | None
     """The suite with the texts that candidates write themselves. None: they write none."""
+    asked_again: dict[Identity, int] = field(default_factory=dict)
+    """Who was asked in this evaluation whether it answers as before -> how many questions."""
 
     def report(self, *lines: str | None) -> None:
         for line in lines:
@@ -277,8 +279,11 @@ class _Evaluation:
 
     def ask_again(self, candidate: Candidate, who: Identity, when: str) -> int:
         """A few questions that a given server has answered before. MeasureError: it answers otherwise now."""
-        server = join_server(candidate, self.profile)
-        return require_as_before(candidate.label, server, self.journal, who, when, self.profile.concurrency)
+        if who not in self.asked_again:  # before its earlier measurement is believed, then before it is made again
+            server = join_server(candidate, self.profile)
+            num_asked = require_as_before(candidate.label, server, self.journal, who, when, self.profile.concurrency)
+            self.asked_again[who] = num_asked
+        return self.asked_again[who]
 
     def measure(
         self,

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import CheckpointError, PlanError
-from assay.recipes.families import num_hidden_layers, quantization_of, split_layer
+from assay.recipes.families import quantization_of
+from assay.recipes.family_names import split_layer
+from assay.recipes.text_config import num_hidden_layers
 from assay.safe_files import open_inside
 from assay.safetensors_index import header_entries
 from assay_evaluate.serving.vllm_command import read_config

@@ -20,9 +20,11 @@ from typing import Any
 from assay.errors import AssayError
 from assay.foreign_text import one_line, shown
 from assay.installation import setup_command
-from assay.recipes.families import EXPERT_COUNT_KEYS, count_of, split_layer, text_of, unquantized, without_experts
+from assay.recipes.families import EXPERT_COUNT_KEYS, unquantized, without_experts
 from assay.recipes.family import Form
+from assay.recipes.family_names import split_layer
 from assay.recipes.mtp import declared_layers
+from assay.recipes.text_config import count_of, text_of
 from assay_evaluate.serving.gpus import GPUS
 from assay_evaluate.serving.replay import machine, write_head
 from assay_evaluate.serving.server import find_interpreter

@@ -25,9 +25,9 @@ from pydantic import ValidationError
 from assay.errors import AssayError
 from assay.foreign_text import one_line, shown
 from assay.installation import setup_command
-from assay.recipes.families import text_of
 from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe
+from assay.recipes.text_config import text_of
 from assay.records.plan import Plan
 from assay.records.preflight.replay import Finding, Modules, RankMemory, Replay, ReplayedPart
 from assay.safetensors_index import INDEX_NAME, tensor_names

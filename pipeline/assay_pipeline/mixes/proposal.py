@@ -11,7 +11,7 @@ from assay.callbacks import Say, say_nothing
 from assay.errors import AssayError, did_you_mean
 from assay.foreign_text import one_line, safe_name, shown
 from assay.quantities import Budget
-from assay.recipes.families import split_layer
+from assay.recipes.family_names import split_layer
 from assay.recipes.load import load_recipe, recipe_names
 from assay.recipes.precision import PrecisionRecipe, SchemeName
 from assay.recipes.profile import ProfileRecipe

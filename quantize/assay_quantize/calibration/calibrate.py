@@ -27,7 +27,8 @@ from assay.atomic_files import replacing
 from assay.callbacks import Say
 from assay.errors import QuantizeError
 from assay.quantities import and_more
-from assay.recipes.families import classify, family_of
+from assay.recipes.families import family_of
+from assay.recipes.family_names import classify
 from assay.records.base import sha256_of_file
 from assay.records.calibration import Calibration
 from assay_quantize.calibration.inputs import InputWatch, Moments, TokensByExpert, largest_inputs, names_of, nvfp4_inputs

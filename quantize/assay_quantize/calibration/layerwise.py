@@ -31,8 +31,8 @@ from torch import Tensor
 from assay.callbacks import Say
 from assay.errors import QuantizeError
 from assay.recipes.calibrated.methods import AutoRoundCalibration, Calibrated
-from assay.recipes.families import num_hidden_layers
 from assay.recipes.precision import PrecisionRecipe
+from assay.recipes.text_config import num_hidden_layers
 from assay.records.base import sha256_of
 from assay.records.calibration import CalibratedLayers, TextTaken
 from assay.records.plan import Plan, TensorPlan

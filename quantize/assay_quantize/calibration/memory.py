@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from assay.errors import QuantizeError
 from assay.quantities import size
-from assay.recipes.families import count_of, size_of, split_layer, text_of
+from assay.recipes.family_names import split_layer
+from assay.recipes.text_config import count_of, size_of, text_of
 from assay.records.plan import Plan, TensorPlan
 from assay_quantize.checkpoint.calibrated_layers import parts_of
 from assay_quantize.plan.calibrated import calibrated_mtp_layer, method_of

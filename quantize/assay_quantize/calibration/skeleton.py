@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from assay.errors import QuantizeError
-from assay.recipes.families import text_of
+from assay.recipes.text_config import text_of
 from assay.records.plan import Plan, TensorPlan
 from assay_quantize.calibration.quiet import loading
 from assay_quantize.checkpoint.source_reader import SourceReader

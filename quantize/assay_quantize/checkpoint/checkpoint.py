@@ -15,7 +15,8 @@ from typing import Any
 from assay.errors import CheckpointError, PlanError
 from assay.file_data import data_of_files, hashes_of_files
 from assay.quantities import and_more
-from assay.recipes.families import family_of, names_of, split_layer
+from assay.recipes.families import family_of
+from assay.recipes.family_names import names_of, split_layer
 from assay.records.base import sha256_of
 from assay.safe_files import read_json_object
 from assay.safetensors_index import INDEX_NAME, SINGLE_NAME, weight_map

@@ -12,9 +12,11 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from assay.errors import CheckpointError, PlanError
-from assay.recipes.families import family_of, names_of, split_layer, text_of
+from assay.recipes.families import family_of
 from assay.recipes.family import Stacked
-from assay_quantize.checkpoint.source_format import declared_block
+from assay.recipes.family_names import names_of, split_layer
+from assay.recipes.text_config import text_of
+from assay_quantize.checkpoint.declaration import declared_block
 from assay_quantize.checkpoint.strided import Strides
 from assay_quantize.formats.schemes import DTYPE_BYTES
 

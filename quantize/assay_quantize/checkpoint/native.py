@@ -9,41 +9,32 @@ declaration in config.json, and by names and dtypes of the tensors: a declaratio
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from assay.errors import AssayError, CheckpointError, PlanError
-from assay.recipes.families import classify, family_of, names_of, text_of
+from assay.recipes.families import family_of
 from assay.recipes.family import NativeQuantization
+from assay.recipes.family_names import classify, names_of
+from assay.recipes.text_config import text_of
 from assay.records.manifest import MANIFEST, Manifest, load_manifest
+from assay.safe_files import read_json_object
 from assay_quantize.checkpoint.checkpoint import Checkpoint, as_source
-from assay_quantize.checkpoint.source_format import (
-    ACTIVATION_LEAVES,
-    FP4,
-    FP8,
-    INT4,
-    PACKED_LEAVES,
-    SHAPE_LEAF,
-    block_of,
+from assay_quantize.checkpoint.declaration import (
+    FILES,
+    MODELOPT_CONFIG,
+    Declaration,
+    declarations,
     declared_block,
     declares_int4,
-    find_companions,
-    released_as,
 )
+from assay_quantize.checkpoint.source_format import FP4, FP8, INT4, block_of, find_companions, released_as
+from assay_quantize.checkpoint.stored import CACHE_LEAVES, MARKS, WEIGHT_SCALE_LEAVES
 
 DTYPES = {"fp8": FP8, "int4": INT4, "fp4": FP4}
 """`NativeQuantization.dtype` -> what such weights are called in headers that are read as a source."""
-DECLARED_IN = ("compression_config", "quantization")
-"""Keys of config.json that declare a quantization, beside every one that has `quantization_config` in its name: of old
-compressed-tensors, of MLX."""
-FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json", "quantization_config.json")
-"""Files in which ModelOpt, GPTQ, AWQ and AutoRound declare a quantization."""
-MARKS = PACKED_LEAVES | {*ACTIVATION_LEAVES, SHAPE_LEAF, "weight_scale", "weight_scale_inv", "absmax", "quant_map", "SCB"}
-"""Last parts of names that only quantized checkpoints have; the last three are bitsandbytes'."""
 FLOATS = ("BF16", "F16", "F32", "F64")
-MOST_NESTED = 4
-"""Levels of config.json that are looked through for declarations."""
 
 
 def foreign_quantization(stored: Checkpoint) -> str | None:
@@ -56,15 +47,17 @@ def foreign_quantization(stored: Checkpoint) -> str | None:
     if MANIFEST in stored.files:
         return _made_here(stored)
     if (file := next((name for name in FILES if name in stored.files), None)) is not None:
-        return f"{file} lies beside it"
-    declared = list(_declarations(config))
+        told = _numbers(_contents(stored, file), stored)
+        return f"{file} says {told}" if told else f"{file} lies beside it"
+    declared = list(declarations(config))
     method = next((str(value.get("quant_method", value.get("quant_algo", "unknown"))) for _, value in declared), None)
     fitting = [form for form in native if form.method == method]
     if declared and (not fitting or (method == "compressed-tensors" and not declares_int4(config))):
         place, kind = declared[0][0], declared[0][1].get("format")
         named = "" if kind is None else f", format {_short(kind)}"
         where = "" if place == "quantization_config" else f"in {ascii(place)[1:-1]}: "
-        return f"config.json says {where}quant_method {_short(method)}{named}"
+        numbers = f", {told}" if (told := _numbers(declared[0][1], stored)) else ""
+        return f"config.json says {where}quant_method {_short(method)}{named}{numbers}"
     if not fitting:
         return _marked(stored)
     assert family is not None, "nothing is native to no family"
@@ -121,15 +114,26 @@ def _manifest_in(stored: Checkpoint) -> Manifest | None:
         return None
 
 
-def _declarations(config: Mapping[str, Any], level: int = 0) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(key, what it holds) of everything in config.json that declares a quantization, at any depth."""
-    for key, value in config.items():
-        if not isinstance(value, dict) or not value:
-            continue
-        if "quantization_config" in key or key in DECLARED_IN:
-            yield key, value
-        elif level < MOST_NESTED:
-            yield from _declarations(value, level + 1)
+def _contents(stored: Checkpoint, file: str) -> Mapping[str, Any]:
+    """Of a file beside config.json; empty: it is on the hub, or cannot be read."""
+    try:
+        return {} if stored.folder is None else read_json_object(stored.folder, file)
+    except AssayError:
+        return {}
+
+
+def _numbers(contents: Mapping[str, Any], stored: Checkpoint) -> str:
+    """ModelOpt's algorithm, and what is stored beside it that other formats have not; empty: it names none."""
+    stated = Declaration("modelopt", contents, MODELOPT_CONFIG).stated
+    if not (algorithm := stated.get("quant_algo")):
+        return ""
+    told = [f"ModelOpt's {_short(algorithm)}"]
+    leaves = [(name.rpartition(".")[2], header) for name, header in stored.tensors.items()]
+    if any(leaf in WEIGHT_SCALE_LEAVES and len(header.shape) == 4 for leaf, header in leaves):
+        told.append("with scales of blocks in 4-D")
+    if count := sum(leaf in CACHE_LEAVES for leaf, _ in leaves):
+        told.append(f"with {count:,} scales of the KV cache")
+    return " ".join(told)
 
 
 def _marked(stored: Checkpoint) -> str | None:

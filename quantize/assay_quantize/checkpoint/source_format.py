@@ -27,7 +27,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from assay.errors import CheckpointError
 from assay.quantities import and_more
-from assay.recipes.families import quantization_of, text_of
+from assay.recipes.text_config import text_of
+from assay_quantize.checkpoint.declaration import declared_block, declared_quantization, declares_fp8_by_name, declares_int4
+from assay_quantize.checkpoint.stored import (
+    ACTIVATION_LEAVES,
+    BARE_SCALE,
+    CACHE_LEAVES,
+    PACKED_LEAVES,
+    SHAPE_LEAF,
+    WEIGHT_SCALE_LEAVES,
+)
 from assay_quantize.formats.schemes import CODES_PER_ELEMENT
 
 if TYPE_CHECKING:
@@ -48,33 +57,13 @@ INT4, FP4 = "INT4", "FP4"
 E8M0 = "F8_E8M0"
 """An exponent, bias 127: powers of two."""
 FP4_GROUP = 32
-FP8_FORMATS = ("float-quantized", "naive-quantized")
-"""compressed-tensors formats in which an FP8 weight keeps its name and shape."""
-
-BARE_SCALE = "scale"
-"""Of DeepSeek-V4; elsewhere something else may be called so."""
-SCALE_LEAVES = ("weight_scale_inv", "weight_scale", BARE_SCALE)
-ACTIVATION_LEAVES = ("input_scale", "activation_scale")
-"""Scales of activations, measured for another scheme."""
-CACHE_LEAVES = ("k_scale", "v_scale", "q_scale", "kv_scale", "prob_scale")
-"""Scales of attention's own numbers, its KV cache above all, one for a layer: beside the projections, as ModelOpt writes them,
-or beside their module."""
-
 _KEYS = ("k_proj", "qkv_proj", "kv_a_proj_with_mqa", "kv_b_proj")
 
-SHAPE_LEAF = "weight_shape"
-"""Rows and columns of a packed weight."""
-
-PACKED_LEAVES = frozenset({
-    "weight_packed", "weight_global_scale", "weight_zero_point", "weight_g_idx", "qweight", "qzeros", "scales", "g_idx",
-    "weight_scale_2",
-})  # fmt: skip
 SCALE_DTYPES = ("F32", "BF16", "F16")
 INT4_SCALE_DTYPES = ("F32", "BF16")
 """compressed-tensors multiplies codes in the dtype of their scales: with F16 that would not be what is read."""
 SCALED = {FP8: ("FP8", "weight_scale_inv, weight_scale or scale"), INT4: (INT4, "weight_scale"), FP4: (FP4, BARE_SCALE)}
 """Dtype of weights that have scales -> (what it is called, where the scales are)."""
-DEFAULT_BLOCK = (128, 128)
 MAX_NAME_PARTS = 32
 """No module is nested deeper; what is costs nothing to compare with a list."""
 
@@ -93,12 +82,6 @@ class Companions(NamedTuple):
 
 
 # ------------------------------------------------------------------------------------------------ config.json
-def declared_quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What config.json says about a quantized source; None: nothing."""
-    declared = quantization_of(config)
-    return declared if isinstance(declared, dict) else None
-
-
 def check_config_readable(location: str, config: Mapping[str, Any]) -> None:
     """Refuse a source whose config says that it is quantized in a way that cannot be read, with the method's name."""
     if config.get("compression_config"):  # of old compressed-tensors
@@ -112,36 +95,10 @@ def check_config_readable(location: str, config: Mapping[str, Any]) -> None:
         return
     how = f"config.json says quant_method {_shown(method)}"
     if method == "compressed-tensors":
-        kind = declared.get("format")
-        numbers = [(weights.get("type"), weights.get("num_bits")) for weights in _weight_arguments(declared)]
-        if (kind in FP8_FORMATS and all(number == ("float", 8) for number in numbers)) or declares_int4(config):
+        if declares_fp8_by_name(declared) or declares_int4(config):
             return
-        how += f", format {_shown(kind)}"
+        how += f", format {_shown(declared.get('format'))}"
     raise not_readable(location, how)
-
-
-def _weight_arguments(declared: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What each config group says of weights; nothing where it says none."""
-    groups = declared.get("config_groups")
-    groups = [group if isinstance(group, dict) else {} for group in groups.values()] if isinstance(groups, dict) else []
-    return [group["weights"] if isinstance(group.get("weights"), dict) else {} for group in groups]
-
-
-def declares_int4(config: Mapping[str, Any]) -> bool:
-    """Whether config.json says that weights are packed by compressed-tensors as symmetric INT4."""
-    declared = declared_quantization(config) or {}
-    groups = _weight_arguments(declared)
-    is_packed = (declared.get("quant_method"), declared.get("format")) == ("compressed-tensors", "pack-quantized")
-    return (
-        is_packed
-        and bool(groups)
-        and all(
-            (weights.get("type"), weights.get("num_bits"), weights.get("symmetric")) == ("int", 4, True)
-            and not weights.get("actorder")
-            and weights.get("strategy") in ("group", "channel")
-            for weights in groups
-        )
-    )
 
 
 def released_as(location: str) -> str | None:
@@ -156,19 +113,6 @@ def not_readable(location: str, how: str) -> CheckpointError:
         f"{location}: is quantized already ({how}); a BF16, FP16, FP32 or FP8 source is needed"
         f"{f'; for this model that is {release}' if release else ''}"
     )
-
-
-def declared_block(location: str, config: Mapping[str, Any]) -> tuple[int, int]:
-    """(rows, columns) of weights that share a scale, where scales are per block; 128 x 128 unless config.json differs."""
-    declared = declared_quantization(config) or {}
-    block_size: Any = declared.get("weight_block_size")
-    for weights in _weight_arguments(declared):
-        block_size = block_size or weights.get("block_structure")
-    if block_size is None:
-        return DEFAULT_BLOCK
-    if not isinstance(block_size, list) or len(block_size) != 2 or not all(type(n) is int and n > 0 for n in block_size):
-        raise CheckpointError(f"{location}: config.json: weight_block_size must be [rows, columns], got {_shown(block_size)}")
-    return block_size[0], block_size[1]
 
 
 def block_of(
@@ -204,7 +148,7 @@ def find_companions(location: str, config: Mapping[str, Any], tensors: Mapping[s
     for name, header in tensors.items():
         module, _, leaf = name.rpartition(".")
         weight = tensors.get(f"{module}.weight")
-        is_scale = leaf in SCALE_LEAVES and (leaf != BARE_SCALE or (weight is not None and weight.dtype in (FP8, FP4)))
+        is_scale = leaf in WEIGHT_SCALE_LEAVES and (leaf != BARE_SCALE or (weight is not None and weight.dtype in (FP8, FP4)))
         known = (FP8, E8M0) if is_scale else (FP8,)
         if leaf in PACKED_LEAVES or (header.dtype.startswith("F8_") and header.dtype not in known):
             raise not_readable(location, f"{name} is {header.dtype}")
@@ -313,12 +257,18 @@ def left_out_notes(of_activations: Set[str]) -> Iterator[str]:
         yield f"{len(of_cache):,} scales of the KV cache ({of_cache[0]}, ...) are left out: {what}"
 
 
+def ties_head(config: Mapping[str, Any]) -> bool:
+    """Whether config.json ties the output head to the embedding. Of a wrapper its own word counts, not its language model's
+    (vLLM 0.32: `VllmConfig.with_hf_config`)."""
+    return bool(config.get("tie_word_embeddings", text_of(config).get("tie_word_embeddings")))
+
+
 def tied_note(config: Mapping[str, Any], tensors: Mapping[str, TensorHeader]) -> Iterator[str]:
     """Of a head that is stored though config.json ties it to the embedding.
 
     vLLM 0.32 takes the stored one (`ModelConfig.maybe_untie_word_embeddings`), as transformers 5 does if the two differ.
     """
-    is_tied = config.get("tie_word_embeddings", text_of(config).get("tie_word_embeddings"))
+    is_tied = ties_head(config)
     head = next((name for name in tensors if name.endswith("lm_head.weight")), None)
     if is_tied and head is not None:
         yield (
@@ -331,7 +281,7 @@ def squeeze_scales(tensors: Mapping[str, TensorHeader]) -> tuple[dict[str, Tenso
     """`tensors` with scales of blocks in two dimensions where ModelOpt's FP8_PB_WO has them in four, [rows, 1, columns, 1]."""
     made, count = dict(tensors), 0
     for name, header in tensors.items():
-        if name.rpartition(".")[2] in SCALE_LEAVES and len(header.shape) == 4 and header.shape[1::2] == (1, 1):
+        if name.rpartition(".")[2] in WEIGHT_SCALE_LEAVES and len(header.shape) == 4 and header.shape[1::2] == (1, 1):
             made[name] = header._replace(shape=header.shape[::2])
             count += 1
     note = f"{count:,} scales of blocks are [rows, 1, columns, 1], as ModelOpt's FP8_PB_WO writes them; they are read as 2-D"

@@ -20,9 +20,10 @@ import numpy.typing as npt
 from assay.errors import CheckpointError, QuantizeError
 from assay.records.plan import TensorPlan
 from assay_quantize.checkpoint.checkpoint import Checkpoint
+from assay_quantize.checkpoint.declaration import declared_block
 from assay_quantize.checkpoint.headers import TensorHeader
 from assay_quantize.checkpoint.shard_files import OpenShards
-from assay_quantize.checkpoint.source_format import FP4, INT4, block_of, declared_block
+from assay_quantize.checkpoint.source_format import FP4, INT4, block_of
 from assay_quantize.checkpoint.strided import read_strided
 from assay_quantize.formats.casting import float_rows
 from assay_quantize.formats.schemes import DTYPE_BYTES

@@ -12,7 +12,9 @@ from __future__ import annotations
 import math
 
 from assay.errors import CheckpointError
-from assay_quantize.checkpoint.source_format import ACTIVATION_LEAVES, DEFAULT_BLOCK, FP4_GROUP, SCALE_LEAVES
+from assay_quantize.checkpoint.declaration import DEFAULT_BLOCK
+from assay_quantize.checkpoint.source_format import FP4_GROUP
+from assay_quantize.checkpoint.stored import ACTIVATION_LEAVES, WEIGHT_SCALE_LEAVES
 from assay_quantize.decoding.parts import EXPONENTS, FLOATS, FP8, needed, of_shape, scale_part
 from assay_quantize.decoding.stored_weight import ActivationRule, Declared, KvRule, Method, Module, NotRead, Part, StoredWeight
 
@@ -38,9 +40,13 @@ def method(location: str, declared: Declared) -> Method:
 
 
 def _stored_weight(module: str, tensors: Module, block: tuple[int, int], scheme: str) -> StoredWeight:
-    leaves = [leaf for leaf in SCALE_LEAVES if leaf in tensors]
+    leaves = [leaf for leaf in WEIGHT_SCALE_LEAVES if leaf in tensors]
     if len(leaves) != 1:
-        what = f"has scales twice: {' and '.join(leaves)}" if leaves else f"has none of the scales {', '.join(SCALE_LEAVES)}"
+        what = (
+            f"has scales twice: {' and '.join(leaves)}"
+            if leaves
+            else f"has none of the scales {', '.join(WEIGHT_SCALE_LEAVES)}"
+        )
         raise NotRead(what)
     beside = {leaf: tensors[leaf] for leaf in ACTIVATION_LEAVES if leaf in tensors}
     codes = needed(tensors, "weight", (*FP8, "I8", "U8"), 2)

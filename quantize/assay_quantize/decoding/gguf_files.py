@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from assay.errors import AssayError, CheckpointError, PlanError
 from assay.foreign_text import shown
-from assay.recipes.families import family_of, form_of
+from assay.recipes.families import family_of
+from assay.recipes.family_names import form_of
 from assay_quantize.checkpoint.headers import TensorHeader
 from assay_quantize.checkpoint.shard_files import OpenShards
 from assay_quantize.decoding.gpt_oss_experts import slices

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from assay.errors import CheckpointError
 from assay.foreign_text import shown
-from assay.recipes.families import quantization_of
 from assay_quantize.decoding import compressed_tensors_format, fp8_release, gpt_oss_experts, modelopt, packed_words
 from assay_quantize.decoding.stored_weight import Declared, Method
-
-MODELOPT_CONFIG = "hf_quant_config.json"
-"""ModelOpt's own file, beside or instead of config.json's quantization_config."""
 
 
 def _autoround(location: str, declared: Declared) -> Method:
@@ -68,24 +63,6 @@ REFUSED: Mapping[str, str] = {
     "gguf": "GGUF in safetensors",
 }
 """`quant_method` -> what it is, in a sentence."""
-
-
-def declared_format(config: Mapping[str, Any], modelopt_config: Mapping[str, Any] | None = None) -> tuple[str, Declared] | None:
-    """(`quant_method`, what is declared with it) of a checkpoint; None: it declares nothing.
-
-    modelopt_config: its hf_quant_config.json, read where config.json says nothing, as vLLM does.
-    """
-    declared = quantization_of(config) or config.get("compression_config")
-    if isinstance(declared, dict):
-        if declared.get("quant_algo") and "quant_method" not in declared:
-            return "modelopt", declared
-        if any(declared.get(key) for key in ("load_in_4bit", "load_in_8bit")):
-            return "bitsandbytes", declared
-        default = "compressed-tensors" if "config_groups" in declared else "unknown"
-        return str(declared.get("quant_method") or default).lower(), declared
-    if modelopt_config is not None:
-        return "modelopt", modelopt_config
-    return None
 
 
 def method_of(location: str, method: str, declared: Declared) -> Method:

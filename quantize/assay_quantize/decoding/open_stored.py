@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -17,11 +17,13 @@ from assay.errors import CheckpointError, PlanError
 from assay.recipes.families import family_of
 from assay.safe_files import read_json_object
 from assay_quantize.checkpoint.checkpoint import Checkpoint
+from assay_quantize.checkpoint.declaration import MODELOPT_CONFIG, read_declaration
 from assay_quantize.checkpoint.fused_experts import is_fused, split_experts
 from assay_quantize.checkpoint.headers import TensorHeader
 from assay_quantize.checkpoint.shard_files import OpenShards
+from assay_quantize.checkpoint.stored import ATTENTION_LEAVES, CODE_LEAVES, QUANTIZED_LEAVES
 from assay_quantize.decoding import gpt_oss_experts
-from assay_quantize.decoding.methods import MODELOPT_CONFIG, declared_format, method_of
+from assay_quantize.decoding.methods import method_of
 from assay_quantize.decoding.parts import FLOATS
 from assay_quantize.decoding.stored_weight import PLAIN, KvRule, Method, Module, NotRead, Part, Problem, StoredWeight
 from assay_quantize.formats.schemes import DTYPE_BYTES
@@ -32,20 +34,17 @@ if TYPE_CHECKING:
 SLAB_BYTES = 64 << 20
 """Of FP32 that `slabs` gives at a time, about."""
 
-CODES = frozenset({"weight_packed", "qweight", "blocks"})
-QUANTIZED_LEAVES = CODES | {
-    "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale", "weight_zero_point", "weight_shape",
-    "weight_g_idx", "qzeros", "scales", "g_idx",
-    "input_scale", "input_global_scale", "input_zero_point", "activation_scale", "act_scales",
-}  # fmt: skip
-"""Local names that only quantized modules have; `scale` of DeepSeek-V4 is one where its weight is not plain."""
-KV_LEAVES = {
-    "k_scale": "key", "v_scale": "value", "q_scale": "query", "kv_scale": "key and value", "prob_scale": "probability",
-    "k_zero_point": "key zero", "v_zero_point": "value zero", "output_scale": "output",
-    "k_global_scale": "key", "v_global_scale": "value", "q_global_scale": "query",
-}  # fmt: skip
-"""Local name of a tensor -> what of the attention it scales."""
 STORED_AS_CODES = ("I8", "U8", "F8_E4M3", "F8_E5M2", "I32")
+
+
+class ShardReader(Protocol):
+    """Where the data of a checkpoint come from: `OpenShards` of a folder, ranges of files elsewhere."""
+
+    def read_into(self, view: memoryview, name: str, begin: int, if_shorter: str, /) -> None:
+        """Fill `view` from byte `begin` of a shard on."""
+
+    def close(self) -> None:
+        """No more is read."""
 
 
 class Examination(NamedTuple):
@@ -79,7 +78,7 @@ class StoredCheckpoint:
     kv: KvRule
     others: Mapping[str, TensorHeader]
     problems: tuple[Problem, ...]
-    _shards: OpenShards | None = field(default=None, repr=False)
+    _shards: ShardReader | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_by_name", {weight.name: weight for weight in self.weights})
@@ -208,6 +207,8 @@ class StoredCheckpoint:
         else:
             low, high = part.span(begin, end)
             ranges = [((row * shape[1] + low) * size, (row * shape[1] + high) * size) for row in range(shape[0])]
+            if (low, high) == (0, shape[1]):
+                ranges = [(0, header.num_bytes)]
             shape = (shape[0], high - low)
         flat = np.empty(sum(stop - start for start, stop in ranges), np.uint8)
         position = 0
@@ -220,20 +221,24 @@ class StoredCheckpoint:
 
 
 # ------------------------------------------------------------------------------------------------ opening
-def open_stored(checkpoint: Checkpoint, modelopt_config: Mapping[str, Any] | None = None) -> StoredCheckpoint:
+def open_stored(
+    checkpoint: Checkpoint, modelopt_config: Mapping[str, Any] | None = None, reader: ShardReader | None = None
+) -> StoredCheckpoint:
     """What a checkpoint's weights are stored as.
 
     checkpoint: opened with `allow_quantized=True`. modelopt_config: its hf_quant_config.json where it is on the hub; that of a
-    folder is read here. Raises CheckpointError for a format that is not read, by its name, and for a config that is malformed.
+    folder is read here. reader: reads its data; None: they are read from its folder, or cannot be. Raises CheckpointError for a
+    format that is not read, by its name, and for a config that is malformed.
     """
     folder = checkpoint.folder
     if modelopt_config is None and folder is not None and MODELOPT_CONFIG in checkpoint.files:
         modelopt_config = read_json_object(folder, MODELOPT_CONFIG)
-    declared = declared_format(checkpoint.config, modelopt_config)
+    beside = {} if modelopt_config is None else {MODELOPT_CONFIG: modelopt_config}
+    declaration = read_declaration(checkpoint.config, beside)
     tensors = gpt_oss_experts.split_experts(checkpoint.tensors)
     problems: list[Problem] = []
     tensors = _split_plain_experts(checkpoint, tensors, problems)
-    kv_scales = {name: KV_LEAVES[leaf] for name in tensors if (leaf := name.rpartition(".")[2]) in KV_LEAVES}
+    kv_scales = {name: ATTENTION_LEAVES[leaf] for name in tensors if (leaf := name.rpartition(".")[2]) in ATTENTION_LEAVES}
     modules: dict[str, dict[str, TensorHeader]] = {}
     for name, header in tensors.items():
         module, _, leaf = name.rpartition(".")
@@ -241,8 +246,8 @@ def open_stored(checkpoint: Checkpoint, modelopt_config: Mapping[str, Any] | Non
             modules.setdefault(module, {})[leaf] = header
     quantized = {name for name, module in modules.items() if _is_quantized(module)}
     method = None
-    if declared is not None:
-        method = method_of(checkpoint.location, *declared)
+    if declaration is not None:
+        method = method_of(checkpoint.location, declaration.method, declaration.declared)
     elif quantized:
         raise CheckpointError(
             f"{checkpoint.location}: {min(quantized)} is stored as {_dtypes(modules[min(quantized)])}, but config.json has no "
@@ -252,13 +257,13 @@ def open_stored(checkpoint: Checkpoint, modelopt_config: Mapping[str, Any] | Non
     return StoredCheckpoint(
         checkpoint.location,
         checkpoint.config,
-        None if declared is None else declared[0],
+        None if declaration is None else declaration.method,
         "not quantized" if method is None else method.what,
         tuple(sorted(weights, key=lambda weight: weight.name)),
         (method.kv if method else KvRule())._replace(scales=kv_scales),
         others,
         tuple(problems),
-        None if folder is None else OpenShards(folder, sizes=checkpoint.shards),
+        reader if reader is not None or folder is None else OpenShards(folder, sizes=checkpoint.shards),
     )
 
 
@@ -266,7 +271,7 @@ def _is_quantized(module: Module) -> bool:
     weight = module.get("weight")
     if weight is not None and weight.dtype in STORED_AS_CODES and len(weight.shape) > 1:
         return True
-    return bool(module.keys() & (QUANTIZED_LEAVES - {"scales"})) or ("scales" in module and bool(module.keys() & CODES))
+    return bool(module.keys() & (QUANTIZED_LEAVES - {"scales"})) or ("scales" in module and bool(module.keys() & CODE_LEAVES))
 
 
 def _dtypes(module: Module) -> str:

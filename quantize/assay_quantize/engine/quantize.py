@@ -301,6 +301,7 @@ def publish(
     manifest = Manifest(
         model=plan.model,
         precision=plan.precision,
+        own_family=plan.own_family,
         source=plan.source,
         source_sha256=plan.source_sha256,
         source_revision=plan.source_revision,

@@ -19,8 +19,10 @@ from dataclasses import dataclass, replace
 
 from assay.quantities import size
 from assay.recipes.calibrated.methods import AutoRoundCalibration, AwqCalibration, AwqGptqCalibration, GptqCalibration
-from assay.recipes.families import count_of, num_experts, num_hidden_layers, size_of, split_layer, text_of
+from assay.recipes.families import num_experts
+from assay.recipes.family_names import split_layer
 from assay.recipes.precision import PrecisionRecipe
+from assay.recipes.text_config import count_of, num_hidden_layers, size_of, text_of
 from assay.records.plan import Plan, TensorPlan
 from assay_quantize.calibration.memory import (
     BATCH_TOKENS,

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from assay.quantities import size
-from assay.recipes.families import num_hidden_layers, size_of, split_layer, text_of
+from assay.recipes.family_names import split_layer
+from assay.recipes.text_config import num_hidden_layers, size_of, text_of
 from assay.records.plan import Plan
 from assay_quantize.calibration.memory import token_state_bytes
 from assay_quantize.estimate.calibration_time import (

@@ -10,7 +10,8 @@ from importlib.metadata import version
 from typing import Any
 
 from assay.errors import PlanError
-from assay.recipes.families import names_of, unquantized
+from assay.recipes.families import unquantized
+from assay.recipes.family_names import names_of
 from assay.recipes.mtp import declared_layers, declaring_none
 from assay.records.plan import Plan
 from assay_quantize.formats.schemes import SCHEMES, Scheme

@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from assay.recipes.families import alternatives, asked_of_vllm, numberless, split_layer
+from assay.recipes.family_names import alternatives, asked_of_vllm, numberless, split_layer
 from assay.records.plan import TensorPlan
 
 Rename = Callable[[str], str]

@@ -13,9 +13,10 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from assay.recipes.families import asked_of_vllm, form_of, names_of, text_of
 from assay.recipes.family import Form
+from assay.recipes.family_names import asked_of_vllm, form_of, names_of
 from assay.recipes.runtime_names import packed_modules
+from assay.recipes.text_config import text_of
 
 ModuleKind = Literal["linear", "experts", "lm_head", "embedding", "plain"]
 

@@ -4,7 +4,7 @@ The rules are vLLM 0.32's, one method each, replayed in pure Python on the names
 
     compressed-tensors  targets and ignore, exact or `re:` by prefix (`formats/vllm_rules.py`)
     modelopt            `ignore` of config.json, or `exclude_modules` of hf_quant_config.json: whole names, substrings, globs
-                        (modelopt.py: is_layer_excluded)
+                        (modelopt.py: is_layer_excluded); of MIXED_PRECISION also `quantized_layers` (`mixed_precision.py`)
     fp8                 `ignored_layers`, else `modules_to_not_convert`: whole names (quant_utils.py: is_layer_skipped)
     awq                 `modules_to_not_convert`: substrings; without a list whatever is stored plain
     gptq                `dynamic` patterns, `modules_in_block_to_quantize`; without one whatever is stored plain
@@ -18,14 +18,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
 from assay.errors import PlanError
 from assay.foreign_text import shown
-from assay.recipes.families import quantization_of
+from assay_quantize.checkpoint.declaration import groups_of, read_declaration, weight_arguments
 from assay_quantize.formats.vllm_rules import MixedSchemes, RuntimeModule, group_of
+from assay_quantize.inspection.mixed_precision import algorithms_of, expects_mixed, is_mixed
 
 Expects = Callable[[RuntimeModule], str | None]
 """A module of vLLM -> the config group or method by which vLLM builds it; None: unquantized. MixedSchemes: it refuses."""
@@ -33,6 +34,7 @@ Expects = Callable[[RuntimeModule], str | None]
 _METHOD_NAMES = {"auto_awq": "awq", "awq_marlin": "awq", "gptq_marlin": "gptq", "intel/auto-round": "auto-round",
                  "modelopt_fp4": "modelopt", "modelopt_mixed": "modelopt", "modelopt_mxfp8": "modelopt"}  # fmt: skip
 _SPECIAL = frozenset("*+?^$()[]{}|\\")
+_INTEGER_BITS = (2, 3, 4, 5, 6, 8)
 _MOST_PATTERNS = 200_000
 """Of one list; longer ones are no list that a tool wrote."""
 
@@ -42,7 +44,8 @@ class Declared:
     """quantization: the claim itself. method: its name in vLLM, None: nothing is declared. producer: tool and version.
 
     expects: None where the method's rules are not known. listed: patterns of its list of modules that stay plain, key: where
-    that list stands. needs_inputs: scales of activations belong to every quantized weight.
+    that list stands. needs_inputs: scales of activations belong to every quantized weight. algorithms: of ModelOpt's
+    MIXED_PRECISION, entry of `quantized_layers` -> algorithm.
     """
 
     quantization: Mapping[str, Any]
@@ -56,19 +59,34 @@ class Declared:
     needs_inputs: bool
     activations: str | None
     kv_cache: str | None
+    algorithms: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def packings(self) -> tuple[tuple[int, int], ...]:
+        """(bits, columns that share a scale) of integers in groups, as the config groups have them."""
+        told = [(weights.get("num_bits"), weights.get("group_size")) for weights in weight_arguments(self.quantization)]
+        pairs = [(b, g) for b, g in told if type(b) is int and type(g) is int and b in _INTEGER_BITS and g > 0]
+        return tuple(dict.fromkeys(pairs))
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether it is ModelOpt's MIXED_PRECISION."""
+        return self.method == "modelopt" and is_mixed(self.quantization)
 
     def form_expected(self, group: str) -> frozenset[str] | None:
         """Forms of `stored.py` in which a module of this group may be stored; None: any."""
         if self.method == "compressed-tensors":
-            weights = _dict(_dict(_dict(self.quantization.get("config_groups")).get(group)).get("weights"))
+            weights = _dict(groups_of(self.quantization).get(group, {}).get("weights"))
             return _forms_of_arguments(weights)
+        if self.is_mixed:
+            return _MODELOPT_FORMS.get(group)
         return _FORMS.get(self.method or "") or _MODELOPT_FORMS.get(str(self.quantization.get("quant_algo", "")).upper())
 
 
 _FP8 = frozenset({"fp8", "fp8_block", "fp8_channel", "fp8_tensor"})
 _FORMS = {"fp8": _FP8 | {"mxfp8", "mxfp4"}, "awq": frozenset({"awq"}), "gptq": frozenset({"gptq"})}
 _MODELOPT_FORMS = {"NVFP4": frozenset({"nvfp4"}), "W4A16_NVFP4": frozenset({"nvfp4"}), "FP8": _FP8, "FP8_PB_WO": _FP8,
-                   "FP8_PER_CHANNEL_PER_TOKEN": _FP8, "MXFP8": frozenset({"mxfp8"})}  # fmt: skip
+                   "FP8_BLOCK_SCALES": _FP8, "FP8_PER_CHANNEL_PER_TOKEN": _FP8, "MXFP8": frozenset({"mxfp8"})}  # fmt: skip
 
 
 def _forms_of_arguments(weights: Mapping[str, Any]) -> frozenset[str] | None:
@@ -94,26 +112,24 @@ def read_declared(
     vLLM, as `packed_modules` gives it. rename: what vLLM's mapper makes of an entry of the list, where its modules have other
     names than the checkpoint's.
     """
-    quantization, where = quantization_of(config), "config.json: quantization_config"
-    if not isinstance(quantization, dict):
-        name = next(iter(others), None)
-        quantization, where = (dict(others[name]), name) if name is not None else ({}, where)
-    inner = quantization.get("quantization")
-    flat = {**quantization, **inner} if isinstance(inner, dict) else quantization
-    method = _method(flat, where)
+    declaration = read_declaration(config, others)
+    flat = {} if declaration is None else declaration.stated
+    where = "config.json: quantization_config" if declaration is None else declaration.where
+    method = _METHOD_NAMES.get(declaration.method, declaration.method) if declaration is not None and flat else None
     key, listed = _listed(method, flat)
     return Declared(
         quantization=flat,
         method=method,
         producer=_producer(flat, others),
         where=where,
-        expects=_expects(method, flat, [rename(entry) for entry in listed], is_plain, fused),
+        expects=_expects(method, flat, [rename(entry) for entry in listed], is_plain, fused, rename),
         listed=tuple(listed),
         key=key,
         bits=_bits(flat),
         needs_inputs=_needs_inputs(method, flat),
         activations=_activations(method, flat),
         kv_cache=_kv_cache(flat),
+        algorithms=algorithms_of(flat) if method == "modelopt" and is_mixed(flat) else {},
     )
 
 
@@ -127,20 +143,6 @@ def _strings(value: Any) -> list[str]:
         return []
     flat = [item for each in value for item in (each if isinstance(each, list) else [each])]
     return [item for item in flat[:_MOST_PATTERNS] if isinstance(item, str)]
-
-
-def _method(flat: Mapping[str, Any], where: str) -> str | None:
-    if not flat:
-        return None
-    told = flat.get("quant_method")
-    if told is None and (where == "hf_quant_config.json" or "quant_algo" in flat):
-        told = "modelopt"
-    if told is None and where in ("quantize_config.json", "quant_config.json"):
-        told = "awq" if "w_bit" in flat or "zero_point" in flat else "gptq"
-    name = str(told).lower() if told is not None else "unknown"
-    if name == "auto-round" and "awq" in str(flat.get("packing_format")):
-        return "auto-round"
-    return _METHOD_NAMES.get(name, name)
 
 
 def _listed(method: str | None, flat: Mapping[str, Any]) -> tuple[str, list[str]]:
@@ -158,21 +160,20 @@ def _listed(method: str | None, flat: Mapping[str, Any]) -> tuple[str, list[str]
 
 def _bits(flat: Mapping[str, Any]) -> int | None:
     told = flat.get("bits", flat.get("w_bit"))
-    groups = [_dict(_dict(group).get("weights")) for group in _dict(flat.get("config_groups")).values()]
-    of_ints = {weights.get("num_bits") for weights in groups if weights.get("type") == "int"}
+    of_ints = {weights.get("num_bits") for weights in weight_arguments(flat) if weights.get("type") == "int"}
     told = of_ints.pop() if len(of_ints) == 1 else told
-    return told if isinstance(told, int) and told in (2, 3, 4, 5, 6, 8) else None
+    return told if isinstance(told, int) and told in _INTEGER_BITS else None
 
 
 def _needs_inputs(method: str | None, flat: Mapping[str, Any]) -> bool:
     if method == "modelopt":
         if str(flat.get("quant_algo", "")).upper() not in ("NVFP4", "FP8"):
             return False
-        groups = _dict(flat.get("config_groups")).values()
-        return not groups or any(_dict(group).get("input_activations") is not None for group in groups)
+        groups = groups_of(flat).values()
+        return not groups or any(group.get("input_activations") is not None for group in groups)
     if method != "compressed-tensors":
         return method == "fp8" and flat.get("activation_scheme") == "static"
-    inputs = [_dict(_dict(group).get("input_activations")) for group in _dict(flat.get("config_groups")).values()]
+    inputs = [_dict(group.get("input_activations")) for group in groups_of(flat).values()]
     return bool(inputs) and all(args.get("dynamic") in (False, "local") for args in inputs)
 
 
@@ -182,8 +183,8 @@ def _activations(method: str | None, flat: Mapping[str, Any]) -> str | None:
     if scheme := flat.get("activation_scheme"):
         return f"FP8, {shown(scheme, 20)}"
     told = []
-    for group in _dict(flat.get("config_groups")).values():
-        args = _dict(_dict(group).get("input_activations"))
+    for group in groups_of(flat).values():
+        args = _dict(group.get("input_activations"))
         how = {True: "dynamic", False: "static", "local": "static range, dynamic groups"}.get(args.get("dynamic"), "dynamic")
         told.append(f"{args['num_bits']}-bit {shown(args.get('type'), 10)}, {how}" if args.get("num_bits") else "16 bits")
     if not told and method == "modelopt":
@@ -222,15 +223,17 @@ def _expects(
     listed: list[str],
     is_plain: Callable[[str], bool],
     fused: Mapping[str, Sequence[str]],
+    rename: Callable[[str], str],
 ) -> Expects | None:
     if method is None:
         return lambda module: None
     if method == "compressed-tensors":
-        groups = _dict(flat.get("config_groups")).items()
-        targets = {target: str(name) for name, group in groups for target in _strings(_dict(group).get("targets"))}
+        targets = {target: name for name, group in groups_of(flat).items() for target in _strings(group.get("targets"))}
         return lambda module: group_of(module, listed, targets, fused)
-    if method == "modelopt" and str(flat.get("quant_algo", "")).upper() == "MIXED_PRECISION":
-        return None  # one algorithm for each module, by `quantized_layers`
+    if method == "modelopt" and is_mixed(flat):
+        algorithms = {rename(entry): algorithm for entry, algorithm in algorithms_of(flat).items()}
+        kept = _of_runtime(listed)
+        return expects_mixed(algorithms, lambda name: _excluded_modelopt(name, kept, fused), fused) if algorithms else None
     rule = {"modelopt": _excluded_modelopt, "fp8": _skipped_exactly, "awq": _skipped_by_part}.get(method)
     if method == "awq" and not listed:
         rule = None
@@ -373,8 +376,8 @@ def slow_pattern(declared: Declared) -> str | None:
     """A pattern of the claim that is not matched here, because it may take too long; None: there is none."""
     patterns = [entry for entry in declared.listed if entry.startswith("re:") or declared.method == "gptq"]
     patterns += [pattern for pattern in _dict(declared.quantization.get("extra_config")) if not _SPECIAL.isdisjoint(pattern)]
-    for group in _dict(declared.quantization.get("config_groups")).values():
-        patterns += [target for target in _strings(_dict(group).get("targets")) if target.startswith("re:")]
+    for group in groups_of(declared.quantization).values():
+        patterns += [target for target in _strings(group.get("targets")) if target.startswith("re:")]
     for pattern in patterns:
         if len(pattern) > 2000 or len(re.findall(r"[*+]", pattern)) > MOST_REPETITIONS or _NESTED.search(pattern):
             return pattern

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from assay.records.inspection import MendBy, Needs, Severity
+from assay_quantize.inspection import cache_checks as cache
 from assay_quantize.inspection import file_checks as files
 from assay_quantize.inspection import layer_checks as layers
 from assay_quantize.inspection import source_checks as base
@@ -149,8 +150,8 @@ DEFECTS: tuple[Defect, ...] = (
         f"{VLLM}/issues/52111", structure.unknown_tensor,
     ),
     Defect(
-        "tied_head_stored", "wrong", "a head that config.json ties to the embedding is not stored, or is the same",
-        "vLLM skips the stored head and multiplies by the embedding", "text",
+        "tied_head_stored", "risk", "a head that config.json ties to the embedding is not stored, or is the same",
+        "vLLM 0.32 and transformers 5 serve the stored head; older loaders skip it and multiply by the embedding", "text",
         "set tie_word_embeddings to false, or delete the head if it was trained tied",
         "https://github.com/Blaizzy/mlx-vlm/issues/459", structure.tied_head_stored,
     ),
@@ -229,6 +230,18 @@ DEFECTS: tuple[Defect, ...] = (
         "vLLM looks for tensors of another form", "text", "correct the claim", f"{VLLM}/issues/55496", layers.other_form,
     ),
     Defect(
+        "quantized_layers_absent", "fails", "ModelOpt's MIXED_PRECISION has an algorithm for each layer",
+        "vLLM refuses to start: MIXED_PRECISION needs a non-empty quantized_layers", "text",
+        "write quantized_layers into config.json, from hf_quant_config.json or from what is stored",
+        f"{VLLM}/blob/main/vllm/model_executor/layers/quantization/modelopt.py", layers.quantized_layers_absent,
+    ),
+    Defect(
+        "layer_without_tensor", "risk", "every entry of quantized_layers names a module that is stored",
+        "vLLM passes the entry over; the module that it was meant for is built plain", "text",
+        "name the module as the shards do, or delete the entry",
+        f"{VLLM}/blob/main/vllm/model_executor/layers/quantization/modelopt.py", layers.layer_without_tensor,
+    ),
+    Defect(
         "router_quantized", "fails", "routers are stored plain",
         "vLLM builds most routers without a quantization config: a KeyError; where it loads, other experts are chosen", "base",
         "take the router from the base and list it", f"{VLLM}/issues/25029", layers.router_quantized,
@@ -265,6 +278,31 @@ DEFECTS: tuple[Defect, ...] = (
         "take the bias from the base", "https://github.com/NVIDIA-NeMo/Automodel/issues/2553", layers.router_bias_in_16_bits,
     ),
     Defect(
+        "cache_scale_alone", "fails", "where the KV cache has a scale of values, it has one of keys",
+        "vLLM asserts that the keys have one, where the cache is quantized", "tensors",
+        "store the scale of the keys too, or take that of the values out", f"{VLLM}/issues/46264", cache.cache_scale_alone,
+    ),
+    Defect(
+        "cache_scales_missing", "wrong", "where some layers have scales of the KV cache, all attention layers have",
+        "with an FP8 cache the layer takes 1 for its scale, or that of the keys for the values", "tensors",
+        "calibrate the layer's scales, or take out those of the others", f"{VLLM}/pull/46265", cache.cache_scales_missing,
+    ),
+    Defect(
+        "cache_scale_shape", "fails", "scales of the KV cache are single numbers, or one for a head as the claim says",
+        "vLLM refuses the shape", "tensors", "store the largest of them, or claim the strategy attn_head",
+        "https://github.com/sgl-project/sglang/pull/40243", cache.cache_scale_shape,
+    ),
+    Defect(
+        "embedding_quantized", "fails", "embeddings are stored plain, unless the claim is of compressed-tensors and names them",
+        "vLLM builds them plain and finds no parameter for codes and scales", "base", "take the embedding from the base",
+        "https://github.com/intel/auto-round/issues/1776", layers.embedding_quantized,
+    ),
+    Defect(
+        "awq_without_groups", "fails", "AWQ experts have groups of columns",
+        "vLLM counts groups by a group size of -1: a negative size while it builds the experts", "requantize",
+        "quantize the experts in groups", f"{VLLM}/issues/18885", layers.awq_without_groups,
+    ),
+    Defect(
         "scale_not_finite", "wrong", "no scale is NaN or infinite", "NaN for every token that meets the weight", "requantize",
         "compute the scale anew from the base", f"{VLLM}/issues/45212", values.scale_not_finite, "scales",
     ),
@@ -282,6 +320,12 @@ DEFECTS: tuple[Defect, ...] = (
         "scale_not_invertible", "wrong", "scales of activations and global scales have a finite inverse",
         "vLLM's kernels take 1 / scale: infinite, so NaN for whatever is sent to the expert", "tensors",
         "give the expert the largest scale of its layer's others", f"{VLLM}/pull/42601", values.scale_not_invertible, "scales",
+    ),
+    Defect(
+        "global_scale_inverted", "wrong", "compressed-tensors' global scales divide, ModelOpt's multiply",
+        "every weight is off by the square of the scale: one token over and over", "tensors",
+        "store the inverse of the global scale", "https://github.com/modular/modular/issues/6600",
+        values.global_scale_inverted, "scales",
     ),
     Defect(
         "global_scales_differ", "wrong", "weights that vLLM fuses have one global scale",

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
 from assay.errors import PlanError
 from assay.foreign_text import shown
+from assay.recipes.family_names import split_layer
 from assay.recipes.mtp import declared_layers
 from assay.records.inspection import CheckpointFacts, MtpFacts, StoredForm
 from assay_quantize.checkpoint.headers import TensorHeader
+from assay_quantize.checkpoint.stored import PLAIN, Weight
 from assay_quantize.inspection.file_checks import card_metadata
-from assay_quantize.inspection.stored import PLAIN, Weight
-from assay_quantize.inspection.structure_checks import layer_ranges, stored_mtp_layers
+from assay_quantize.inspection.structure_checks import layer_ranges, ranges, stored_mtp_layers
 from assay_quantize.inspection.subject import Subject
 
 
@@ -75,8 +76,25 @@ def _method(subject: Subject) -> str | None:
     declared = subject.declared
     if declared.method is None:
         return None
+    if declared.algorithms:
+        return f"{declared.method}, MIXED_PRECISION: {'; '.join(_by_algorithm(declared.algorithms))}"
     algorithm = declared.quantization.get("quant_algo") or declared.quantization.get("format")
     return f"{declared.method}, {shown(algorithm, 40)}" if algorithm else declared.method
+
+
+def _by_algorithm(algorithms: Mapping[str, str]) -> list[str]:
+    """Which layers each algorithm is for, by the entries of quantized_layers."""
+    layers: dict[str, set[int]] = defaultdict(set)
+    counted: Counter[str] = Counter()
+    for entry, algorithm in algorithms.items():
+        counted[algorithm] += 1
+        if (at := split_layer(f"{entry}.")) is not None:
+            layers[algorithm].add(at.layer)
+    return [
+        f"{shown(algorithm, 40)} of {count:,} modules"
+        + (f" in layers {ranges(sorted(layers[algorithm]))}" if layers[algorithm] else "")
+        for algorithm, count in sorted(counted.items())
+    ]
 
 
 def _producer(subject: Subject) -> str | None:

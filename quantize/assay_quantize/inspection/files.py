@@ -20,6 +20,7 @@ from assay.errors import CheckpointError
 from assay.safe_files import MAX_JSON_BYTES, open_inside
 from assay.safetensors_index import INDEX_NAME
 from assay.secret_text import hide_password
+from assay_quantize.checkpoint.declaration import READ_BESIDE
 from assay_quantize.checkpoint.file_names import CONFIG
 from assay_quantize.checkpoint.headers import TensorHeader, parse_header
 from assay_quantize.checkpoint.hub import FIRST_BYTES, NUM_CONNECTIONS, TIMEOUT_S, Repository
@@ -27,7 +28,7 @@ from assay_quantize.checkpoint.shard_files import OpenShards
 
 Headers = dict[str, TensorHeader]
 SMALL_NAMES = (
-    CONFIG, INDEX_NAME, "hf_quant_config.json", "quantize_config.json", "quant_config.json", "generation_config.json",
+    CONFIG, INDEX_NAME, *READ_BESIDE, "generation_config.json",
     "tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json", "merges.txt", "tokenizer_config.json",
     "chat_template.jinja", "chat_template.json", "special_tokens_map.json", "preprocessor_config.json", "README.md",
     "assay_manifest.json", "recipe.yaml", "model.safetensors", "consolidated.safetensors",

@@ -12,9 +12,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from assay_quantize.checkpoint.declaration import DEFAULT_BLOCK, declared_blocks, is_block
+from assay_quantize.checkpoint.stored import GLOBAL_LEAVES, INPUT_LEAVES, Weight, packed_bits
 from assay_quantize.formats.vllm_rules import MixedSchemes, RuntimeModule
 from assay_quantize.inspection.declared import check_patterns, slow_pattern
-from assay_quantize.inspection.stored import GLOBAL_LEAVES, INPUT_LEAVES, Weight, packed_bits
+from assay_quantize.inspection.mixed_precision import STATIC, spellings, without_tensor
 from assay_quantize.inspection.structure_checks import router_biases
 from assay_quantize.inspection.subject import Place, Subject
 
@@ -79,14 +81,19 @@ def fused_partly_listed(subject: Subject) -> Iterator[Place]:
 
 def fused_members_differ(subject: Subject) -> Iterator[Place]:
     for group, members in subject.fused_groups():
-        forms = {weight.module.rpartition(".")[2]: weight.form for weight in members}
+        forms = {weight.module.rpartition(".")[2]: weight.form for weight in members if not _lacks_scale(weight)}
         if len({_kind_of_form(form) for form in forms.values()}) > 1 and not _is_bare(subject, members):
             yield Place(group, "; ".join(f"{name} is stored as {form}" for name, form in forms.items()))
     for module, weights in subject.runtime:
-        forms_of = Counter(_kind_of_form(weight.form) for weight in weights)
+        forms_of = Counter(_kind_of_form(weight.form) for weight in weights if not _lacks_scale(weight))
         if module.kind == "experts" and len(forms_of) > 1:
             told = "; ".join(f"{count:,} weights as {form}" for form, count in forms_of.most_common())
             yield Place(module.name, f"its experts are stored in several forms: {told}")
+
+
+def _lacks_scale(weight: Weight) -> bool:
+    """FP8 in a form that only its scale would tell: `scale_missing` says so."""
+    return weight.form == "fp8"
 
 
 def _kind_of_form(form: str) -> str:
@@ -112,21 +119,28 @@ def _misfit(subject: Subject) -> Iterator[tuple[Judged, bool]]:
 
 def _listed_words(subject: Subject) -> str:
     declared = subject.declared
+    if declared.is_mixed:
+        return f"{declared.where}.quantized_layers"
     return f"{declared.where}.{declared.key}" if declared.key else declared.where
+
+
+def _plain_words(subject: Subject, judged: Judged) -> str:
+    form, key = judged.weights[0].form, _listed_words(subject)
+    if subject.declared.is_mixed:
+        return f"is stored as {form}; {key} says {judged.expected}"
+    return f"is stored as {form}, and {key} does not leave it out ({judged.expected})"
 
 
 def plain_not_listed(subject: Subject) -> Iterator[Place]:
     for judged, is_quantized in _misfit(subject):
         if not is_quantized and not _is_mtp(subject, judged):
-            form, key = judged.weights[0].form, _listed_words(subject)
-            yield Place(judged.module.name, f"is stored as {form}, and {key} does not leave it out ({judged.expected})")
+            yield Place(judged.module.name, _plain_words(subject, judged))
 
 
 def mtp_plain_not_listed(subject: Subject) -> Iterator[Place]:
     for judged, is_quantized in _misfit(subject):
         if not is_quantized and _is_mtp(subject, judged):
-            form, key = judged.weights[0].form, _listed_words(subject)
-            yield Place(judged.module.name, f"is stored as {form}, and {key} does not leave it out ({judged.expected})")
+            yield Place(judged.module.name, _plain_words(subject, judged))
     if subject.family is None and subject.declared.expects is not None:
         yield from _guessed_mtp(subject)
 
@@ -174,6 +188,34 @@ def other_form(subject: Subject) -> Iterator[Place]:
     for (module, form), weights in counted.items():
         expected = next(j.expected for j in judged_modules(subject) if j.module.name == module)
         yield Place(module, f"{len(weights):,} weights are stored as {form}; {subject.declared.where} says {expected}")
+    if subject.family is None and subject.declared.is_mixed:
+        yield from _other_than_entry(subject)
+
+
+def _other_than_entry(subject: Subject) -> Iterator[Place]:
+    """Of an architecture without a family: weights with an entry of their own in `quantized_layers`, in no form of it."""
+    declared = subject.declared
+    for module, weight in subject.stored.weights.items():
+        algorithm = next((declared.algorithms[name] for name in spellings(module) if name in declared.algorithms), None)
+        allowed = None if algorithm is None else declared.form_expected(algorithm)
+        if allowed is not None and weight.form not in allowed:
+            yield Place(module, f"is stored as {weight.form}; {_listed_words(subject)} says {algorithm}")
+
+
+def quantized_layers_absent(subject: Subject) -> Iterator[Place]:
+    if subject.declared.is_mixed and not subject.declared.algorithms:
+        yield Place(subject.declared.where, "says MIXED_PRECISION, and has no quantized_layers with an algorithm for each")
+
+
+def layer_without_tensor(subject: Subject) -> Iterator[Place]:
+    stored: set[str] = set()
+    for module, weight in subject.stored.weights.items():
+        stored.add(module)
+        experts = weight.shape[0] if weight.is_stacked and weight.shape else 0
+        for name in weight.representatives if weight.is_stacked else ():
+            stored.update(name.replace(".experts.0.", f".experts.{expert}.") for expert in range(experts))
+    for entry in without_tensor(subject.declared.algorithms, stored):
+        yield Place(entry, f"{_listed_words(subject)} says {subject.declared.algorithms[entry]}; no shard has such a module")
 
 
 def router_quantized(subject: Subject) -> Iterator[Place]:
@@ -188,6 +230,23 @@ def unquantizable_quantized(subject: Subject) -> Iterator[Place]:
         is_read = weight.form.startswith("fp8") and subject.part(weight) == "indexer"
         if weight.is_quantized and subject.is_bare(weight) and subject.part(weight) != "router" and not is_read:
             yield Place(module, f"is stored as {weight.form}")
+
+
+def embedding_quantized(subject: Subject) -> Iterator[Place]:
+    if subject.declared.method in (None, "compressed-tensors", "unknown"):
+        return
+    for module, weight in subject.stored.weights.items():
+        if weight.is_quantized and subject.part(weight) == "embedding":
+            yield Place(module, f"is stored as {weight.form}")
+
+
+def awq_without_groups(subject: Subject) -> Iterator[Place]:
+    claim = subject.declared.quantization
+    if subject.declared.method != "awq" or claim.get("q_group_size", claim.get("group_size")) != -1:
+        return
+    experts = [name for name, w in subject.stored.weights.items() if w.form == "awq" and subject.part(w) == "routed_expert"]
+    if experts:
+        yield Place(min(experts), f"and {len(experts) - 1:,} more weights of experts: the claim has group_size -1")
 
 
 def experts_left_out(subject: Subject) -> Iterator[Place]:
@@ -222,9 +281,14 @@ def input_scale_missing(subject: Subject) -> Iterator[Place]:
     for group, weights in of_group.items():
         lacking = [weight for weight in weights if not weight.parts.keys() & set(INPUT_LEAVES)]
         is_some = len(lacking) < len(weights)
-        if lacking and (is_some or subject.declared.needs_inputs):
+        if lacking and (is_some or subject.declared.needs_inputs or _is_static_by_entry(subject, weights[0].module)):
             told = f"{len(lacking):,} of {len(weights):,} weights have no scale of activations"
             yield Place(lacking[0].module if is_some else group, told)
+
+
+def _is_static_by_entry(subject: Subject, module: str) -> bool:
+    algorithms = subject.declared.algorithms
+    return any(algorithms.get(name) in STATIC for name in spellings(module))
 
 
 def scale_shape(subject: Subject) -> Iterator[Place]:
@@ -266,12 +330,8 @@ def _scale_problem(weight: Weight, scale: tuple[int, ...], subject: Subject) -> 
 
 def _declared_blocks(subject: Subject) -> list[tuple[int, int]]:
     """(rows, columns) that may share a scale of FP8: as the claim says, and those of formats that say nothing."""
-    groups = subject.declared.quantization.get("config_groups")
-    weights = [g.get("weights") for g in groups.values() if isinstance(g, dict)] if isinstance(groups, dict) else []
-    told = [subject.declared.quantization.get("weight_block_size")]
-    told += [of_group.get("block_structure") for of_group in weights if isinstance(of_group, dict)]
-    pairs = [(b[0], b[1]) for b in told if isinstance(b, list) and len(b) == 2 and all(type(n) is int and n > 0 for n in b)]
-    return [*(pairs or [(128, 128)]), (1, 128), (1, 32)]
+    pairs = [(block[0], block[1]) for block in declared_blocks(subject.declared.quantization) if is_block(block)]
+    return [*(pairs or [DEFAULT_BLOCK]), (1, 128), (1, 32)]
 
 
 def router_bias_in_16_bits(subject: Subject) -> Iterator[Place]:

@@ -8,8 +8,8 @@ from typing import Any
 from assay.errors import CheckpointError
 from assay.foreign_text import shown
 from assay.recipes.families import unquantized
+from assay_quantize.checkpoint.stored import PLAIN
 from assay_quantize.inspection.file_checks import TOKENIZERS, chat_template_of
-from assay_quantize.inspection.stored import PLAIN
 from assay_quantize.inspection.structure_checks import SKIPPED_BY_VLLM, logical_names
 from assay_quantize.inspection.subject import Place, Subject
 

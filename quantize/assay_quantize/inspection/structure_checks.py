@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from assay.errors import PlanError
-from assay.recipes.families import classify, names_of, split_layer
+from assay.recipes.family_names import classify, names_of, split_layer
 from assay.recipes.mtp import declared_layers, mtp_problems, stored_layers
 from assay_quantize.checkpoint.headers import TensorHeader
-from assay_quantize.inspection.stored import PLAIN, Weight
+from assay_quantize.checkpoint.source_format import ties_head
+from assay_quantize.checkpoint.stored import CACHE_LEAVES, PLAIN, Weight
 from assay_quantize.inspection.subject import Place, Subject
 
 SKIPPED_BY_VLLM = re.compile(r".*(rotary_emb\.(inv_freq|cos_cached|sin_cached)|\.attn\.bias|\.masked_bias)")
@@ -131,8 +132,15 @@ def layers_missing(subject: Subject) -> Iterator[Place]:
     if subject.num_layers is None:
         return
     layers = _layers(subject)
-    if layers and (missing := [n for n in range(subject.num_layers) if n not in layers]):
-        yield Place(f"layers {_ranges(missing)}", f"are in no shard; num_hidden_layers is {subject.num_layers}")
+    missing = [n for n in range(subject.num_layers) if n not in layers]
+    if not layers and subject.family is not None:
+        stored = (at.root for name in subject.stored.weights if (at := split_layer(f"{name}.")) is not None)
+        root, other = names_of(subject.family).layers, Counter(stored).most_common(1)
+        if other:
+            what = f"are in no shard by their names, {root}.0 and so on; what is stored is called {other[0][0]}.0 and so on"
+            yield Place(f"layers {ranges(missing)}", what)
+    elif layers and missing:
+        yield Place(f"layers {ranges(missing)}", f"are in no shard; num_hidden_layers is {subject.num_layers}")
 
 
 def dense_layers(subject: Subject) -> Iterator[Place]:
@@ -160,12 +168,12 @@ def experts_missing(subject: Subject) -> Iterator[Place]:
     for where, of_layer in projections.items():
         whole = set().union(*of_layer.values())
         if absent := [expert for expert in range(experts) if expert not in of_layer]:
-            yield Place(where, f"has no expert {_ranges(absent)}; config.json declares {experts} experts")
+            yield Place(where, f"has no expert {ranges(absent)}; config.json declares {experts} experts")
         if beyond := sorted(expert for expert in of_layer if expert >= experts):
-            yield Place(where, f"has experts {_ranges(beyond)}; config.json declares {experts} experts")
+            yield Place(where, f"has experts {ranges(beyond)}; config.json declares {experts} experts")
         if partial := sorted(expert for expert, rests in of_layer.items() if rests != whole and expert < experts):
             lacking = sorted(whole - of_layer[partial[0]])
-            yield Place(where, f"expert {_ranges(partial)}: {', '.join(lacking)} is missing")
+            yield Place(where, f"expert {ranges(partial)}: {', '.join(lacking)} is missing")
 
 
 def expert_shapes_differ(subject: Subject) -> Iterator[Place]:
@@ -185,9 +193,11 @@ def tensors_missing(subject: Subject) -> Iterator[Place]:
     for numbers in _alike(layers):
         counted = Counter(rest for number in numbers for rest in layers[number].rests)
         for rest, count in sorted(counted.items()):
+            if rest.rpartition(".")[2] in CACHE_LEAVES:
+                continue  # `cache_scales_missing` says so
             if len(numbers) > 1 and SAME_IN_MOST * len(numbers) < count < len(numbers):
                 absent = sorted(number for number in numbers if rest not in layers[number].rests)
-                yield Place(rest, f"is missing in layer {_ranges(absent)}; {count} like layers have it")
+                yield Place(rest, f"is missing in layer {ranges(absent)}; {count} like layers have it")
     yield from _missing_outside(subject)
 
 
@@ -219,7 +229,7 @@ def _missing_outside(subject: Subject) -> Iterator[Place]:
     if subject.family is None:
         return
     names = logical_names(subject)
-    is_tied = bool(subject.text.get("tie_word_embeddings", subject.config.get("tie_word_embeddings")))
+    is_tied = ties_head(subject.config)
     for name, form in names_of(subject.family).outside.items():
         if form.part in ("embedding", "norm", "lm_head") and name not in names and not (is_tied and form.part == "lm_head"):
             yield Place(name, "is in no shard")
@@ -243,15 +253,7 @@ def unknown_tensor(subject: Subject) -> Iterator[Place]:
 
 
 def _is_scale_of_cache(name: str) -> bool:
-    return name.rpartition(".")[2] in (
-        "k_scale",
-        "v_scale",
-        "q_scale",
-        "prob_scale",
-        "kv_scale",
-        "k_zero_point",
-        "v_zero_point",
-    )
+    return name.rpartition(".")[2] in (*CACHE_LEAVES, "k_zero_point", "v_zero_point")
 
 
 def _is_bias_of_known(subject: Subject, name: str) -> bool:
@@ -267,12 +269,11 @@ def _is_behind_all_layers(subject: Subject, name: str) -> bool:
 
 
 def tied_head_stored(subject: Subject) -> Iterator[Place]:
-    is_tied = subject.text.get("tie_word_embeddings", subject.config.get("tie_word_embeddings"))
     embeddings = [
         w for w in subject.stored.weights.values() if subject.part(w) == "embedding" and not subject.is_in_mtp(w.module)
     ]
     heads = [w for w in subject.stored.weights.values() if subject.part(w) == "lm_head" and not subject.is_in_mtp(w.module)]
-    if not is_tied or len(embeddings) != 1:
+    if not ties_head(subject.config) or len(embeddings) != 1:
         return
     for head in heads:
         if not _is_same_data(subject, head, embeddings[0]):
@@ -360,7 +361,7 @@ def mtp_experts_missing(subject: Subject) -> Iterator[Place]:
         if match is not None and "missing" in what:
             lacking[match[1]].add(int(match[2]))
     for where, experts in lacking.items():
-        yield Place(where, f"expert {_ranges(sorted(experts))}: weights are missing ({len(experts)} experts)")
+        yield Place(where, f"expert {ranges(sorted(experts))}: weights are missing ({len(experts)} experts)")
 
 
 def mtp_incomplete(subject: Subject) -> Iterator[Place]:
@@ -369,7 +370,7 @@ def mtp_incomplete(subject: Subject) -> Iterator[Place]:
             yield Place(where, what.replace(": vLLM would load it and draft noise", ""))
 
 
-def _ranges(numbers: list[int]) -> str:
+def ranges(numbers: list[int]) -> str:
     """`0-2, 5`; shortened where there are many."""
     ranges: list[list[int]] = []
     for number in sorted(numbers):
@@ -384,4 +385,4 @@ def _ranges(numbers: list[int]) -> str:
 def layer_ranges(weights: list[Weight]) -> str:
     """The layers that weights lie in: `0-2, 7`; empty: in none."""
     places = (split_layer(weight.name) for weight in weights)
-    return _ranges(sorted({at.layer for at in places if at is not None}))
+    return ranges(sorted({at.layer for at in places if at is not None}))

@@ -8,30 +8,20 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from assay.errors import CheckpointError, PlanError
-from assay.recipes.families import (
-    Classified,
-    classify,
-    count_of,
-    family_of,
-    form_of,
-    names_of,
-    num_experts,
-    num_hidden_layers,
-    split_layer,
-    text_of,
-)
+from assay.recipes.families import family_of, num_experts
+from assay.recipes.family_names import Classified, classify, form_of, names_of, split_layer
 from assay.recipes.runtime_names import packed_modules, role_of
+from assay.recipes.text_config import count_of, num_hidden_layers, text_of
 from assay.safe_files import parse_json_object
 from assay.safetensors_index import INDEX_NAME, weight_map
+from assay_quantize.checkpoint.declaration import READ_BESIDE
 from assay_quantize.checkpoint.file_names import CONFIG
 from assay_quantize.checkpoint.headers import TensorHeader
+from assay_quantize.checkpoint.stored import StoredTensors, Weight, weights_of
 from assay_quantize.formats.vllm_rules import RuntimeModule, runtime_modules
 from assay_quantize.inspection.declared import Declared, read_declared
 from assay_quantize.inspection.files import Files, Headers
-from assay_quantize.inspection.stored import StoredTensors, Weight, weights_of
 
-CLAIMS = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
-"""Where a claim of quantization may stand beside config.json."""
 _PACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """What vLLM merges in nearly every architecture; for those that have no family here."""
 
@@ -238,9 +228,10 @@ def open_subject(files: Files, source: Subject | None = None) -> Subject:
         family = family_of(config)
     except PlanError as error:
         problem = str(error).removeprefix("config.json: ")
-    claims = {name: json[name] for name in CLAIMS if name in json}
-    bits = read_declared(config, claims, lambda module: False, {}, str).bits
-    stored = weights_of(tensors.values(), bits)
+    claims = {name: json[name] for name in READ_BESIDE if name in json}
+    claim = read_declared(config, claims, lambda module: False, {}, str)
+    stacked = None if family is None else names_of(family).stacked
+    stored = weights_of(tensors.values(), claim.bits, stacked, claim.packings)
     fused = _PACKED if family is None else packed_modules(family)
     declared = read_declared(
         config, claims, lambda module: module in stored.weights and not stored.weights[module].is_quantized, fused,
@@ -285,7 +276,7 @@ def _index(files: Files) -> tuple[Mapping[str, str] | None, str | None, Any]:
 
 
 def _small_json(files: Files) -> tuple[dict[str, Mapping[str, Any]], dict[str, str]]:
-    names = (*CLAIMS, "generation_config.json", "tokenizer_config.json", "tokenizer.json", "chat_template.json",
+    names = (*READ_BESIDE, "generation_config.json", "tokenizer_config.json", "tokenizer.json", "chat_template.json",
              "assay_manifest.json")  # fmt: skip
     parsed: dict[str, Mapping[str, Any]] = {}
     unreadable: dict[str, str] = {}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from assay_quantize.inspection.stored import GLOBAL_LEAVES, INPUT_LEAVES
+from assay_quantize.checkpoint.stored import GLOBAL_LEAVES, INPUT_LEAVES
 from assay_quantize.inspection.subject import Counts, Place, Subject
 
+MOST_INVERTED = 10.0
 LARGEST_F32 = 3.4028234663852886e38
 SMALLEST_INVERTIBLE = 1 / LARGEST_F32
 """Of what is smaller, vLLM's kernels take the inverse as infinity."""
@@ -35,6 +36,17 @@ def scale_not_invertible(subject: Subject) -> Iterator[Place]:
     for name, value in subject.values.scalars.items():
         if name.rpartition(".")[2] in (*INPUT_LEAVES, *GLOBAL_LEAVES) and 0 < abs(value) < SMALLEST_INVERTIBLE:
             yield Place(name, f"is {value:.3g}; its inverse is infinite in FP32")
+
+
+def global_scale_inverted(subject: Subject) -> Iterator[Place]:
+    """A global scale is 2688 over the largest weight, or the inverse: beyond `MOST_INVERTED` it would be of weights in the
+    tens of thousands."""
+    for name, value in subject.values.scalars.items():
+        leaf = name.rpartition(".")[2]
+        if leaf == "weight_global_scale" and 0 < value < 1 / MOST_INVERTED:
+            yield Place(name, f"is {value:.3g}, and divides: the largest weight would be {2688 / value:,.0f}")
+        elif leaf == "weight_scale_2" and MOST_INVERTED < value < math.inf:
+            yield Place(name, f"is {value:.6g}, and multiplies: the largest weight would be {2688 * value:,.0f}")
 
 
 def global_scales_differ(subject: Subject) -> Iterator[Place]:

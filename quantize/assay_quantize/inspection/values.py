@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from assay.callbacks import Progress
 from assay_quantize.checkpoint.headers import TensorHeader
-from assay_quantize.inspection.stored import SCALE_LEAVES, Weight
+from assay_quantize.checkpoint.stored import CACHE_LEAVES, SCALE_LEAVES, Weight
 from assay_quantize.inspection.subject import Counts, Subject
 
 PIECE_BYTES = 16 << 20
@@ -32,7 +32,8 @@ _MAGNITUDE = {"F32": (0x7FFF_FFFF, 0x7F80_0000), "BF16": (0x7FFF, 0x7F80), "F16"
 
 def read_scales(subject: Subject, on_progress: Progress | None = None) -> None:
     """Fill `subject.values` with what scales, zero points and orders of columns hold."""
-    tensors = [h for h in _every_part(subject) if h.name.rpartition(".")[2] in SCALE_LEAVES or _is_stacked_scale(h)]
+    leaves = {*SCALE_LEAVES, *CACHE_LEAVES}
+    tensors = [h for h in _every_part(subject) if h.name.rpartition(".")[2] in leaves or _is_stacked_scale(h)]
     for header, counts in _counted(subject, tensors, on_progress):
         subject.values.scales[header.name] = counts
     for header in _with_data(subject, [h for h in tensors if math.prod(h.shape) == 1 and h.dtype in _STORAGE], note=False):
@@ -70,7 +71,7 @@ def _is_scale(header: TensorHeader) -> bool:
 def _every_part(subject: Subject) -> Iterator[TensorHeader]:
     for weight in subject.stored.weights.values():
         yield from weight.parts.values()
-    yield from (header for name, header in subject.stored.others.items() if name.endswith(("k_scale", "v_scale")))
+    yield from (header for name, header in subject.stored.others.items() if name.rpartition(".")[2] in CACHE_LEAVES)
 
 
 # ------------------------------------------------------------------------------------------------ reading

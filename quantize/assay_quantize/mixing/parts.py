@@ -14,10 +14,12 @@ from typing import Any
 
 from assay.errors import PlanError
 from assay.recipes.calibrated.methods import INTEGERS
-from assay.recipes.families import classify, family_of, num_hidden_layers
+from assay.recipes.families import family_of
+from assay.recipes.family_names import classify
 from assay.recipes.model import Serving
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
+from assay.recipes.text_config import num_hidden_layers
 from assay.records.choice.mix import KEPT
 from assay_quantize.checkpoint.checkpoint import Checkpoint
 from assay_quantize.checkpoint.source_format import find_companions

@@ -11,7 +11,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from assay.errors import PlanError
-from assay.recipes.families import Classified, count_of, num_experts, num_hidden_layers, size_of, text_of
+from assay.recipes.families import num_experts
+from assay.recipes.family_names import Classified
+from assay.recipes.text_config import count_of, num_hidden_layers, size_of, text_of
 from assay_quantize.checkpoint.headers import TensorHeader
 
 

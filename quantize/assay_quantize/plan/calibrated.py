@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from assay.errors import PlanError
 from assay.recipes.calibrated.methods import CALIBRATES, SCALED_BY
-from assay.recipes.families import split_layer
+from assay.recipes.family_names import split_layer
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.plan import OutputTensor, Plan, TensorPlan
 from assay_quantize.checkpoint.importance import INPUT_AMAX, K_AMAX, V_AMAX, Importance

@@ -21,11 +21,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from assay.errors import PlanError
-from assay.recipes.families import count_of, form_of, size_of, split_layer, text_of
 from assay.recipes.family import Form
+from assay.recipes.family_names import form_of, split_layer
 from assay.recipes.load import load_recipe, recipe_names
 from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe, context_tokens
+from assay.recipes.text_config import count_of, size_of, text_of
 from assay_quantize.checkpoint.fused_experts import is_fused
 from assay_quantize.plan.stored import StoredModel, StoredWeight, is_draft, is_speculative
 

@@ -16,21 +16,13 @@ from typing import Any, NamedTuple
 from assay.errors import PlanError
 from assay.quantities import and_more
 from assay.recipes.calibrated.texts import without_folders
-from assay.recipes.families import (
-    Classified,
-    classify,
-    family_of,
-    ignore_patterns,
-    names_of,
-    num_experts,
-    num_hidden_layers,
-    split_layer,
-    text_of,
-)
+from assay.recipes.families import family_of, num_experts
+from assay.recipes.family_names import Classified, classify, ignore_patterns, names_of, recorded_family, split_layer
 from assay.recipes.load import load_recipe
 from assay.recipes.mtp import mtp_problems, stored_layers
 from assay.recipes.precision import ROLES, PrecisionRecipe, layer_numbers
 from assay.recipes.runtime_names import fused_members, packed_modules
+from assay.recipes.text_config import num_hidden_layers, text_of
 from assay.records.base import sha256_of
 from assay.records.plan import Plan, TensorPlan
 from assay_quantize.checkpoint.checkpoint import Checkpoint
@@ -85,6 +77,7 @@ def make_plan(checkpoint: Checkpoint, recipe: PrecisionRecipe, *, model: str, fa
         model=model,
         precision=recipe.name,
         family=source.family,
+        own_family=recorded_family(source.family),
         source=checkpoint.location,
         source_sha256=checkpoint.sha256,
         source_revision=checkpoint.revision,

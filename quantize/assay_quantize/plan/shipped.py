@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from assay.recipes.base import recipes_dir
-from assay.recipes.families import changing_text, family_of, form_of, num_experts, text_of
+from assay.recipes.families import family_of, num_experts
+from assay.recipes.family_names import form_of
 from assay.recipes.precision import layer_numbers
+from assay.recipes.text_config import changing_text, text_of
 from assay.safe_files import read_json_object
 from assay_quantize.checkpoint.checkpoint import Checkpoint, as_source
 from assay_quantize.checkpoint.headers import TensorHeader

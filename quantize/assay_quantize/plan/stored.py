@@ -11,17 +11,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from assay.recipes.families import classify, form_of, names_of, split_layer
+from assay.recipes.family_names import classify, form_of, names_of, split_layer
 from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe
 from assay.records.plan import Plan, TensorPlan
 from assay_quantize.checkpoint.checkpoint import Checkpoint
+from assay_quantize.checkpoint.declaration import declared_block, declared_quantization
 from assay_quantize.checkpoint.fused_experts import is_fused
 from assay_quantize.checkpoint.headers import TensorHeader
-from assay_quantize.checkpoint.source_format import BARE_SCALE, SCALE_LEAVES, declared_block, declared_quantization
+from assay_quantize.checkpoint.stored import BARE_SCALE, WEIGHT_SCALE_LEAVES
 from assay_quantize.formats.schemes import CODES_PER_ELEMENT, PART_LEAVES, SCHEMES, module_of
 
-_PARTS = PART_LEAVES | {"weight", *SCALE_LEAVES}
+_PARTS = PART_LEAVES | {"weight", *WEIGHT_SCALE_LEAVES}
 
 
 class StoredWeight(NamedTuple):
@@ -95,7 +96,7 @@ def stored_weights(tensors: Iterable[TensorPlan]) -> tuple[StoredWeight, ...]:
     weights: dict[str, StoredWeight] = {}
     for tensor in tensors:
         num_bytes = sum(output.num_bytes for output in tensor.outputs)
-        if tensor.name.rpartition(".")[2] in SCALE_LEAVES:
+        if tensor.name.rpartition(".")[2] in WEIGHT_SCALE_LEAVES:
             scales[f"{tensor.module}.weight"] += num_bytes
         elif tensor.scheme is not None:
             row = SCHEMES[tensor.scheme]
@@ -134,7 +135,7 @@ def _put_together(name: str, parts: Mapping[str, TensorHeader], block_rows: int)
     if stored is not None and (packed is not None or is_fp4):
         shape = (*shape[:-1], shape[-1] * (2 if is_fp4 else CODES_PER_ELEMENT.get(stored.dtype, 1)))
     word_rows = 8 if "weight_zero_point" in parts else 1
-    scale = next((parts[leaf].shape for leaf in SCALE_LEAVES if leaf in parts), ())
+    scale = next((parts[leaf].shape for leaf in WEIGHT_SCALE_LEAVES if leaf in parts), ())
     if len(shape) != 2 or len(scale) != 2 or scale in ((shape[0], 1), (1, 1)):
         return StoredWeight(name, shape, num_bytes, word_rows=word_rows)
     if scale[0] == shape[0]:

@@ -12,12 +12,14 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from assay.errors import PlanError
-from assay.recipes.families import Classified
+from assay.recipes.family_names import Classified
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.plan import Action, OutputTensor, TensorPlan
 from assay_quantize.checkpoint.checkpoint import Checkpoint
+from assay_quantize.checkpoint.declaration import declared_block
 from assay_quantize.checkpoint.headers import TensorHeader
-from assay_quantize.checkpoint.source_format import E8M0, FP4, FP8, INT4, SHAPE_LEAF, Companions, block_of, declared_block
+from assay_quantize.checkpoint.source_format import E8M0, FP4, FP8, INT4, Companions, block_of
+from assay_quantize.checkpoint.stored import SHAPE_LEAF
 from assay_quantize.formats.schemes import CODES_PER_ELEMENT, DTYPE_BYTES, KV_LEAVES, SCHEMES, Scheme, module_of, output_tensors
 
 FLOATS = ("BF16", "F16", "F32")

@@ -16,6 +16,7 @@ from typing import Any
 import assay
 from assay.errors import QuantizeError
 from assay.hub_errors import hub_address
+from assay.recipes.family_names import take_up_family
 from assay.records.manifest import ShardRecord
 from assay.records.plan import Plan
 from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
@@ -93,6 +94,8 @@ def _plan_and_headers(plan_ref: Any, source: Path) -> tuple[Plan, Checkpoint]:
     import ray
 
     plan: Plan = ray.get(plan_ref)
+    if plan.own_family is not None:
+        take_up_family(plan.own_family)
     return plan, open_checkpoint(source)
 
 

@@ -30,7 +30,8 @@ from assay.atomic_files import naming
 from assay.callbacks import Say
 from assay.errors import QuantizeError
 from assay.quantities import size
-from assay.recipes.families import size_of, split_layer, text_of
+from assay.recipes.family_names import split_layer
+from assay.recipes.text_config import size_of, text_of
 from assay.records.base import write_text_atomically
 from assay.records.diagnosis.sensitivity import WorstTensor
 from assay.records.plan import Plan

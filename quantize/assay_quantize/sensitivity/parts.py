@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from assay.errors import PlanError
-from assay.recipes.families import Classified, classify, family_of, num_hidden_layers
+from assay.recipes.families import family_of
+from assay.recipes.family_names import Classified, classify
 from assay.recipes.precision import ROLES, PrecisionRecipe
 from assay.recipes.runtime_names import fused_members
+from assay.recipes.text_config import num_hidden_layers
 from assay.records.diagnosis.sensitivity import LeftOut
 from assay.records.plan import Plan, Role, TensorPlan
 from assay_quantize.checkpoint.checkpoint import Checkpoint

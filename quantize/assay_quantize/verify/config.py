@@ -19,7 +19,8 @@ from compressed_tensors.utils.match import match_name
 from pydantic import ValidationError
 
 from assay.errors import PlanError
-from assay.recipes.families import family_of, names_of
+from assay.recipes.families import family_of
+from assay.recipes.family_names import names_of
 from assay.recipes.mtp import mtp_problems, names_in_block
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.runtime_names import packed_modules

@@ -16,8 +16,9 @@ from safetensors import safe_open
 
 from assay.errors import PlanError, RecipeError
 from assay.recipes.base import recipes_dir
-from assay.recipes.families import Classified, classify, family_names, family_of, forms, ignore_patterns, names_of
+from assay.recipes.families import family_of
 from assay.recipes.family import FamilyBlock, FamilyRecipe
+from assay.recipes.family_names import Classified, classify, family_names, forms, ignore_patterns, names_of
 from assay.recipes.load import load_recipe
 
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "vocab_size": 128, "num_hidden_layers": 3}
@@ -396,6 +397,27 @@ def test_a_familys_own_names_follow_those_of_its_blocks_or_replace_them() -> Non
 def test_a_family_without_architecture_goes_by_its_model_type() -> None:
     assert family_of({"model_type": "kimi_k2", "n_routed_experts": 8}) == "deepseek_v3"
     assert family_of({"model_type": "qwen3_moe", "num_experts": 8}) == "qwen3_moe"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "family"),
+    [("Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe"), ("Qwen3OmniMoeForConditionalGeneration", "qwen3_omni_moe")],
+)
+def test_transformers_5_saves_the_number_of_experts_under_another_key(architecture: str, family: str) -> None:
+    """`attribute_map` of their configs: num_experts is saved as num_local_experts."""
+    for key in ("num_experts", "num_local_experts"):
+        text = {"text_config": {key: 8}}
+        config = {"architectures": [architecture], **({"thinker_config": text} if "Omni" in architecture else text)}
+        assert family_of(config) == family
+
+
+def test_a_number_of_experts_under_a_key_that_the_family_has_not() -> None:
+    with pytest.raises(
+        PlanError,
+        match=r"^config\.json: MixtralForCausalLM is of family mixtral, whose number of experts is num_local_experts; this one "
+        r"has num_experts: write it as num_local_experts, or take the config\.json of the model's release$",
+    ):
+        family_of({"architectures": ["MixtralForCausalLM"], "num_experts": 8})
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ import yaml
 from serving_interpreter import with_our_plugin
 
 from assay.errors import AssayError
-from assay.recipes import families
-from assay.recipes.families import family_of, names_of, split_layer
+from assay.recipes import family_names
+from assay.recipes.families import family_of
 from assay.recipes.family import FamilyRecipe, Form
+from assay.recipes.family_names import names_of, split_layer
 from assay.recipes.load import load_recipe
 from assay_evaluate.serving import family_draft
 from assay_evaluate.serving.family_draft import Draft, as_yaml, draft_families
@@ -156,7 +157,7 @@ def drafts(checkpoints: dict[str, Checkpoint], tmp_path_factory: pytest.TempPath
     asked |= {(model, "config"): (checkpoints[model].config, None) for model in UNKNOWN_TO_A_CONFIG}
     asked[SHORT, "config"] = {**checkpoints[SHORT].config, "max_position_embeddings": 2048}, None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(families, "family_names", list)
+        patch.setattr(family_names, "family_names", list)
         interpreter = Path(with_our_plugin(tmp_path_factory.mktemp("bin")))
         patch.setattr(family_draft, "find_interpreter", lambda profile: interpreter)
         return dict(zip(asked, draft_families(list(asked.values())), strict=True))
@@ -232,4 +233,4 @@ def test_a_dense_model_has_no_family() -> None:
 def test_all_families_are_drafted() -> None:
     """Those of `hollow_moe.py` are held against vLLM's loaders by replays (`test_replay_moe_families.py`)."""
     drafted = {family_of(hollow.MODELS[model][0]) for model in ABSENT}
-    assert drafted == set(families.family_names()) - hollow_moe.MODELS.keys()
+    assert drafted == set(family_names.family_names()) - hollow_moe.MODELS.keys()

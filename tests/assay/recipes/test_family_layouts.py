@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from assay.errors import PlanError
-from assay.recipes.families import Classified, classify, forms, ignore_patterns, names_of, num_experts, num_hidden_layers
+from assay.recipes.families import num_experts
+from assay.recipes.family_names import Classified, classify, forms, ignore_patterns, names_of
 from assay.recipes.mtp import declaring_none, mtp_problems, stored_layers
 from assay.recipes.runtime_names import fused_members, packed_modules
+from assay.recipes.text_config import num_hidden_layers
 from assay_quantize.formats.vllm_rules import runtime_modules
 
 HEAD = "schema: 1\nname: mine\narchitectures: [MineForCausalLM]\nreasoning_parser: qwen3\nnum_experts: [num_local_experts]\n"

@@ -12,7 +12,7 @@ import hollow
 import pytest
 from tiny_checkpoints import make_tiny_glm4_moe
 
-from assay.recipes.families import family_names, forms, names_of
+from assay.recipes.family_names import family_names, forms, names_of
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.runtime_names import packed_modules

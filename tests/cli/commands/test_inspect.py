@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 from command_line import Run
 from published import compressed, is_expert, of_model, publish, put
+from rich.console import Console
+
+from assay.records.inspection import Finding, Place
+from assay_cli.shown.inspection import _print_finding
 
 
 def test_damaged_scales_are_named(run: Run, tmp_path: Path) -> None:
@@ -27,6 +33,19 @@ def test_damaged_scales_are_named(run: Run, tmp_path: Path) -> None:
     assert [(f["defect"], f["severity"], f["num_places"], f["mend_by"]) for f in record["findings"]] == [
         ("scale_not_finite", "wrong", 2, "requantize")
     ]
+
+
+@pytest.mark.parametrize(("places", "listed"), [(99, "all"), (100, "all"), (101, "the first 100")])
+def test_what_json_lists(places: int, listed: str) -> None:
+    kept = tuple(Place(where=f"tensor {number}", what="is odd") for number in range(min(places, 100)))
+    finding = Finding(
+        defect="scale_zero", severity="wrong", places=kept, num_places=places, served="zeros", mend_by="requantize",
+        mend="again", source="https://example.org",
+    )  # fmt: skip
+    out = Console(file=io.StringIO(), width=200)
+    _print_finding(finding, out)
+    assert isinstance(out.file, io.StringIO)
+    assert f"  ... and {places - 5} more; --json lists {listed}\n" in out.file.getvalue()
 
 
 def test_what_cannot_be_read_is_one_line(run: Run, tmp_path: Path) -> None:

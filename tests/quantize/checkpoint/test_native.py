@@ -15,7 +15,7 @@ from tiny_checkpoints import read_shards, store_as_fp8, store_as_int4, write_jso
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
-from assay_quantize.checkpoint.native import foreign_quantization
+from assay_quantize.checkpoint.native import foreign_quantization, is_candidate
 from assay_quantize.engine.quantize import quantize
 from assay_quantize.plan.planner import make_plan
 
@@ -91,7 +91,7 @@ def test_what_assay_made_is_a_candidate_with_its_manifest_and_without(w4a16: Pat
          "config.json says in old_quantization_config: quant_method 'compressed-tensors', format 'pack-quantized'"),
         ({"quantization_config": None, "compression_config": {"format": "pack-quantized"}},
          "config.json says in compression_config: quant_method 'unknown', format 'pack-quantized'"),
-        ({"quantization_config": {"quant_algo": "NVFP4"}}, "config.json says quant_method 'NVFP4'"),
+        ({"quantization_config": {"quant_algo": "NVFP4"}}, "config.json says quant_method 'NVFP4', ModelOpt's 'NVFP4'"),
     ],
 )  # fmt: skip
 def test_a_declaration_that_is_gone_or_elsewhere_changes_nothing(
@@ -108,6 +108,46 @@ def test_declarations_in_files_of_other_tools(tiny_glm: Path, tmp_path: Path, fi
     assert how(folder) is None
     (folder / file).write_text('{"bits": 4}')
     assert how(folder) == f"{file} lies beside it"
+
+
+def as_modelopt(source: Path, to: Path, algorithm: str, scale_shape: tuple[int, ...], *more: str) -> Path:
+    """Every projection in FP8 with scales of ones, and other scales beside keys; declared in hf_quant_config.json alone."""
+    shards = read_shards(source)
+    for tensors in shards.values():
+        for name in [name for name in tensors if name.endswith("_proj.weight") and "eh_proj" not in name]:
+            rows, columns = tensors[name].shape
+            shape = scale_shape and (-(-rows // 128), 1, -(-columns // 128), 1)
+            tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+            tensors[f"{name}_scale"] = torch.ones(shape)
+            if name.endswith("k_proj.weight"):
+                tensors |= {name.replace("weight", leaf): torch.tensor(0.5) for leaf in more}
+    to.mkdir()
+    for path in source.iterdir():
+        if path.is_file() and path.suffix != ".safetensors":
+            shutil.copy(path, to / path.name)
+    write_shards(to, shards)
+    write_json(to / "hf_quant_config.json", {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": algorithm}})
+    return to
+
+
+def test_what_modelopt_wrote_is_named_with_what_judges_it(tiny_glm: Path, tmp_path: Path) -> None:
+    """Blocks whose scales have four dimensions (vllm-project/vllm#50617), scales of the KV cache (vllm-project/vllm#35656)."""
+    blocks = as_modelopt(tiny_glm, tmp_path / "blocks", "FP8_PB_WO", (1, 1, 1, 1))
+    assert how(blocks) == "hf_quant_config.json says ModelOpt's 'FP8_PB_WO' with scales of blocks in 4-D"
+    cache = as_modelopt(tiny_glm, tmp_path / "cache", "FP8", (), "k_scale")
+    count = sum(name.endswith("k_scale") for tensors in read_shards(cache).values() for name in tensors)
+    assert how(cache) == f"hf_quant_config.json says ModelOpt's 'FP8' with {count} scales of the KV cache"
+    config = json.loads((cache / "config.json").read_text())
+    quantization = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}
+    write_json(cache / "config.json", config | {"quantization_config": quantization})
+    (cache / "hf_quant_config.json").unlink()
+    told = how(cache)
+    assert told == f"config.json says quant_method 'modelopt', ModelOpt's 'FP8' with {count} scales of the KV cache"
+    assert str(is_candidate(str(cache), told, open_checkpoint(cache, allow_quantized=True))) == (
+        f"{cache}: is quantized already, a candidate and no source ({told}, which is not native to family glm4_moe); judge it: "
+        f"`assay judge REFERENCE {cache}`, REFERENCE being the model that it was made of; what is wrong with it: "
+        f"`assay inspect {cache}`"
+    )
 
 
 Tensors = list[tuple[str, str, tuple[int, ...]]]

@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from tiny_checkpoints import write_json
 
 from assay.errors import RecipeError
-from assay.recipes import families
-from assay.recipes.families import add_family
+from assay.recipes import family_names
+from assay.recipes.family_names import add_family
 from assay.records.plan import TensorPlan
 from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from assay_quantize.checkpoint.source_reader import SourceReader
@@ -46,8 +46,8 @@ stacked:
 
 @pytest.fixture
 def _own_families(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(families, "_own_files", {})
-    families.names_of.cache_clear()
+    monkeypatch.setattr(family_names, "_own_files", {})
+    family_names.names_of.cache_clear()
 
 
 def _checkpoint(folder: Path, tensors: dict[str, torch.Tensor], *, transposed: bool, interleaved: bool) -> Checkpoint:

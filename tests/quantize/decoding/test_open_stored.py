@@ -15,7 +15,8 @@ from tiny_checkpoints import fuse_experts, make_tiny_glm4_moe, to_fp8
 
 from assay.errors import CheckpointError
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
-from assay_quantize.decoding.methods import METHODS, REFUSED, declared_format
+from assay_quantize.checkpoint.declaration import MODELOPT_CONFIG, read_declaration
+from assay_quantize.decoding.methods import METHODS, REFUSED
 from assay_quantize.decoding.open_stored import Examination, open_stored
 from assay_quantize.decoding.stored_weight import KvRule
 from assay_quantize.kernels.reference import quantize_weight
@@ -48,7 +49,8 @@ def int4(module: str = UP) -> dict[str, torch.Tensor]:
     ],
 )  # fmt: skip
 def test_the_format_is_what_is_declared(config: dict[str, Any], modelopt: dict[str, Any] | None, expected: Any) -> None:
-    assert declared_format(config, modelopt) == expected
+    declaration = read_declaration(config, {} if modelopt is None else {MODELOPT_CONFIG: modelopt})
+    assert (None if declaration is None else declaration[:2]) == expected
 
 
 def test_no_format_is_both_read_and_refused() -> None:

@@ -16,7 +16,7 @@ import pytest
 from tiny_checkpoints import make_tiny_glm4_moe
 
 from assay.errors import PlanError
-from assay.recipes.families import classify, family_names, forms, ignore_patterns, names_of
+from assay.recipes.family_names import classify, family_names, forms, ignore_patterns, names_of
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.runtime_names import packed_modules

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file
 from tiny_checkpoints import random_tensors, write_json, write_shards
 
-from assay.recipes.families import family_of, names_of, num_experts
+from assay.recipes.families import family_of, num_experts
+from assay.recipes.family_names import names_of
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.plan import Plan

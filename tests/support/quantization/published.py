@@ -101,6 +101,28 @@ def modelopt_nvfp4(
     return Published({**config, "quantization_config": quantization}, made, files)
 
 
+def modelopt_mixed(
+    config: dict[str, Any], tensors: Tensors, algorithm_of: Callable[[str], str | None], exclude: list[str]
+) -> Published:  # fmt: skip
+    """ModelOpt's MIXED_PRECISION: NVFP4 or FP8 by tensor, as `algorithm_of` says; None: plain."""
+    nvfp4 = modelopt_nvfp4(config, tensors, lambda name: algorithm_of(name) == "NVFP4", exclude)
+    made: Tensors = {}
+    layers: dict[str, Any] = {}
+    for name, told in nvfp4.tensors.items():
+        algorithm, module = algorithm_of(name), name.removesuffix(".weight")
+        made[name] = told
+        if name not in tensors or algorithm is None:
+            continue
+        layers[module] = {"quant_algo": algorithm} | ({"group_size": 16} if algorithm == "NVFP4" else {})
+        if algorithm == "FP8":
+            made |= {name: ("F8_E4M3", told[1]), f"{module}.weight_scale": ("F32", ()), f"{module}.input_scale": ("F32", ())}
+    claim = {"quant_algo": "MIXED_PRECISION", "kv_cache_quant_algo": None, "quantized_layers": layers}
+    files = {"hf_quant_config.json": {"producer": {"name": "modelopt", "version": "0.41.0"},
+                                      "quantization": {**claim, "exclude_modules": exclude}}}  # fmt: skip
+    quantization = {**claim, "quant_method": "modelopt", "ignore": exclude}
+    return Published({**config, "quantization_config": quantization}, made, files)
+
+
 def compressed(
     config: dict[str, Any], tensors: Tensors, chosen: Chosen, ignore: list[str], form: str, *, inputs: bool = False
 ) -> Published:  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from assay_cli.options import JsonOption
+from assay_cli.options import FamilyOption, JsonOption
 from assay_cli.progress import track
 from assay_cli.shown.inspection import print_inspection
 from assay_cli.terminal import emit, results
@@ -27,11 +27,15 @@ def inspect(
         ),
     ] = None,
     deep: Annotated[
-        bool, typer.Option("--deep", help="Read the weights as well. Of a hub id or URL this transfers all of them.")
+        bool,
+        typer.Option(
+            "--deep", help="Read the weights as well. Of a hub id or URL (TARGET or --source) this transfers all of them."
+        ),
     ] = False,
     headers_only: Annotated[
         bool, typer.Option("--headers-only", help="Read headers and small files only, also of a folder; no scale.")
     ] = False,
+    family: FamilyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Say what a published checkpoint is and what is wrong with it, from its headers: no GPU, no download of weights.

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.quantities import and_more
-from assay.recipes.families import split_layer
+from assay.recipes.family_names import split_layer
 from assay.records.plan import OutputTensor, Plan, TensorPlan
 from assay_quantize.checkpoint.source_reader import SourceReader
 from assay_quantize.formats.schemes import module_of

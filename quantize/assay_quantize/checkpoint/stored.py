@@ -1,6 +1,7 @@
 """Stored tensors -> weights: which tensors make up one weight, in which form it is stored, what shape and how many bits it has.
 
-Forms are told by local names, dtypes and shapes alone; what config.json claims is compared with them elsewhere.
+The one place that knows what the parts of a quantized weight are called. Forms are told by local names, dtypes and shapes
+alone; what is declared (`declaration.py`) is compared with them elsewhere.
 
     plain     bf16, fp16, fp32                             weight
     FP8       fp8_block, fp8_channel, fp8_tensor, mxfp8    weight F8_E4M3, weight_scale(_inv) or scale
@@ -16,9 +17,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from assay.recipes.family import Stacked
+from assay.recipes.family_names import split_layer
 from assay_quantize.checkpoint.headers import TensorHeader
 
 PLAIN = {"BF16": "bf16", "F16": "fp16", "F32": "fp32", "F64": "fp64"}
@@ -29,10 +32,37 @@ WEIGHT_LEAVES = frozenset({
     "input_zero_point", "activation_scale", "pre_quant_scale", "smooth_factor",
 })  # fmt: skip
 """Local names of what belongs to one weight."""
+BARE_SCALE = "scale"
+"""Of DeepSeek-V4; elsewhere something else may be called so."""
+WEIGHT_SCALE_LEAVES = ("weight_scale_inv", "weight_scale", BARE_SCALE)
+"""Scales of FP8 and FP4 weights, and of INT4 by compressed-tensors."""
+SHAPE_LEAF = "weight_shape"
+"""Rows and columns of a packed weight."""
+PACKED_LEAVES = frozenset({
+    "weight_packed", "weight_global_scale", "weight_zero_point", "weight_g_idx", "qweight", "qzeros", "scales", "g_idx",
+    "weight_scale_2",
+})  # fmt: skip
+"""Parts that only weights of less than 8 bits have."""
+ACTIVATION_LEAVES = ("input_scale", "activation_scale")
+"""Scales of activations, measured for another scheme."""
+CODE_LEAVES = frozenset({"weight_packed", "qweight", "blocks"})
+QUANTIZED_LEAVES = (WEIGHT_LEAVES - {"weight", BARE_SCALE, "pre_quant_scale", "smooth_factor"}) | {"blocks", "act_scales"}
+"""Local names that only quantized modules have; `scale` of DeepSeek-V4 is one where its weight is not plain."""
+ATTENTION_LEAVES = {
+    "k_scale": "key", "v_scale": "value", "q_scale": "query", "kv_scale": "key and value", "prob_scale": "probability",
+    "k_zero_point": "key zero", "v_zero_point": "value zero", "output_scale": "output",
+    "k_global_scale": "key", "v_global_scale": "value", "q_global_scale": "query",
+}  # fmt: skip
+"""Local name of a tensor -> what of the attention it scales."""
+CACHE_LEAVES = ("k_scale", "v_scale", "q_scale", "kv_scale", "prob_scale")
+"""Scales of attention's own numbers, its KV cache above all, one for a layer: beside the projections, as ModelOpt writes them,
+or beside their module."""
+MARKS = PACKED_LEAVES | {*ACTIVATION_LEAVES, SHAPE_LEAF, "weight_scale", "weight_scale_inv", "absmax", "quant_map", "SCB"}
+"""Last parts of names that only quantized checkpoints have; the last three are bitsandbytes'."""
 GLOBAL_LEAVES = ("weight_global_scale", "weight_scale_2")
 """Scales of a whole weight in NVFP4; the first divides, the second multiplies."""
 INPUT_LEAVES = ("input_scale", "input_global_scale", "activation_scale")
-SCALE_LEAVES = ("weight_scale", "weight_scale_inv", "scale", "scales", *GLOBAL_LEAVES, *INPUT_LEAVES)
+SCALE_LEAVES = (*WEIGHT_SCALE_LEAVES, "scales", *GLOBAL_LEAVES, *INPUT_LEAVES)
 _CODES = ("qweight", "weight_packed", "weight")
 _BITSANDBYTES = (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map")
 _STACKED = re.compile(
@@ -49,6 +79,7 @@ class Weight(NamedTuple):
 
     module: its name without the last component; of stacked experts the name of the tensor. form: see above. shape: of what it
     stands for, experts first where they are stacked; None where that cannot be told. parts: local name -> tensor.
+    of_expert_0: of experts that are stacked under names of their family's own, the modules of the first.
     """
 
     module: str
@@ -56,6 +87,7 @@ class Weight(NamedTuple):
     shape: tuple[int, ...] | None
     parts: Mapping[str, TensorHeader]
     is_stacked: bool
+    of_expert_0: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -76,6 +108,8 @@ class Weight(NamedTuple):
     @property
     def representatives(self) -> tuple[str, ...]:
         """Modules as vLLM's rules see them: of stacked experts the projections of expert 0."""
+        if self.of_expert_0:
+            return self.of_expert_0
         if not self.is_stacked:
             return (self.module,)
         experts, _, part = self.module.rpartition(".")
@@ -90,8 +124,16 @@ class StoredTensors(NamedTuple):
     others: dict[str, TensorHeader]
 
 
-def weights_of(tensors: Iterable[TensorHeader], bits: int | None) -> StoredTensors:
-    """bits: of packed integers, as config.json says; None: it does not."""
+def weights_of(
+    tensors: Iterable[TensorHeader],
+    bits: int | None,
+    stacked_names: Mapping[str, Stacked] | None = None,
+    packings: Sequence[tuple[int, int]] = (),
+) -> StoredTensors:  # fmt: skip
+    """bits: of packed integers, as config.json says; None: it does not. stacked_names: `FamilyNames.stacked`.
+    packings: (bits, columns that share a scale) of packed integers, where config.json has several."""
+    by_family = {name.removesuffix(".weight"): form for name, form in (stacked_names or {}).items()}
+    of_expert_0: dict[str, tuple[str, ...]] = {}
     parts: dict[str, dict[str, TensorHeader]] = {}
     others: dict[str, TensorHeader] = {}
     stacked: set[str] = set()
@@ -100,6 +142,9 @@ def weights_of(tensors: Iterable[TensorHeader], bits: int | None) -> StoredTenso
         if (match := _stacked(header.name)) is not None:
             module, leaf = match
             stacked.add(module)
+        elif first := _stacked_by_family(header.name, by_family):
+            module, leaf = header.name.removesuffix(".weight"), "weight"
+            of_expert_0[module] = first
         elif header.name.endswith(_BITSANDBYTES) or ".quant_state." in header.name:
             module, leaf = header.name.partition(".weight.")[0], "weight." + header.name.partition(".weight.")[2]
         elif leaf not in WEIGHT_LEAVES:
@@ -112,10 +157,23 @@ def weights_of(tensors: Iterable[TensorHeader], bits: int | None) -> StoredTenso
         if codes is None or (len(codes.shape) < 2 and len(of_module) == 1 and codes.dtype in PLAIN):
             others |= {header.name: header for header in of_module.values()}  # norms, and scales without a weight
             continue
-        is_stacked = module in stacked or (len(codes.shape) == 3 and _STACKED_MOE.fullmatch(module) is not None)
-        form = _form(of_module)
-        weights[module] = Weight(module, form, _shape(form, of_module, bits), of_module, is_stacked)
+        is_stacked = (
+            module in stacked or module in of_expert_0 or (len(codes.shape) == 3 and _STACKED_MOE.fullmatch(module) is not None)
+        )
+        form, first = _form(of_module), of_expert_0.get(module, ())
+        shape = _shape(form, of_module, bits or _bits_of(of_module, packings))
+        weights[module] = Weight(module, form, shape, of_module, is_stacked, first)
     return StoredTensors(weights, others)
+
+
+def _stacked_by_family(name: str, stacked: Mapping[str, Stacked]) -> tuple[str, ...]:
+    """The modules of expert 0 in a tensor that the family stacks; empty: it is none."""
+    at = split_layer(name) if stacked else None
+    form = None if at is None else stacked.get(at.rest.removesuffix(".weight"))
+    if at is None or form is None or form.parts[0].endswith(".bias"):
+        return ()
+    parts = (part.replace("{expert}", "0").removesuffix(".weight") for part in form.parts)
+    return tuple(f"{at.root}.{at.layer}.{part}" for part in parts)
 
 
 def _stacked(name: str) -> tuple[str, str] | None:
@@ -163,6 +221,16 @@ def _fp8_form(codes: TensorHeader | None, scale: TensorHeader | None, *, has_exp
     experts = codes.shape[0] if len(codes.shape) == 3 else 1
     rows = codes.shape[-2] if len(codes.shape) > 1 else 0
     return "fp8_channel" if math.prod(scale.shape) == experts * rows else "fp8_block"
+
+
+def _bits_of(parts: Mapping[str, TensorHeader], packings: Sequence[tuple[int, int]]) -> int | None:
+    """Of packed integers, the one way of packing after which their groups come out even; None: not one."""
+    codes, scale = parts.get("weight_packed"), parts.get("weight_scale")
+    if codes is None or scale is None or not codes.shape or len(scale.shape) != len(codes.shape):
+        return None
+    columns = {bits: codes.shape[-1] * 32 // bits for bits, _ in packings}
+    fitting = {bits for bits, group in packings if columns[bits] == group * scale.shape[-1]}
+    return fitting.pop() if len(fitting) == 1 else None
 
 
 def _shape(form: str, parts: Mapping[str, TensorHeader], bits: int | None) -> tuple[int, ...] | None:
