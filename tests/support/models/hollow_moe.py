@@ -14,6 +14,7 @@ from typing import Any
 
 import hollow
 import hollow_hybrids
+import hollow_later
 from hollow_parts import (
     NORMS,
     SMALL,
@@ -846,6 +847,7 @@ MODELS: dict[str, Model] = {
         {**WITHOUT_HEAD_DIM, "num_hidden_layers": 4, "num_experts": 4, "moe_intermediate_size": 128, "intermediate_size": 256},
         ("Lfm2MoeConfig", "Lfm2MoeForCausalLM"), layers=4,
     ),
+    **hollow_later.MODELS,
 }  # fmt: skip
 """Family -> a model of it."""
 _BIASES = ("e_score_correction_bias", "expert_bias", "router_bias")
