@@ -315,10 +315,14 @@ DRAFTS = "`assay family` drafts a family of what vLLM serves (docs/families.md h
          "config.json: architecture NewMoeForCausalLM is not known; " + DRAFTS),
         ({"model_type": "new_moe", "num_local_experts": 8},
          "config.json: architecture model_type 'new_moe' is not known; " + DRAFTS),
-        ({"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_local_experts": 32},
+        ({"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_local_experts": 32,
+          "quantization_config": {"quant_method": "mxfp4"}},
          "config.json: GptOssForCausalLM cannot be quantized again: it is published with its experts in MXFP4, 4.25 bits a "
          "weight, and vLLM 0.32 takes no smaller or other form of them in full; serve it as it is "
          "(docs/decisions/families.md)"),
+        ({"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_local_experts": 32},
+         "config.json: GptOssForCausalLM in 16 bits cannot be quantized: vLLM 0.32 takes INT4 and FP8 of its experts, which have "
+         "biases and rows of gate and up in turns, only in part; serve it as it is (docs/decisions/families.md)"),
         ({"architectures": ["NewVLForConditionalGeneration"], "thinker_config": {"text_config": {"n_routed_experts": 8}}},
          "config.json: architecture NewVLForConditionalGeneration is not known; " + DRAFTS),
         ({"architectures": ["NewVLForConditionalGeneration"], "text_config": {"hidden_size": 8}},

@@ -20,6 +20,7 @@ REFUSED: dict[Cell, str] = {
     **{Cell(family, "w4a16-g32", 8): "group size" for family in ("gemma4", "glm4_moe", "glm4v_moe", "nemotron_h", "qwen4_exp")},
     **{Cell("kimi_k3", what, ranks): "refused" for what in ("source", *PRECISIONS) for ranks in (1, 8)},
     **{Cell("step3p7", what, ranks): "arguments" for what in ("source", *PRECISIONS) for ranks in (1, 8)},
+    **{Cell("laguna", what, ranks): "missing tensor" for what in ("source", *PRECISIONS) for ranks in (1, 8)},
     Cell("granitemoehybrid", "w4a16-g32", 8): "shape",
     Cell("mimo_v2_flash", "source", 8): "shape",
 }

@@ -1,4 +1,4 @@
-"""Names of weights in GGUF files against the tables of the package `gguf`, for every architecture whose names are translated."""
+"""Names of weights in GGUF files against the tables of the package `gguf`, for every architecture that is translated."""
 
 from __future__ import annotations
 

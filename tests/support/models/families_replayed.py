@@ -16,7 +16,7 @@ import hollow
 import hollow_moe
 from serving_interpreter import REPOSITORY, with_our_plugin
 
-from assay.recipes.families import family_names, names_of
+from assay.recipes.families import names_of
 from assay.recipes.family import FamilyRecipe
 from assay.recipes.load import load_recipe
 from assay.recipes.model import Serving

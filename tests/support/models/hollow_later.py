@@ -256,7 +256,8 @@ BAILING_V3 = TEXT | {
     "num_key_value_heads": 16, "num_shared_experts": 1, "q_lora_rank": 256, "qk_head_dim": 192, "qk_nope_head_dim": 128,
     "qk_rope_head_dim": 64, "rms_norm_eps": 1e-06, "rope_interleave": True,
     "rope_parameters": {"rope_theta": 6000000, "rope_type": "default"}, "routed_scaling_factor": 2.5,
-    "score_function": "sigmoid", "short_conv_kernel_size": 4, "topk_group": 4, "use_qk_norm": True, "v_head_dim": 128,
+    "score_function": "sigmoid", "short_conv_kernel_size": 4, "topk_group": 4, "use_bias": False, "use_qk_norm": True,
+    "v_head_dim": 128,
     "vocab_size": 157184,
 }  # fmt: skip
 """inclusionAI/Ling-3.0-tiny (a test of mlx-swift's class has a copy)."""
@@ -292,7 +293,7 @@ MODELS: dict[str, Model] = {
         ("ExaoneMoeConfig", "ExaoneMoeForCausalLM"), layers=4,
     ),
     "hy_v3": Model(
-        "Hy3", HY_V3, hy_v3_shapes, _MORE, ("HYV3Config", "HYV3ForCausalLM"), mtp=True,
+        "Hy3", HY_V3, hy_v3_shapes, _MORE, ("HYV3Config", "HYV3ForCausalLM"),
     ),
     "afmoe": Model(
         "Trinity-Mini", AFMOE, lambda config: whole_model(config, afmoe_layer), _MORE,
