@@ -198,8 +198,8 @@ _WITHOUT_FAMILY = {
 """Architectures that vLLM serves and no family will have as things are, with the reason."""
 _WITHOUT_FAMILY_IN_16_BITS = {
     "GptOssForCausalLM": (
-        "in 16 bits cannot be quantized: vLLM 0.32 takes INT4 and FP8 of its experts, which have biases and rows of gate and up "
-        "in turns, only in part; serve it as it is (docs/decisions/families.md)"
+        "in 16 bits cannot be quantized: vLLM 0.32 takes INT4 and FP8 of its experts, which have biases and rows of gate and "
+        "up in turns, only in part; serve it as it is (docs/decisions/families.md)"
     ),
 }
 """The same of checkpoints that are not quantized: fine-tunes."""

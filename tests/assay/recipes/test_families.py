@@ -321,8 +321,8 @@ DRAFTS = "`assay family` drafts a family of what vLLM serves (docs/families.md h
          "weight, and vLLM 0.32 takes no smaller or other form of them in full; serve it as it is "
          "(docs/decisions/families.md)"),
         ({"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_local_experts": 32},
-         "config.json: GptOssForCausalLM in 16 bits cannot be quantized: vLLM 0.32 takes INT4 and FP8 of its experts, which have "
-         "biases and rows of gate and up in turns, only in part; serve it as it is (docs/decisions/families.md)"),
+         "config.json: GptOssForCausalLM in 16 bits cannot be quantized: vLLM 0.32 takes INT4 and FP8 of its experts, which "
+         "have biases and rows of gate and up in turns, only in part; serve it as it is (docs/decisions/families.md)"),
         ({"architectures": ["NewVLForConditionalGeneration"], "thinker_config": {"text_config": {"n_routed_experts": 8}}},
          "config.json: architecture NewVLForConditionalGeneration is not known; " + DRAFTS),
         ({"architectures": ["NewVLForConditionalGeneration"], "text_config": {"hidden_size": 8}},
