@@ -52,7 +52,7 @@ precisions := $(if $(strip $(PRECISIONS)),--precisions $(subst $(space),$(comma)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup preflight preflight-first chosen-first quantize eval report card choose publish gate swe-demo swe-images doctor gpu-check speed test test-fast check lint docs bench bench-quantize full-count fuzz planted simulations choose-start soak alike lost-text sweep chaos damages clean calibrated-rows limits reports
+.PHONY: help setup preflight preflight-first chosen-first quantize eval report card choose publish gate swe-demo swe-images doctor gpu-check speed test test-fast check lint docs bench bench-quantize full-count fuzz planted simulations choose-start soak alike lost-text sweep chaos damages clean calibrated-rows limits reports families-table
 
 help: ## show this text
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,18p'
@@ -198,6 +198,9 @@ calibrated-rows: .venv/.ready ## round odd weights by GPTQ, and see that `assay 
 
 reports: .venv/.ready ## run the tests that rebuild public reports and attacks, in minutes; write benchmarks/trust/reports.md
 	@.venv/bin/python benchmarks/trust/reports/report_table.py --write benchmarks/trust/reports.md
+
+families-table: setup ## ask vLLM's loaders for GPUs about a model of every family, in minutes; write the table of docs/families.md
+	@support=tests/support; PYTHONPATH=$$support/quantization:$$support/models:$$support/serving .venv/bin/python $$support/models/families_replayed.py
 
 damages: .venv/.ready ## damage checkpoints in 640 ways and see that `assay verify` finds each; write benchmarks/trust/damages.md
 	@.venv/bin/python benchmarks/trust/damage_table.py --write benchmarks/trust/damages.md

@@ -20,6 +20,13 @@ _WITHOUT_FAMILY = {
     ),
 }
 """Architectures that vLLM serves and no family will have as things are, with the reason."""
+_WITHOUT_FAMILY_IN_16_BITS = {
+    "GptOssForCausalLM": (
+        "in 16 bits cannot be quantized: vLLM 0.32 takes INT4 and FP8 of its experts, which have biases and rows of gate and "
+        "up in turns, only in part; serve it as it is (docs/decisions/families.md)"
+    ),
+}
+"""The same of checkpoints that are not quantized: fine-tunes."""
 
 
 def family_of(config: Mapping[str, Any]) -> str:
@@ -50,7 +57,8 @@ def family_of(config: Mapping[str, Any]) -> str:
             f"config.json: {what} is of family {family}, whose number of experts is {keys}; this one has {own}: write it as "
             f"{names_of(family).num_experts_keys[0]}, or take the config.json of the model's release"
         )
-    if reason := _WITHOUT_FAMILY.get(what):
+    reasons = _WITHOUT_FAMILY if "quantization_config" in config else _WITHOUT_FAMILY_IN_16_BITS
+    if reason := reasons.get(what):
         raise PlanError(f"config.json: {what} {reason}")
     raise PlanError(
         f"config.json: architecture {what} is not known; `assay family` drafts a family of what vLLM serves "

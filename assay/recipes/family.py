@@ -121,6 +121,8 @@ class FamilyRecipe(FamilyBlock):
     """Quantized forms that are a source. Empty: models are released in BF16, and whatever is quantized is a candidate."""
     kinds: tuple[str, ...] = ()
     """Names, or beginnings of names, by which layers of this family differ in kind: what only some layers have."""
+    from_config: bool = False
+    """No published checkpoint or implementation beside vLLM's was at hand: names are those that vLLM's class takes."""
     blocks: tuple[str, ...] = ()
     """Names of shared blocks, or YAML files relative to the family's, in the order in which their names follow each other."""
 

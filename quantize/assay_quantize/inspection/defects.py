@@ -312,7 +312,7 @@ DEFECTS: tuple[Defect, ...] = (
         f"{VLLM}/issues/54189", values.scale_zero, "scales",
     ),
     Defect(
-        "scale_negative", "wrong", "no scale is negative",
+        "scale_negative", "wrong", "no scale is negative, but of GPTQ's and AWQ's integers",
         "kernels that take its logarithm or root give NaN; others flip signs",
         "requantize", "compute the scale anew from the base", f"{VLLM}/issues/54189", values.scale_negative, "scales",
     ),

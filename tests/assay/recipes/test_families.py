@@ -190,7 +190,7 @@ def test_names_and_shapes_of_more_families_are_those_transformers_writes(tmp_pat
     assert classes is not None
     written = _written_by_transformers(tmp_path, *classes, {key: config[key] for key in config if key != "architectures"})
     shapes = dict(hollow_moe.MODELS[family].shapes(config))
-    assert written == {name: shape for name, shape in shapes.items() if not name.startswith("mtp.")}
+    assert written == {name: shape for name, shape in shapes.items() if classify(family, name, config).role != "mtp"}
 
 
 @pytest.mark.parametrize(
@@ -316,10 +316,14 @@ DRAFTS = "`assay family` drafts a family of what vLLM serves (docs/families.md h
          "config.json: architecture NewMoeForCausalLM is not known; " + DRAFTS),
         ({"model_type": "new_moe", "num_local_experts": 8},
          "config.json: architecture model_type 'new_moe' is not known; " + DRAFTS),
-        ({"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_local_experts": 32},
+        ({"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_local_experts": 32,
+          "quantization_config": {"quant_method": "mxfp4"}},
          "config.json: GptOssForCausalLM cannot be quantized again: it is published with its experts in MXFP4, 4.25 bits a "
          "weight, and vLLM 0.32 takes no smaller or other form of them in full; serve it as it is "
          "(docs/decisions/families.md)"),
+        ({"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_local_experts": 32},
+         "config.json: GptOssForCausalLM in 16 bits cannot be quantized: vLLM 0.32 takes INT4 and FP8 of its experts, which "
+         "have biases and rows of gate and up in turns, only in part; serve it as it is (docs/decisions/families.md)"),
         ({"architectures": ["NewVLForConditionalGeneration"], "thinker_config": {"text_config": {"n_routed_experts": 8}}},
          "config.json: architecture NewVLForConditionalGeneration is not known; " + DRAFTS),
         ({"architectures": ["NewVLForConditionalGeneration"], "text_config": {"hidden_size": 8}},
@@ -428,7 +432,7 @@ def test_a_number_of_experts_under_a_key_that_the_family_has_not() -> None:
          "'other' (got 'atention'); did you mean 'attention'?"),
         ("layer:\n  a.weight: {role: attention, knd: linear}\n",
          "unknown key 'layer.a.weight.knd'; did you mean 'kind'? Allowed: fused, kind, role, split"),
-        ("layr: {}\n", "unknown key 'layr'; did you mean 'layer'? Allowed: architectures, blocks, description, "
+        ("layr: {}\n", "unknown key 'layr'; did you mean 'layer'? Allowed: architectures, blocks, description, from_config, "
          "kept, kept_in_layers, kinds, layer, layers, model_types, mtp, name, native_quantization, num_experts, "
          "outside, reasoning_parser, runtime, schema, stacked"),
     ],

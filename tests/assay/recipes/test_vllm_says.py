@@ -26,8 +26,10 @@ pytestmark = pytest.mark.serve
 DRAFT_TOKENS = 2
 WRAPS = {"KimiK25ForConditionalGeneration": "DeepseekV2ForCausalLM"}
 """Class of vLLM's that has no mapping -> the one that it builds its language model of (kimi_k25.py)."""
-WITHOUT_MAPPING = {"KimiK3ForConditionalGeneration", "Step3p7ForConditionalGeneration"}
-"""Nor has the language model of these one by which vLLM would look."""
+WITHOUT_MAPPING = {
+    "KimiK3ForConditionalGeneration", "Step3p7ForConditionalGeneration", "Dots1ForCausalLM", "HunYuanMoEV1ForCausalLM",
+}  # fmt: skip
+"""Nor has the language model of these one by which vLLM would look; of the last two vLLM has no class."""
 ARCHITECTURES = {
     WRAPS.get(name, name): family
     for family in family_names()
@@ -38,6 +40,8 @@ GATE_UP, QKV = {"gate_up_proj": ("gate_proj", "up_proj")}, {"qkv_proj": ("q_proj
 DIFFERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     # the family fuses the indexer's projections with these three, the mapping does not
     "MiniMaxM3SparseForConditionalGeneration": ({"qkv_proj": (*QKV["qkv_proj"], "index_q_proj", "index_k_proj")}, QKV),
+    # vLLM names q, k and v with and without what is fused with them, and not what its class fuses of latent attention
+    "BailingMoeV3ForCausalLM": ({"fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa")}, QKV),
     # a dense MLP's names, which these models do not have
     "OlmoeForCausalLM": (GATE_UP, {}),
     "Qwen3VLMoeForConditionalGeneration": (GATE_UP, {}),

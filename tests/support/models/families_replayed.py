@@ -1,15 +1,14 @@
 """The table of docs/families.md: what vLLM's loaders for GPUs say of a model of every family that ships.
 
-    P=tests/support; PYTHONPATH=$P/quantization:$P/models:$P/serving .venv/bin/python $P/models/families_replayed.py
-
-writes it; that takes about two minutes on two cores. Widths are the published ones, layers,
-    experts and towers are few and small.
+`make families-table` writes it whole; that takes about three minutes on two cores. With names of families only their rows are
+written anew. Widths are the published ones, layers, experts and towers are few and small.
 """
 
 from __future__ import annotations
 
+import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +16,8 @@ import hollow
 import hollow_moe
 from serving_interpreter import REPOSITORY, with_our_plugin
 
-from assay.recipes.family_names import family_names, names_of
+from assay.recipes.family import FamilyRecipe
+from assay.recipes.family_names import names_of
 from assay.recipes.load import load_recipe
 from assay.recipes.model import Serving
 from assay.recipes.precision import PrecisionRecipe
@@ -29,7 +29,7 @@ from assay_quantize.formats.config_groups import config_json
 from assay_quantize.plan.planner import make_plan
 
 PAGE = REPOSITORY / "docs" / "families.md"
-BEGIN, END = "<!-- families: made by tests/support/models/families_replayed.py -->\n", "<!-- families: end -->\n"
+BEGIN, END = "<!-- families: made by make families-table -->\n", "<!-- families: end -->\n"
 PROFILE = "8xh200"
 PRECISIONS = ("w4a16-g32", "fp8-channel")
 EXPERTS = 16
@@ -56,9 +56,18 @@ EXAMPLES: dict[str, Example] = {
     "nemotron_h": Example("nemotron-3-nano", 3), "qwen3_5_moe": Example("qwen3.5-35b-a3b", 4, mtp=True),
     "qwen3_moe": Example("qwen3-30b-a3b", 2), "qwen3_next": Example("qwen3-next-80b-a3b", 4, mtp=True),
     "step3p5": Example("step-3.5-flash", 2),
+    "qwen3_5_moe_text": Example("qwen3.5-35b-a3b-text", 4, mtp=True),
     **{name: Example(model.named, None, model.most_ranks, model.mtp) for name, model in hollow_moe.MODELS.items()},
 }  # fmt: skip
 """Family -> the model that speaks for it."""
+NO_CLASS = ("hunyuan_v1_moe", "dots1")
+"""Families for which vLLM 0.32 has no class: it would build transformers' model, which is not replayed."""
+MAKERS_CONFIGS = ("bailing_moe", "bailing_hybrid")
+"""Values of `model_type` whose configuration class is remote code."""
+
+
+def replayed_families() -> list[str]:
+    return [family for family in EXAMPLES if family not in NO_CLASS]
 
 
 def source_of(family: str, folder: Path) -> Path:
@@ -82,8 +91,10 @@ def replay_all(families: list[str] | None = None) -> dict[Cell, Replay]:
     """One record for each cell of these families; None: of all."""
     cells: dict[Cell, Candidate] = {}
     with tempfile.TemporaryDirectory() as folder:
-        recipe = load_recipe(ProfileRecipe, PROFILE).model_copy(update={"interpreter": with_our_plugin(Path(folder))})
-        for family in families or list(EXAMPLES):
+        recipe = load_recipe(ProfileRecipe, PROFILE).model_copy(
+            update={"interpreter": with_our_plugin(Path(folder), plain_configs=MAKERS_CONFIGS)}
+        )
+        for family in families or replayed_families():
             source = source_of(family, Path(folder) / family)
             opened = open_checkpoint(source)
             serving = Serving(num_speculative_tokens=1 if EXAMPLES[family].mtp else None)
@@ -104,28 +115,29 @@ def replay_all(families: list[str] | None = None) -> dict[Cell, Replay]:
 
 def table(records: Mapping[Cell, Replay]) -> str:
     """Markdown; a row for each family."""
-    head = ["family", "example", "ranks", "as published", *PRECISIONS, "MTP drafts"]
+    head = ["family", "example", "names from", "ranks", "as published", *PRECISIONS, "MTP drafts"]
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    return "\n".join([*lines, *_rows(records)]) + "\n"
+    return "\n".join([*lines, *(row(family, records) for family in sorted(EXAMPLES))]) + "\n"
 
 
-def _rows(records: Mapping[Cell, Replay]) -> Iterator[str]:
-    for family in sorted(EXAMPLES):
-        example = EXAMPLES[family]
-        answers = []
-        for what in ("source", *PRECISIONS):
-            said = [said_of(records[Cell(family, what, ranks)]) for ranks in dict.fromkeys((1, example.most_ranks))]
-            answers.append(said[0] if len(set(said)) == 1 else ", ".join(said))
-        has_block = bool(names_of(family).mtp or names_of(family).mtp_layer)
-        drafts = "yes" if example.mtp else "kept" if has_block else "none"
-        cells = [
-            f"`{family}`",
-            example.model,
-            f"1, {example.most_ranks}",
-            *answers,
-            drafts,
-        ]
-        yield f"| {' | '.join(cells)} |"
+def row(family: str, records: Mapping[Cell, Replay]) -> str:
+    example = EXAMPLES[family]
+    answers = []
+    for what in ("source", *PRECISIONS) if family not in NO_CLASS else ():
+        said = [said_of(records[Cell(family, what, ranks)]) for ranks in dict.fromkeys((1, example.most_ranks))]
+        answers.append(said[0] if len(set(said)) == 1 else ", ".join(said))
+    return f"| {' | '.join([*known_cells(family), *(answers or ['no class'] * 3), drafts_of(family)])} |"
+
+
+def known_cells(family: str) -> list[str]:
+    """The cells of a row that need no replay: its first four."""
+    by_config = load_recipe(FamilyRecipe, family).from_config
+    return [f"`{family}`", EXAMPLES[family].model, "config" if by_config else "checkpoint", f"1, {EXAMPLES[family].most_ranks}"]
+
+
+def drafts_of(family: str) -> str:
+    has_block = bool(names_of(family).mtp or names_of(family).mtp_layer)
+    return "yes" if EXAMPLES[family].mtp else "kept" if has_block else "none"
 
 
 def said_of(record: Replay) -> str:
@@ -144,9 +156,19 @@ def table_on_page() -> str:
     return PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
 
 
-def without_an_example() -> set[str]:
-    return set(family_names()) ^ set(EXAMPLES)
+def rows_on_page() -> list[list[str]]:
+    """Cells of the rows of the table that is committed."""
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table_on_page().splitlines()[2:]]
+
+
+def with_rows(families: list[str], records: Mapping[Cell, Replay]) -> str:
+    """The committed table with the rows of these families anew, in order of their names."""
+    head, rule, *lines = table_on_page().splitlines()
+    rows = {line.split("`")[1]: line for line in lines} | {family: row(family, records) for family in families}
+    return "\n".join([head, rule, *(rows[family] for family in sorted(rows))]) + "\n"
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page_with(table(replay_all())), encoding="utf-8")
+    chosen = sys.argv[1:] or replayed_families()
+    answers_of = replay_all([family for family in chosen if family not in NO_CLASS])
+    PAGE.write_text(page_with(with_rows([*chosen, *NO_CLASS], answers_of)), encoding="utf-8")

@@ -8,100 +8,31 @@ are held against what transformers writes where it has the model (`test_hollow_m
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import hollow
 import hollow_hybrids
+import hollow_later
+from hollow_parts import (
+    NORMS,
+    SMALL,
+    TEXT,
+    W123,
+    Config,
+    Model,
+    Shapes,
+    experts_of,
+    gqa_of,
+    linears,
+    mlp_of,
+    norms_of,
+    whole_model,
+)
 from towers import tower_shapes
 
 from assay.recipes.text_config import changing_text, text_of
-
-Shapes = Iterator[tuple[str, tuple[int, ...]]]
-Config = dict[str, Any]
-
-
-class Model(NamedTuple):
-    """A model of a family.
-
-    named: as it is published. small: what a small checkpoint has otherwise, in the part that describes the language model.
-    made_by: classes of transformers (config, model) that write the same names; None: it has none. layers: so many have one of
-    each kind. most_ranks: among which its heads can be shared; 8: or more. mtp: it has an MTP block with which vLLM drafts.
-    in_fp32: names that are stored as FP32, beside the biases of routers, as a regular expression.
-    """
-
-    named: str
-    config: Config
-    shapes: Callable[[Config], Shapes]
-    small: Config
-    made_by: tuple[str, str] | None = None
-    layers: int = 2
-    most_ranks: int = 8
-    mtp: bool = False
-    in_fp32: str = r"(?!)"
-
-
-# ------------------------------------------------------------------------------------------------ parts
-def _linear(prefix: str, *, bias: bool = False, **shapes: tuple[int, ...]) -> Shapes:
-    for name, shape in shapes.items():
-        yield f"{prefix}.{name}.weight", shape
-        if bias:
-            yield f"{prefix}.{name}.bias", shape[:1]
-
-
-def _norms(prefix: str, width: int, *names: str, bias: bool = False) -> Shapes:
-    return _linear(prefix, bias=bias, **dict.fromkeys(names, (width,)))
-
-
-def _mlp(prefix: str, hidden: int, width: int, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")) -> Shapes:
-    gate, up, down = names
-    return _linear(prefix, **{gate: (width, hidden), up: (width, hidden), down: (hidden, width)})
-
-
-def _gqa(prefix: str, text: Config, *, bias: bool = False, o_bias: bool | None = None, o: str = "o_proj") -> Shapes:
-    """Grouped-query attention. o_bias: of the last projection, if it differs."""
-    hidden, heads, kv_heads = text["hidden_size"], text["num_attention_heads"], text["num_key_value_heads"]
-    width = text.get("head_dim") or hidden // heads
-    rows = {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads}
-    yield from _linear(prefix, bias=bias, **{name: (count * width, hidden) for name, count in rows.items()})
-    yield from _linear(prefix, bias=bias if o_bias is None else o_bias, **{o: (hidden, heads * width)})
-
-
-def _experts(
-    prefix: str, count: int, hidden: int, width: int, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
-) -> Shapes:
-    for expert in range(count):
-        yield from _mlp(f"{prefix}.{expert}", hidden, width, names)
-
-
-def _whole(
-    config: Config, layer: Callable[[str, Config, int], Shapes], root: str = "model", *, head: str = "lm_head",
-        tower: str | None = None,
-    norm: str = "norm",
-) -> Shapes:  # fmt: skip
-    """Embedding, layers, norm and head; the head unless it is tied; behind them a tower."""
-    text = text_of(config)
-    hidden = text["hidden_size"]
-    yield f"{root}.embed_tokens.weight", (text["vocab_size"], hidden)
-    for number in range(text["num_hidden_layers"]):
-        yield from layer(f"{root}.layers.{number}", text, number)
-    yield f"{root}.{norm}.weight", (hidden,)
-    if not config.get("tie_word_embeddings", text.get("tie_word_embeddings")):
-        yield f"{head}.weight", (text["vocab_size"], hidden)
-    if tower is not None:
-        yield from tower_shapes(tower, hidden)
-
-
-NORMS = ("input_layernorm", "post_attention_layernorm")
-W123 = ("w1", "w3", "w2")
-TEXT = {"dtype": "bfloat16", "hidden_act": "silu", "tie_word_embeddings": False}
-SMALL = {
-    "num_hidden_layers": 2, "hidden_size": 256, "vocab_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 64,
-    "max_position_embeddings": 4096, "num_experts_per_tok": 2, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2,
-}  # fmt: skip
-
 
 # ------------------------------------------------------------------------------------------------ Mixtral, OLMoE, Phi-3.5-MoE,
 MIXTRAL = TEXT | {
@@ -114,10 +45,10 @@ MIXTRAL = TEXT | {
 
 def mixtral_layer(prefix: str, text: Config, number: int) -> Shapes:
     hidden = text["hidden_size"]
-    yield from _norms(prefix, hidden, *NORMS)
-    yield from _gqa(f"{prefix}.self_attn", text)
+    yield from norms_of(prefix, hidden, *NORMS)
+    yield from gqa_of(f"{prefix}.self_attn", text)
     yield f"{prefix}.block_sparse_moe.gate.weight", (text["num_local_experts"], hidden)
-    yield from _experts(
+    yield from experts_of(
         f"{prefix}.block_sparse_moe.experts", text["num_local_experts"], hidden, text["intermediate_size"], W123
     )
 
@@ -136,11 +67,11 @@ def phimoe_shapes(config: Config) -> Shapes:
     hidden = config["hidden_size"]
 
     def layer(prefix: str, text: Config, number: int) -> Shapes:
-        yield from _norms(prefix, hidden, *NORMS, bias=True)
-        yield from _gqa(f"{prefix}.self_attn", text, bias=True)
+        yield from norms_of(prefix, hidden, *NORMS, bias=True)
+        yield from gqa_of(f"{prefix}.self_attn", text, bias=True)
         yield from (item for item in mixtral_layer(prefix, text, number) if "block_sparse_moe" in item[0])
 
-    yield from _whole(config, layer)
+    yield from whole_model(config, layer)
     yield "model.norm.bias", (hidden,)
     yield "lm_head.bias", (config["vocab_size"],)
 
@@ -157,12 +88,12 @@ OLMOE = TEXT | {
 def olmoe_layer(prefix: str, text: Config, number: int) -> Shapes:
     """Norms over all heads together."""
     hidden = text["hidden_size"]
-    yield from _norms(prefix, hidden, *NORMS)
-    yield from _gqa(f"{prefix}.self_attn", text)
+    yield from norms_of(prefix, hidden, *NORMS)
+    yield from gqa_of(f"{prefix}.self_attn", text)
     for norm, heads in (("q_norm", "num_attention_heads"), ("k_norm", "num_key_value_heads")):
         yield f"{prefix}.self_attn.{norm}.weight", (hidden // text["num_attention_heads"] * text[heads],)
     yield f"{prefix}.mlp.gate.weight", (text["num_experts"], hidden)
-    yield from _experts(f"{prefix}.mlp.experts", text["num_experts"], hidden, text["intermediate_size"])
+    yield from experts_of(f"{prefix}.mlp.experts", text["num_experts"], hidden, text["intermediate_size"])
 
 
 QWEN2_MOE = TEXT | {
@@ -177,11 +108,11 @@ QWEN2_MOE = TEXT | {
 
 def qwen2_moe_layer(prefix: str, text: Config, number: int) -> Shapes:
     hidden = text["hidden_size"]
-    yield from _norms(prefix, hidden, *NORMS)
-    yield from _gqa(f"{prefix}.self_attn", text, bias=True, o_bias=False)
+    yield from norms_of(prefix, hidden, *NORMS)
+    yield from gqa_of(f"{prefix}.self_attn", text, bias=True, o_bias=False)
     yield f"{prefix}.mlp.gate.weight", (text["num_experts"], hidden)
-    yield from _experts(f"{prefix}.mlp.experts", text["num_experts"], hidden, text["moe_intermediate_size"])
-    yield from _mlp(f"{prefix}.mlp.shared_expert", hidden, text["shared_expert_intermediate_size"])
+    yield from experts_of(f"{prefix}.mlp.experts", text["num_experts"], hidden, text["moe_intermediate_size"])
+    yield from mlp_of(f"{prefix}.mlp.shared_expert", hidden, text["shared_expert_intermediate_size"])
     yield f"{prefix}.mlp.shared_expert_gate.weight", (1, hidden)
 
 
@@ -209,9 +140,9 @@ QWEN3_VL_MOE = {
 
 
 def _qwen3_attention(prefix: str, text: Config) -> Shapes:
-    yield from _norms(prefix, text["hidden_size"], *NORMS)
-    yield from _gqa(f"{prefix}.self_attn", text)
-    yield from _norms(f"{prefix}.self_attn", text["head_dim"], "q_norm", "k_norm")
+    yield from norms_of(prefix, text["hidden_size"], *NORMS)
+    yield from gqa_of(f"{prefix}.self_attn", text)
+    yield from norms_of(f"{prefix}.self_attn", text["head_dim"], "q_norm", "k_norm")
 
 
 def qwen3_vl_layer(prefix: str, text: Config, number: int) -> Shapes:
@@ -247,7 +178,7 @@ QWEN3_OMNI_MOE = {
 def qwen3_omni_layer(prefix: str, text: Config, number: int) -> Shapes:
     yield from _qwen3_attention(prefix, text)
     yield f"{prefix}.mlp.gate.weight", (text["num_experts"], text["hidden_size"])
-    yield from _experts(f"{prefix}.mlp.experts", text["num_experts"], text["hidden_size"], text["moe_intermediate_size"])
+    yield from experts_of(f"{prefix}.mlp.experts", text["num_experts"], text["hidden_size"], text["moe_intermediate_size"])
 
 
 GLM4V_MOE = {
@@ -279,15 +210,15 @@ GLM4V_MOE = {
 
 def glm4v_moe_layer(prefix: str, text: Config, number: int) -> Shapes:
     hidden, experts, width = text["hidden_size"], text["n_routed_experts"], text["moe_intermediate_size"]
-    yield from _norms(prefix, hidden, *NORMS)
-    yield from _gqa(f"{prefix}.self_attn", text, bias=True, o_bias=False)
+    yield from norms_of(prefix, hidden, *NORMS)
+    yield from gqa_of(f"{prefix}.self_attn", text, bias=True, o_bias=False)
     if number < text["first_k_dense_replace"]:
-        yield from _mlp(f"{prefix}.mlp", hidden, text["intermediate_size"])
+        yield from mlp_of(f"{prefix}.mlp", hidden, text["intermediate_size"])
         return
     yield f"{prefix}.mlp.gate.weight", (experts, hidden)
     yield f"{prefix}.mlp.gate.e_score_correction_bias", (experts,)
-    yield from _mlp(f"{prefix}.mlp.shared_experts", hidden, width * text["n_shared_experts"])
-    yield from _experts(f"{prefix}.mlp.experts", experts, hidden, width)
+    yield from mlp_of(f"{prefix}.mlp.shared_experts", hidden, width * text["n_shared_experts"])
+    yield from experts_of(f"{prefix}.mlp.experts", experts, hidden, width)
 
 
 LLAMA4 = {
@@ -319,13 +250,13 @@ LLAMA4 = {
 
 def llama4_layer(prefix: str, text: Config, number: int) -> Shapes:
     hidden, experts, width = text["hidden_size"], text["num_local_experts"], text["intermediate_size"]
-    yield from _norms(prefix, hidden, *NORMS)
-    yield from _gqa(f"{prefix}.self_attn", text)
+    yield from norms_of(prefix, hidden, *NORMS)
+    yield from gqa_of(f"{prefix}.self_attn", text)
     if (number + 1) % text["interleave_moe_layer_step"]:
-        yield from _mlp(f"{prefix}.feed_forward", hidden, text["intermediate_size_mlp"])
+        yield from mlp_of(f"{prefix}.feed_forward", hidden, text["intermediate_size_mlp"])
         return
     yield f"{prefix}.feed_forward.router.weight", (experts, hidden)
-    yield from _mlp(f"{prefix}.feed_forward.shared_expert", hidden, width)
+    yield from mlp_of(f"{prefix}.feed_forward.shared_expert", hidden, width)
     yield f"{prefix}.feed_forward.experts.gate_up_proj", (experts, hidden, 2 * width)
     yield f"{prefix}.feed_forward.experts.down_proj", (experts, width, hidden)
 
@@ -365,12 +296,12 @@ def gemma4_layer(prefix: str, text: Config, number: int) -> Shapes:
     head = text["global_head_dim"] if full else text["head_dim"]
     kv_heads = text["num_global_key_value_heads"] if full else text["num_key_value_heads"]
     norms = ("post_feedforward_layernorm", "post_feedforward_layernorm_1", "post_feedforward_layernorm_2")
-    yield from _norms(prefix, hidden, *NORMS, *norms, "pre_feedforward_layernorm", "pre_feedforward_layernorm_2")
-    for name, shape in _gqa(f"{prefix}.self_attn", {**text, "head_dim": head, "num_key_value_heads": kv_heads}):
+    yield from norms_of(prefix, hidden, *NORMS, *norms, "pre_feedforward_layernorm", "pre_feedforward_layernorm_2")
+    for name, shape in gqa_of(f"{prefix}.self_attn", {**text, "head_dim": head, "num_key_value_heads": kv_heads}):
         if not (full and "v_proj" in name):
             yield name, shape
-    yield from _norms(f"{prefix}.self_attn", head, "q_norm", "k_norm")
-    yield from _mlp(f"{prefix}.mlp", hidden, text["intermediate_size"])
+    yield from norms_of(f"{prefix}.self_attn", head, "q_norm", "k_norm")
+    yield from mlp_of(f"{prefix}.mlp", hidden, text["intermediate_size"])
     yield f"{prefix}.router.proj.weight", (experts, hidden)
     yield f"{prefix}.router.scale", (hidden,)
     yield f"{prefix}.router.per_expert_scale", (experts,)
@@ -395,23 +326,23 @@ GRANITE_MOE = TEXT | {
 
 def granite_layer(prefix: str, text: Config, number: int) -> Shapes:
     hidden, experts, width = text["hidden_size"], text["num_local_experts"], text["intermediate_size"]
-    yield from _norms(prefix, hidden, *NORMS)
+    yield from norms_of(prefix, hidden, *NORMS)
     if "layer_types" in text and text["layer_types"][number] == "mamba":
         yield from _granite_mamba(f"{prefix}.mamba", text)
     else:
-        yield from _gqa(f"{prefix}.self_attn", text)
+        yield from gqa_of(f"{prefix}.self_attn", text)
     yield f"{prefix}.block_sparse_moe.router.layer.weight", (experts, hidden)
     yield f"{prefix}.block_sparse_moe.input_linear.weight", (experts, 2 * width, hidden)
     yield f"{prefix}.block_sparse_moe.output_linear.weight", (experts, hidden, width)
     if shared := text.get("shared_intermediate_size"):
-        yield from _linear(f"{prefix}.shared_mlp", input_linear=(2 * shared, hidden), output_linear=(hidden, shared))
+        yield from linears(f"{prefix}.shared_mlp", input_linear=(2 * shared, hidden), output_linear=(hidden, shared))
 
 
 def _granite_mamba(prefix: str, text: Config) -> Shapes:
     hidden, heads = text["hidden_size"], text["mamba_n_heads"]
     width, states = heads * text["mamba_d_head"], 2 * text["mamba_n_groups"] * text["mamba_d_state"]
-    yield from _linear(prefix, in_proj=(2 * width + states + heads, hidden), out_proj=(hidden, width))
-    yield from _linear(prefix, bias=True, conv1d=(width + states, 1, text["mamba_d_conv"]))
+    yield from linears(prefix, in_proj=(2 * width + states + heads, hidden), out_proj=(hidden, width))
+    yield from linears(prefix, bias=True, conv1d=(width + states, 1, text["mamba_d_conv"]))
     for name in ("A_log", "D", "dt_bias"):
         yield f"{prefix}.{name}", (heads,)
     yield f"{prefix}.norm.weight", (width,)
@@ -444,19 +375,19 @@ LFM2_MOE = {
 
 def lfm2_layer(prefix: str, text: Config, number: int) -> Shapes:
     hidden, moe = text["hidden_size"], f"{prefix}.feed_forward"
-    yield from _norms(prefix, hidden, "operator_norm", "ffn_norm")
+    yield from norms_of(prefix, hidden, "operator_norm", "ffn_norm")
     if text["layer_types"][number] == "conv":
-        yield from _linear(f"{prefix}.conv", in_proj=(3 * hidden, hidden), out_proj=(hidden, hidden))
+        yield from linears(f"{prefix}.conv", in_proj=(3 * hidden, hidden), out_proj=(hidden, hidden))
         yield f"{prefix}.conv.conv.weight", (hidden, 1, text["conv_L_cache"])
     else:
-        yield from _gqa(f"{prefix}.self_attn", text, o="out_proj")
-        yield from _norms(f"{prefix}.self_attn", hidden // text["num_attention_heads"], "q_layernorm", "k_layernorm")
+        yield from gqa_of(f"{prefix}.self_attn", text, o="out_proj")
+        yield from norms_of(f"{prefix}.self_attn", hidden // text["num_attention_heads"], "q_layernorm", "k_layernorm")
     if number < text["num_dense_layers"]:
-        yield from _mlp(moe, hidden, text["intermediate_size"], W123)
+        yield from mlp_of(moe, hidden, text["intermediate_size"], W123)
         return
     yield f"{moe}.gate.weight", (text["num_experts"], hidden)
     yield f"{moe}.expert_bias", (text["num_experts"],)
-    yield from _experts(f"{moe}.experts", text["num_experts"], hidden, text["moe_intermediate_size"], W123)
+    yield from experts_of(f"{moe}.experts", text["num_experts"], hidden, text["moe_intermediate_size"], W123)
 
 
 # ------------------------------------------------------------------------------------------------ MiniMax-M3, Step-3.7
@@ -501,21 +432,21 @@ def minimax_m3_layer(prefix: str, text: Config, number: int) -> Shapes:
     hidden, experts, moe = text["hidden_size"], text["num_local_experts"], f"{prefix}.block_sparse_moe"
     yield from _qwen3_attention(prefix, text)
     if not text["moe_layer_freq"][number]:
-        yield from _mlp(f"{prefix}.mlp", hidden, text["dense_intermediate_size"])
+        yield from mlp_of(f"{prefix}.mlp", hidden, text["dense_intermediate_size"])
         return
     sparse = text["sparse_attention_config"]
     width = sparse["sparse_index_dim"]
     rows = sparse["sparse_num_index_heads"] * width
-    yield from _linear(f"{prefix}.self_attn", index_q_proj=(rows, hidden), index_k_proj=(width, hidden))
-    yield from _norms(f"{prefix}.self_attn", width, "index_q_norm", "index_k_norm")
+    yield from linears(f"{prefix}.self_attn", index_q_proj=(rows, hidden), index_k_proj=(width, hidden))
+    yield from norms_of(f"{prefix}.self_attn", width, "index_q_norm", "index_k_norm")
     yield f"{moe}.gate.weight", (experts, hidden)
     yield f"{moe}.e_score_correction_bias", (experts,)
-    yield from _mlp(f"{moe}.shared_experts", hidden, text["shared_intermediate_size"])
-    yield from _experts(f"{moe}.experts", experts, hidden, text["intermediate_size"], W123)
+    yield from mlp_of(f"{moe}.shared_experts", hidden, text["shared_intermediate_size"])
+    yield from experts_of(f"{moe}.experts", experts, hidden, text["intermediate_size"], W123)
 
 
 def minimax_m3_shapes(config: Config) -> Shapes:
-    yield from _whole(config, minimax_m3_layer, "language_model.model", head="language_model.lm_head")
+    yield from whole_model(config, minimax_m3_layer, "language_model.model", head="language_model.lm_head")
     hidden = text_of(config)["hidden_size"]
     wide = config["projector_hidden_size"]
     for name, shape in tower_shapes("minimax_m3", hidden):
@@ -561,7 +492,7 @@ GLM5_NEXT = {
 def glm5_next_layer(prefix: str, text: Config, number: int) -> Shapes:
     """Streams that are mixed (`hc_`), linear attention (KDA) or latent attention with an indexer, which an MTP layer has."""
     hidden, layers = text["hidden_size"], text["num_hidden_layers"]
-    yield from _norms(prefix, hidden, *NORMS)
+    yield from norms_of(prefix, hidden, *NORMS)
     streams = text["hc_mult"]
     for part in ("attn", "ffn") if number < layers else ():
         mixed = streams * (streams + 2)
@@ -573,22 +504,22 @@ def glm5_next_layer(prefix: str, text: Config, number: int) -> Shapes:
     else:
         yield from _latent_attention(f"{prefix}.self_attn", text)
     if number < layers and text["mlp_layer_types"][number] == "dense":
-        yield from _mlp(f"{prefix}.mlp", hidden, text["intermediate_size"])
+        yield from mlp_of(f"{prefix}.mlp", hidden, text["intermediate_size"])
         return
     experts, width = text["n_routed_experts"], text["moe_intermediate_size"]
     yield f"{prefix}.mlp.gate.weight", (experts, hidden)
     yield f"{prefix}.mlp.gate.e_score_correction_bias", (experts,)
-    yield from _mlp(f"{prefix}.mlp.shared_experts", hidden, width * text["n_shared_experts"])
-    yield from _experts(f"{prefix}.mlp.experts", experts, hidden, width)
+    yield from mlp_of(f"{prefix}.mlp.shared_experts", hidden, width * text["n_shared_experts"])
+    yield from experts_of(f"{prefix}.mlp.experts", experts, hidden, width)
 
 
 def _kda(prefix: str, text: Config) -> Shapes:
     hidden, own = text["hidden_size"], text["linear_attn_config"]
     heads, head = own["num_heads"], own["head_dim"]
-    yield from _linear(prefix, **{f"{name}_proj": (heads * head, hidden) for name in "qkv"}, o_proj=(hidden, heads * head))
-    yield from _linear(prefix, **{f"{name}_conv1d": (heads * head, 1, own["short_conv_kernel_size"]) for name in "qkv"})
-    yield from _linear(prefix, f_a_proj=(head, hidden), f_b_proj=(heads * head, head), b_proj=(heads, hidden))
-    yield from _linear(prefix, g_a_proj=(head, hidden), g_b_proj=(heads * head, head))
+    yield from linears(prefix, **{f"{name}_proj": (heads * head, hidden) for name in "qkv"}, o_proj=(hidden, heads * head))
+    yield from linears(prefix, **{f"{name}_conv1d": (heads * head, 1, own["short_conv_kernel_size"]) for name in "qkv"})
+    yield from linears(prefix, f_a_proj=(head, hidden), f_b_proj=(heads * head, head), b_proj=(heads, hidden))
+    yield from linears(prefix, g_a_proj=(head, hidden), g_b_proj=(heads * head, head))
     yield f"{prefix}.A_log", (heads,)
     yield f"{prefix}.dt_bias", (heads * head,)
     yield f"{prefix}.o_norm.weight", (head,)
@@ -598,15 +529,15 @@ def _latent_attention(prefix: str, text: Config) -> Shapes:
     hidden, heads, rank, q_rank = (text[key] for key in ("hidden_size", "num_attention_heads", "kv_lora_rank", "q_lora_rank"))
     key, rope, value = text["qk_nope_head_dim"], text["qk_rope_head_dim"], text["v_head_dim"]
     index, index_heads = text["index_head_dim"], text["index_n_heads"]
-    yield from _linear(prefix, q_a_proj=(q_rank, hidden), q_b_proj=(heads * (key + rope), q_rank))
-    yield from _linear(prefix, kv_a_proj_with_mqa=(rank + rope, hidden), kv_b_proj=(heads * (key + value), rank))
-    yield from _linear(prefix, o_proj=(hidden, heads * value))
-    yield from _norms(prefix, q_rank, "q_a_layernorm")
-    yield from _norms(prefix, rank, "kv_a_layernorm")
-    yield from _linear(
+    yield from linears(prefix, q_a_proj=(q_rank, hidden), q_b_proj=(heads * (key + rope), q_rank))
+    yield from linears(prefix, kv_a_proj_with_mqa=(rank + rope, hidden), kv_b_proj=(heads * (key + value), rank))
+    yield from linears(prefix, o_proj=(hidden, heads * value))
+    yield from norms_of(prefix, q_rank, "q_a_layernorm")
+    yield from norms_of(prefix, rank, "kv_a_layernorm")
+    yield from linears(
         f"{prefix}.indexer", wq_b=(index_heads * index, q_rank), wk=(index, hidden), weights_proj=(index_heads, hidden)
     )
-    yield from _norms(f"{prefix}.indexer", index, "k_norm", bias=True)
+    yield from norms_of(f"{prefix}.indexer", index, "k_norm", bias=True)
     yield f"{prefix}.indexer.index_kpool_compress_ape", (text["index_kpool"], index)
     yield f"{prefix}.indexer.index_kpool_compress_gate", (index, hidden)
 
@@ -614,12 +545,12 @@ def _latent_attention(prefix: str, text: Config) -> Shapes:
 def glm5_next_shapes(config: Config) -> Shapes:
     text, root = text_of(config), "model.language_model"
     hidden, layers = text["hidden_size"], text["num_hidden_layers"]
-    yield from _whole(config, glm5_next_layer, root, tower="glm5_next")
+    yield from whole_model(config, glm5_next_layer, root, tower="glm5_next")
     for number in range(layers, layers + text["num_nextn_predict_layers"]):
         prefix = f"{root}.layers.{number}"
         yield from glm5_next_layer(prefix, text, number)
         yield f"{prefix}.eh_proj.weight", (hidden, 2 * hidden)
-        yield from _norms(prefix, hidden, "enorm", "hnorm", "shared_head.norm")
+        yield from norms_of(prefix, hidden, "enorm", "hnorm", "shared_head.norm")
 
 
 QWEN4_EXP = {
@@ -660,31 +591,31 @@ def qwen4_exp_layer(prefix: str, text: Config, number: int) -> Shapes:
         yield from _gated_delta_net(f"{prefix}.linear_attn", text)
     else:
         head, index = text["head_dim"], text["indexer_head_dim"]
-        yield from _gqa(f"{prefix}.self_attn", {**text, "num_attention_heads": 2 * text["num_attention_heads"]}, o="unused")
+        yield from gqa_of(f"{prefix}.self_attn", {**text, "num_attention_heads": 2 * text["num_attention_heads"]}, o="unused")
         yield f"{prefix}.self_attn.o_proj.weight", (hidden, text["num_attention_heads"] * head)
-        yield from _norms(f"{prefix}.self_attn", head, "q_norm", "k_norm")
+        yield from norms_of(f"{prefix}.self_attn", head, "q_norm", "k_norm")
         rows = (text["indexer_n_heads"] + text["indexer_kv_heads"]) * index
-        yield from _linear(f"{prefix}.self_attn.indexer", index_qk_proj=(rows, hidden))
-        yield from _norms(f"{prefix}.self_attn.indexer", index, "q_layernorm", "k_layernorm")
+        yield from linears(f"{prefix}.self_attn.indexer", index_qk_proj=(rows, hidden))
+        yield from norms_of(f"{prefix}.self_attn.indexer", index, "q_layernorm", "k_layernorm")
     if number + 1 in text["ple_layer_ids"]:
         yield from _ngrams(f"{prefix}.ple", text)
     yield f"{prefix}.mlp.gate.weight", (text["num_experts"], hidden)
-    yield from _experts(f"{prefix}.mlp.experts", text["num_experts"], hidden, text["moe_intermediate_size"])
-    yield from _mlp(f"{prefix}.mlp.shared_expert", hidden, text["shared_expert_intermediate_size"])
+    yield from experts_of(f"{prefix}.mlp.experts", text["num_experts"], hidden, text["moe_intermediate_size"])
+    yield from mlp_of(f"{prefix}.mlp.shared_expert", hidden, text["shared_expert_intermediate_size"])
     yield f"{prefix}.mlp.shared_expert_gate.weight", (1, hidden)
 
 
 def _streams(prefix: str, hidden: int, streams: int, rank: int) -> Shapes:
     wide = streams * hidden
-    yield from _norms(prefix, wide, "hc_norm")
-    yield from _linear(prefix, input_mix_weight_down=(rank, wide), input_mix_weight_up=(wide, rank))
+    yield from norms_of(prefix, wide, "hc_norm")
+    yield from linears(prefix, input_mix_weight_down=(rank, wide), input_mix_weight_up=(wide, rank))
 
 
 def _gated_delta_net(prefix: str, text: Config) -> Shapes:
     hidden, heads = text["hidden_size"], text["linear_num_value_heads"]
     keys, values = text["linear_num_key_heads"] * text["linear_key_head_dim"], heads * text["linear_value_head_dim"]
-    yield from _linear(prefix, in_proj_qkv=(2 * keys + values, hidden), in_proj_z=(values, hidden), out_proj=(hidden, values))
-    yield from _linear(prefix, in_proj_a=(heads, hidden), in_proj_b=(heads, hidden))
+    yield from linears(prefix, in_proj_qkv=(2 * keys + values, hidden), in_proj_z=(values, hidden), out_proj=(hidden, values))
+    yield from linears(prefix, in_proj_a=(heads, hidden), in_proj_b=(heads, hidden))
     yield f"{prefix}.conv1d.weight", (2 * keys + values, 1, text["linear_conv_kernel_dim"])
     yield f"{prefix}.A_log", (heads,)
     yield f"{prefix}.dt_bias", (heads,)
@@ -693,9 +624,9 @@ def _gated_delta_net(prefix: str, text: Config) -> Shapes:
 
 def _ngrams(prefix: str, text: Config) -> Shapes:
     hidden, wide, width = text["hidden_size"], text["hc_count"] * text["hidden_size"], text["ple_embed_dim"]
-    yield from _linear(prefix, key_proj=(wide, width), value_proj=(hidden, width))
+    yield from linears(prefix, key_proj=(wide, width), value_proj=(hidden, width))
     yield f"{prefix}.conv1d.weight", (wide, 1, text["ple_conv_kernel_size"])
-    yield from _norms(prefix, wide, "norm_conv", "norm_key", "norm_query")
+    yield from norms_of(prefix, wide, "norm_conv", "norm_key", "norm_query")
     heads = (text["ngram_size"] - 1) * text["heads_per_ngram"]
     for name, count in (
         ("layer_multipliers", text["ngram_size"]),
@@ -709,7 +640,7 @@ def _ngrams(prefix: str, text: Config) -> Shapes:
 
 def qwen4_exp_shapes(config: Config) -> Shapes:
     text, root = text_of(config), "model.language_model"
-    shapes = _whole(config, qwen4_exp_layer, root, tower="qwen4_exp")
+    shapes = whole_model(config, qwen4_exp_layer, root, tower="qwen4_exp")
     yield from ((name, shape) for name, shape in shapes if ".unused." not in name and name != f"{root}.norm.weight")
     hidden, streams, rank = text["hidden_size"], text["hc_count"], text["hc_lowrank"]
     yield from _streams(f"{root}.hyper_connection_mixer", hidden, streams, rank)
@@ -717,9 +648,9 @@ def qwen4_exp_shapes(config: Config) -> Shapes:
         one_kind = {**text, "layer_types": ["qwen_sparse_attention"], "ple_layer_ids": []}
         block = qwen4_exp_layer(f"mtp.layers.{number}", one_kind, 0)
         yield from ((name, shape) for name, shape in block if ".unused." not in name)
-        yield from _linear("mtp", fc_embedding=(hidden, hidden), fc_hidden=(hidden, hidden))
-        yield from _norms("mtp", hidden, "pre_fc_norm_embedding")
-        yield from _norms("mtp", streams * hidden, "pre_fc_norm_hidden")
+        yield from linears("mtp", fc_embedding=(hidden, hidden), fc_hidden=(hidden, hidden))
+        yield from norms_of("mtp", hidden, "pre_fc_norm_embedding")
+        yield from norms_of("mtp", streams * hidden, "pre_fc_norm_hidden")
         yield from _streams("mtp.hyper_connection_mixer", hidden, streams, rank)
 
 
@@ -762,34 +693,34 @@ def kimi_k3_layer(prefix: str, text: Config, number: int) -> Shapes:
     hidden, attention, moe = text["hidden_size"], f"{prefix}.self_attn", f"{prefix}.block_sparse_moe"
     own = text["linear_attn_config"]
     heads, head, value = own["num_heads"], own["head_dim"], text["num_attention_heads"] * text["v_head_dim"]
-    yield from _norms(prefix, hidden, *NORMS, "self_attention_res_norm", "mlp_res_norm")
-    yield from _linear(prefix, self_attention_res_proj=(1, hidden), mlp_res_proj=(1, hidden))
+    yield from norms_of(prefix, hidden, *NORMS, "self_attention_res_norm", "mlp_res_norm")
+    yield from linears(prefix, self_attention_res_proj=(1, hidden), mlp_res_proj=(1, hidden))
     if number + 1 in own["full_attn_layers"]:
         for name, shape in _latent_attention(attention, {**text, "index_head_dim": 1, "index_n_heads": 1, "index_kpool": 1}):
             if ".indexer." not in name:
                 yield name, shape
-        yield from _linear(attention, g_proj=(value, hidden))
+        yield from linears(attention, g_proj=(value, hidden))
     else:
         yield from (item for item in _kda(attention, text) if ".g_" not in item[0] and not item[0].endswith(".A_log"))
-        yield from _linear(attention, g_proj=(heads * head, hidden))
+        yield from linears(attention, g_proj=(heads * head, hidden))
         yield f"{attention}.A_log", (128,)  # padded
     if number < text["first_k_dense_replace"]:
-        yield from _mlp(f"{prefix}.mlp", hidden, text["intermediate_size"])
+        yield from mlp_of(f"{prefix}.mlp", hidden, text["intermediate_size"])
         return
     narrow, width, experts = text["routed_expert_hidden_size"], text["moe_intermediate_size"], text["num_experts"]
     yield f"{moe}.gate.weight", (experts, hidden)
     yield f"{moe}.gate.e_score_correction_bias", (experts,)
-    yield from _linear(moe, routed_expert_down_proj=(narrow, hidden), routed_expert_up_proj=(hidden, narrow))
-    yield from _norms(moe, narrow, "routed_expert_norm")
-    yield from _mlp(f"{moe}.shared_experts", hidden, width * text["num_shared_experts"])
-    yield from _experts(f"{moe}.experts", experts, narrow, width, W123)
+    yield from linears(moe, routed_expert_down_proj=(narrow, hidden), routed_expert_up_proj=(hidden, narrow))
+    yield from norms_of(moe, narrow, "routed_expert_norm")
+    yield from mlp_of(f"{moe}.shared_experts", hidden, width * text["num_shared_experts"])
+    yield from experts_of(f"{moe}.experts", experts, narrow, width, W123)
 
 
 def kimi_k3_shapes(config: Config) -> Shapes:
     hidden = text_of(config)["hidden_size"]
-    yield from _whole(config, kimi_k3_layer, "language_model.model", head="language_model.lm_head", tower="kimi_k3")
-    yield from _norms("language_model.model", hidden, "output_attn_res_norm")
-    yield from _linear("language_model.model", output_attn_res_proj=(1, hidden))
+    yield from whole_model(config, kimi_k3_layer, "language_model.model", head="language_model.lm_head", tower="kimi_k3")
+    yield from norms_of("language_model.model", hidden, "output_attn_res_norm")
+    yield from linears("language_model.model", output_attn_res_proj=(1, hidden))
 
 
 _STEP_TEXT = hollow_hybrids.cut_to(hollow_hybrids.STEP35_FLASH_CONFIG, 3)
@@ -815,7 +746,7 @@ WITHOUT_HEAD_DIM = {key: value for key, value in SMALL.items() if key != "head_d
 QWEN_SMALL = {**SMALL, "num_experts": 4, "moe_intermediate_size": 128, "intermediate_size": 256}
 MODELS: dict[str, Model] = {
     "mixtral": Model(
-        "Mixtral-8x7B", MIXTRAL, lambda config: _whole(config, mixtral_layer),
+        "Mixtral-8x7B", MIXTRAL, lambda config: whole_model(config, mixtral_layer),
         {**WITHOUT_HEAD_DIM, "num_local_experts": 4, "intermediate_size": 128}, ("MixtralConfig", "MixtralForCausalLM"),
     ),
     "phimoe": Model(
@@ -823,32 +754,32 @@ MODELS: dict[str, Model] = {
         ("PhimoeConfig", "PhimoeForCausalLM"),
     ),
     "olmoe": Model(
-        "OLMoE-1B-7B", OLMOE, lambda config: _whole(config, olmoe_layer),
+        "OLMoE-1B-7B", OLMOE, lambda config: whole_model(config, olmoe_layer),
         {**WITHOUT_HEAD_DIM, "num_experts": 4, "intermediate_size": 128, "num_key_value_heads": 4}, ("OlmoeConfig",
         "OlmoeForCausalLM"),
     ),
     "qwen2_moe": Model(
-        "Qwen2-57B-A14B", QWEN2_MOE, lambda config: _whole(config, qwen2_moe_layer),
+        "Qwen2-57B-A14B", QWEN2_MOE, lambda config: whole_model(config, qwen2_moe_layer),
         {**WITHOUT_HEAD_DIM, "num_experts": 4, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 256},
         ("Qwen2MoeConfig", "Qwen2MoeForCausalLM"), most_ranks=4,
     ),
     "qwen3_vl_moe": Model(
-        "Qwen3-VL-30B-A3B", QWEN3_VL_MOE, lambda config: _whole(config, qwen3_vl_layer, "model.language_model",
+        "Qwen3-VL-30B-A3B", QWEN3_VL_MOE, lambda config: whole_model(config, qwen3_vl_layer, "model.language_model",
         tower="qwen3_vl_moe"), QWEN_SMALL,
     ),
     "qwen3_omni_moe": Model(
         "Qwen3-Omni-30B-A3B", QWEN3_OMNI_MOE,
-        lambda config: _whole(config, qwen3_omni_layer, "thinker.model", head="thinker.lm_head", tower="qwen3_omni_moe"),
+        lambda config: whole_model(config, qwen3_omni_layer, "thinker.model", head="thinker.lm_head", tower="qwen3_omni_moe"),
         QWEN_SMALL,
         made_by=("Qwen3OmniMoeConfig", "Qwen3OmniMoeForConditionalGeneration"),
     ),
     "glm4v_moe": Model(
-        "GLM-4.5V", GLM4V_MOE, lambda config: _whole(config, glm4v_moe_layer, "model.language_model", tower="glm4v_moe"),
+        "GLM-4.5V", GLM4V_MOE, lambda config: whole_model(config, glm4v_moe_layer, "model.language_model", tower="glm4v_moe"),
         {**SMALL, "n_routed_experts": 4, "moe_intermediate_size": 128, "intermediate_size": 256},
         made_by=("Glm4vMoeConfig", "Glm4vMoeForConditionalGeneration"),
     ),
     "llama4": Model(
-        "Llama-4-Maverick", LLAMA4, lambda config: _whole(config, llama4_layer, "language_model.model",
+        "Llama-4-Maverick", LLAMA4, lambda config: whole_model(config, llama4_layer, "language_model.model",
         head="language_model.lm_head",
             tower="llama4"),
         {**SMALL, "num_local_experts": 4, "intermediate_size": 128, "intermediate_size_mlp": 256, "num_experts_per_tok": 1,
@@ -856,7 +787,7 @@ MODELS: dict[str, Model] = {
         made_by=("Llama4Config", "Llama4ForConditionalGeneration"),
     ),
     "gemma4": Model(
-        "Gemma-4-26B-A4B", GEMMA4, lambda config: _whole(config, gemma4_layer, "model.language_model", tower="gemma4"),
+        "Gemma-4-26B-A4B", GEMMA4, lambda config: whole_model(config, gemma4_layer, "model.language_model", tower="gemma4"),
         {**SMALL, "num_experts": 4, "moe_intermediate_size": 128, "intermediate_size": 256, "global_head_dim": 128,
          "num_global_key_value_heads": 1, "top_k_experts": 2, "vocab_size_per_layer_input": 512},
         made_by=("Gemma4Config", "Gemma4ForConditionalGeneration"),
@@ -902,20 +833,21 @@ MODELS: dict[str, Model] = {
         layers=3,
     ),
     "granitemoe": Model(
-        "Granite-3.1-3B-A800M", GRANITE_MOE, lambda config: _whole(config, granite_layer),
+        "Granite-3.1-3B-A800M", GRANITE_MOE, lambda config: whole_model(config, granite_layer),
         {**WITHOUT_HEAD_DIM, "num_local_experts": 4, "intermediate_size": 128}, ("GraniteMoeConfig", "GraniteMoeForCausalLM"),
     ),
     "granitemoehybrid": Model(
-        "Granite-4.0-H-Small", GRANITE_HYBRID, lambda config: _whole(config, granite_layer),
+        "Granite-4.0-H-Small", GRANITE_HYBRID, lambda config: whole_model(config, granite_layer),
         {**WITHOUT_HEAD_DIM, "num_local_experts": 4, "intermediate_size": 128, "shared_intermediate_size": 128,
         "mamba_n_heads": 8},
         ("GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM"),
     ),
     "lfm2_moe": Model(
-        "LFM2-8B-A1B", LFM2_MOE, lambda config: _whole(config, lfm2_layer, norm="embedding_norm"),
+        "LFM2-8B-A1B", LFM2_MOE, lambda config: whole_model(config, lfm2_layer, norm="embedding_norm"),
         {**WITHOUT_HEAD_DIM, "num_hidden_layers": 4, "num_experts": 4, "moe_intermediate_size": 128, "intermediate_size": 256},
         ("Lfm2MoeConfig", "Lfm2MoeForCausalLM"), layers=4,
     ),
+    **hollow_later.MODELS,
 }  # fmt: skip
 """Family -> a model of it."""
 _BIASES = ("e_score_correction_bias", "expert_bias", "router_bias")

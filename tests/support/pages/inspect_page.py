@@ -1,14 +1,23 @@
-"""The table of docs/inspect.md, from the table of defects. `python tests/support/pages/inspect_page.py` writes it anew."""
+"""The tables of docs/inspect.md, from the table of defects and the data of published repositories.
+
+PYTHONPATH=tests/support/quantization:tests/support/models:tests/support .venv/bin/python tests/support/pages/inspect_page.py
+
+writes them anew.
+"""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+from published_repositories import REPOSITORIES
+
 from assay_quantize.inspection.defects import DEFECTS
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "inspect.md"
 BEGIN, END = "<!-- defects: made by tests/support/pages/inspect_page.py -->\n", "<!-- end of defects -->"
+REPOSITORIES_BEGIN = "<!-- repositories: made by tests/support/pages/inspect_page.py -->\n"
+REPOSITORIES_END = "<!-- end of repositories -->"
 SEVERITIES = ("fails", "wrong", "risk", "note")
 NEEDS = {"headers": "", "scales": "scales", "weights": "`--deep`", "source": "`--source`"}
 
@@ -23,8 +32,21 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def repositories() -> str:
+    lines = ["| repository | format | rebuilt on | source | found |", "|---|---|---|---|---|"]
+    for row in REPOSITORIES:
+        found = ", ".join(f"`{defect}`" for defect in row.defects) or "nothing"
+        source = "its files" if row.source == row.address else f"[report]({row.source})"
+        lines.append(f"| [{row.name}]({row.address}) | {row.format} | {row.config_of} | {source} | {found} |")
+    return "\n".join(lines) + "\n"
+
+
 def with_table(page: str) -> str:
-    return re.sub(f"{re.escape(BEGIN)}.*{re.escape(END)}", lambda match: BEGIN + table() + END, page, flags=re.DOTALL)
+    """The page with both tables anew."""
+    for begin, made, end in ((BEGIN, table(), END), (REPOSITORIES_BEGIN, repositories(), REPOSITORIES_END)):
+        between = re.compile(f"{re.escape(begin)}.*{re.escape(end)}", re.DOTALL)
+        page = between.sub(lambda match, whole=begin + made + end: whole, page)
+    return page
 
 
 if __name__ == "__main__":
