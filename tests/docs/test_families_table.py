@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import families_replayed
 
-from assay.recipes.families import family_names
+from assay.recipes.family_names import family_names
 
 KINDS = {"loads", "group size", "shape", "refused", "arguments", "missing tensor", "no class"}
 
