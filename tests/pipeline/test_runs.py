@@ -58,6 +58,11 @@ def evaluate(run: Run, *arguments: object, suite: str = "one") -> tuple[int, str
     return run("evaluate", *arguments, "--suite", f"{suite}.yaml", "--profile", "here.yaml")
 
 
+def refused(run: Run, *arguments: object, suite: str = "one") -> str:
+    """The line of an evaluation that is refused. Quiet: folders without weights of a model are called damaged first."""
+    return one_error(run("--quiet", "evaluate", *arguments, "--suite", f"{suite}.yaml", "--profile", "here.yaml"))
+
+
 def evaluated(run: Run, *arguments: object, suite: str = "one") -> str:
     """What a successful evaluation prints: results, then progress."""
     code, out, err = evaluate(run, *arguments, suite=suite)
@@ -219,13 +224,13 @@ def test_a_name_of_ones_own(run: Run, base: Path, server: GivenServers) -> None:
     two = pair(base, "A")
     evaluated(run, *two, "--name", "mine")
     assert runs() == ["mine"]
-    assert one_error(evaluate(run, *two, "--name", "mine", suite="two")) == (
+    assert refused(run, *two, "--name", "mine", suite="two") == (
         "--name mine: runs/mine holds measurements of suite one; give another name, or leave --name out"
     )
-    assert one_error(evaluate(run, *pair(base, "B"), "--name", "mine")).startswith(
+    assert refused(run, *pair(base, "B"), "--name", "mine").startswith(
         "--name mine: runs/mine holds comparisons with A/fp8 (checkpoint "
     )
-    assert one_error(evaluate(run, *two, "--name", "../mine")).startswith("--name ../mine: say letters, digits, ")
+    assert refused(run, *two, "--name", "../mine").startswith("--name ../mine: say letters, digits, ")
     assert "--name is not used with --out, which is the folder of the checkpoint itself" in one_error(
         run("quantize", base, "--precision", "w4a16", "--out", "made", "--name", "mine")
     )
@@ -380,7 +385,7 @@ def test_two_evaluations_of_one_run_at_once(run: Run, base: Path, server: GivenS
     with subprocess.Popen([sys.executable, "-c", code, *command], stderr=subprocess.DEVNULL) as first:
         try:
             assert asked.wait(60)
-            assert one_error(evaluate(run, *two)) == (
+            assert refused(run, *two) == (
                 f"runs/fp8: another evaluation is at work in it (pid {first.pid}); wait for it, or give this one --name"
             )
             assert not Path("runs/fp8/measurements").exists()
