@@ -8,12 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hollow_moe
 import numpy as np
 import pytest
 import torch
 from inspect_page import PAGE, with_table
 from published import (
     Published,
+    Tensors,
     change_json,
     compressed,
     defects_of,
@@ -176,16 +178,18 @@ def test_what_headers_and_config_show(tmp_path: Path, defect: str) -> None:
 
 def test_experts_stacked_under_names_of_their_family_are_known(tmp_path: Path) -> None:
     """Granite stores `block_sparse_moe.input_linear.weight` [experts, 2I, H]."""
-    config, tensors = of_model("granitemoe", layers=2)
-    stacked = {name: told for name, told in tensors.items() if ".experts." not in name}
+    config = hollow_moe.small("granitemoe")
+    shapes = hollow_moe.MODELS["granitemoe"].shapes(config)
+    stacked: Tensors = {name: ("BF16", shape) for name, shape in shapes if ".experts." not in name}
     experts, inner, hidden = config["num_local_experts"], config["intermediate_size"], config["hidden_size"]
-    for layer in range(2):
+    num_layers = config["num_hidden_layers"]
+    for layer in range(num_layers):
         stacked[f"model.layers.{layer}.block_sparse_moe.input_linear.weight"] = ("BF16", (experts, 2 * inner, hidden))
         stacked[f"model.layers.{layer}.block_sparse_moe.output_linear.weight"] = ("BF16", (experts, hidden, inner))
     folder = publish(tmp_path / "granite", plain(config, stacked))
     assert defects_of(folder) == {}
     forms = {form.role: (form.num_weights, form.layers) for form in inspect(FolderFiles(folder)).facts.forms}
-    assert forms["routed_expert"] == (4, "0-1")
+    assert forms["routed_expert"] == (2 * num_layers, f"0-{num_layers - 1}")
 
 
 def test_of_a_wrapper_its_own_word_ties_the_head(tmp_path: Path) -> None:
