@@ -193,9 +193,15 @@ def test_experts_stacked_under_names_of_their_family_are_known(tmp_path: Path) -
 
 
 def test_of_a_wrapper_its_own_word_ties_the_head(tmp_path: Path) -> None:
-    config, tensors = of_model("qwen3.5-35b-a3b", layers=2)
+    config, whole_tensors = of_model("qwen3.5-35b-a3b")
+    rows = {
+        name: ("BF16", (64, shape[1]))
+        for name, (_, shape) in whole_tensors.items()
+        if name.endswith(("lm_head.weight", "embed_tokens.weight"))
+    }
+    tensors = whole_tensors | rows
     for outer, inner, expected in ((False, True, {}), (True, False, {"tied_head_stored": ["lm_head"]})):
-        text = {**config["text_config"], "tie_word_embeddings": inner}
+        text = {**config["text_config"], "tie_word_embeddings": inner, "vocab_size": 64}
         folder = publish(tmp_path / str(outer), plain({**config, "text_config": text, "tie_word_embeddings": outer}, tensors))
         put(folder, "lm_head.weight", np.ones(math.prod(tensors["lm_head.weight"][1]), np.uint16))
         assert defects_of(folder) == expected
