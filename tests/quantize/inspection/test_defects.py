@@ -8,12 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hollow_moe
 import numpy as np
 import pytest
 import torch
 from inspect_page import PAGE, with_table
 from published import (
     Published,
+    Tensors,
     change_json,
     compressed,
     defects_of,
@@ -176,22 +178,30 @@ def test_what_headers_and_config_show(tmp_path: Path, defect: str) -> None:
 
 def test_experts_stacked_under_names_of_their_family_are_known(tmp_path: Path) -> None:
     """Granite stores `block_sparse_moe.input_linear.weight` [experts, 2I, H]."""
-    config, tensors = of_model("granitemoe", layers=2)
-    stacked = {name: told for name, told in tensors.items() if ".experts." not in name}
+    config = hollow_moe.small("granitemoe")
+    shapes = hollow_moe.MODELS["granitemoe"].shapes(config)
+    stacked: Tensors = {name: ("BF16", shape) for name, shape in shapes if ".experts." not in name}
     experts, inner, hidden = config["num_local_experts"], config["intermediate_size"], config["hidden_size"]
-    for layer in range(2):
+    num_layers = config["num_hidden_layers"]
+    for layer in range(num_layers):
         stacked[f"model.layers.{layer}.block_sparse_moe.input_linear.weight"] = ("BF16", (experts, 2 * inner, hidden))
         stacked[f"model.layers.{layer}.block_sparse_moe.output_linear.weight"] = ("BF16", (experts, hidden, inner))
     folder = publish(tmp_path / "granite", plain(config, stacked))
     assert defects_of(folder) == {}
     forms = {form.role: (form.num_weights, form.layers) for form in inspect(FolderFiles(folder)).facts.forms}
-    assert forms["routed_expert"] == (4, "0-1")
+    assert forms["routed_expert"] == (2 * num_layers, f"0-{num_layers - 1}")
 
 
 def test_of_a_wrapper_its_own_word_ties_the_head(tmp_path: Path) -> None:
-    config, tensors = of_model("qwen3.5-35b-a3b", layers=2)
+    config, whole_tensors = of_model("qwen3.5-35b-a3b")
+    rows = {
+        name: ("BF16", (64, shape[1]))
+        for name, (_, shape) in whole_tensors.items()
+        if name.endswith(("lm_head.weight", "embed_tokens.weight"))
+    }
+    tensors = whole_tensors | rows
     for outer, inner, expected in ((False, True, {}), (True, False, {"tied_head_stored": ["lm_head"]})):
-        text = {**config["text_config"], "tie_word_embeddings": inner}
+        text = {**config["text_config"], "tie_word_embeddings": inner, "vocab_size": 64}
         folder = publish(tmp_path / str(outer), plain({**config, "text_config": text, "tie_word_embeddings": outer}, tensors))
         put(folder, "lm_head.weight", np.ones(math.prod(tensors["lm_head.weight"][1]), np.uint16))
         assert defects_of(folder) == expected
