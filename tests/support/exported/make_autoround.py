@@ -22,10 +22,7 @@ EXPORTS = {
     "autoround-auto_round": ("auto_round", "W4A16", {"group_size": 32}),
     "autoround-auto_gptq": ("auto_gptq", "W4A16", {"group_size": 32}),
     "autoround-auto_awq": ("auto_awq", "W4A16", {"group_size": 32}),
-    "autoround-fp8_block": ("auto_round", "FP8_BLOCK", {}),
-    "autoround-llm_compressor_mxfp4": ("llm_compressor", "MXFP4", {}),
-    "autoround-llm_compressor_nvfp4": ("llm_compressor", "NVFP4", {}),
-}  # fmt: skip
+}
 """Folder -> format, scheme and settings of AutoRound."""
 KEPT = ("self_attn.k_proj", "mlp.experts.1.down_proj")
 
