@@ -66,16 +66,21 @@ def _roles_outside() -> dict[str, str]:
 
 @functools.cache
 def _roles_in_layer() -> dict[str, str]:
-    """Name of a module behind the layer's number -> role. A parent has the role of its linear weights, if they have one."""
+    """Name of a module behind the layer's number -> role. A parent has the role of its linear weights, if they have one.
+
+    A vector beside other modules, as a router's bias in the module of all experts, gives the module they lie in none.
+    """
     roles: dict[str, str] = {}
     of_children: dict[str, set[str]] = {}
+    of_vectors: dict[str, str] = {}
+    parents: set[str] = set()
     for names in map(names_of, family_names()):
-        # weights first: a router's bias has another role than the router
-        for name, form in sorted(names.layer.items(), key=lambda item: not item[0].endswith(".weight")):
+        for name, form in names.layer.items():
             stored = name.rpartition(".")[0]
             for module in (names.runtime_name(stored), stored):  # what vLLM calls one by another name may lie under this one
                 parent = module.rpartition(".")[0].removesuffix(".{expert}")
-                roles.setdefault(module, form.part)
+                parents.add(parent)
+                (roles if name.endswith(".weight") else of_vectors).setdefault(module, form.part)
                 if form.fused is not None:
                     roles.setdefault(f"{parent}.{form.fused}", form.part)
                 if form.kind == "linear":
@@ -87,5 +92,9 @@ def _roles_in_layer() -> dict[str, str]:
     for parent, parts in of_children.items():
         if len(parts) == 1:
             roles.setdefault(parent, *parts)
+    for module, part in of_vectors.items():
+        if module not in parents:
+            roles.setdefault(module, part)
+    roles.pop("", None)  # of vectors that the layer itself holds
     routers = {f"{names_of(family).experts}.router": "router" for family in family_names()}
     return roles | routers | {"shared_head": "mtp", "embed_tokens": "embedding"}

@@ -280,6 +280,9 @@ def test_statistics_of_a_point_are_those_of_all_its_calls_together() -> None:
         ("lm_head", "lm_head"),
         ("mtp.fc", "mtp"),
         ("logits_processor", "lm_head"),
+        ("model.layers.2.mlp", "dense_mlp"),  # in some families a router's bias lies in it
+        ("model.layers.2.block_sparse_moe", None),
+        ("model.layers.2.something_else", None),
         ("something.else", None),
     ],
 )
