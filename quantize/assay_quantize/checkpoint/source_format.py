@@ -57,7 +57,8 @@ INT4, FP4 = "INT4", "FP4"
 E8M0 = "F8_E8M0"
 """An exponent, bias 127: powers of two."""
 FP4_GROUP = 32
-_KEYS = ("k_proj", "qkv_proj", "kv_a_proj_with_mqa", "kv_b_proj")
+KEY_PROJECTIONS = ("k_proj", "qkv_proj", "kv_a_proj_with_mqa", "kv_b_proj")
+"""Projections that only attention with a KV cache has."""
 
 SCALE_DTYPES = ("F32", "BF16", "F16")
 INT4_SCALE_DTYPES = ("F32", "BF16")
@@ -155,7 +156,7 @@ def find_companions(location: str, config: Mapping[str, Any], tensors: Mapping[s
         if leaf in ACTIVATION_LEAVES:
             of_activations[name] = f"{module}.weight"
         if leaf in CACHE_LEAVES and math.prod(header.shape) == 1:
-            beside = [module, *(f"{module}.{projection}" for projection in _KEYS)]
+            beside = [module, *(f"{module}.{projection}" for projection in KEY_PROJECTIONS)]
             if (scaled := next((m for m in beside if f"{m}.weight" in tensors), None)) is not None:
                 of_activations[name] = f"{scaled}.weight"
         if leaf == SHAPE_LEAF and (packed := tensors.get(f"{module}.weight")) is not None and packed.dtype == INT4:

@@ -9,10 +9,9 @@ import math
 from collections.abc import Iterator, Mapping
 
 from assay.recipes.family_names import split_layer
+from assay_quantize.checkpoint.source_format import KEY_PROJECTIONS
 from assay_quantize.inspection.subject import Place, Subject
 
-_KEYS = ("k_proj", "qkv_proj", "kv_a_proj_with_mqa", "kv_b_proj")
-"""Projections that only attention with a KV cache has."""
 _BOTH = "kv_scale"
 """Of old checkpoints: one scale of keys and values; vLLM takes it for both."""
 
@@ -34,7 +33,7 @@ def _attention_layers(subject: Subject) -> Mapping[int, str]:
     for module in subject.stored.weights:
         parent, _, leaf = module.rpartition(".")
         at = split_layer(f"{module}.")
-        if at is not None and leaf in _KEYS and parent.endswith("attn") and not subject.is_in_mtp(module):
+        if at is not None and leaf in KEY_PROJECTIONS and parent.endswith("attn") and not subject.is_in_mtp(module):
             layers.setdefault(at.layer, parent)
     return layers
 

@@ -50,19 +50,19 @@ def compare_with_base(subject: Subject, base: Subject, *, decode: bool, track: T
 
 def _is_comparable(subject: Subject, base: Subject, header: TensorHeader, other: TensorHeader) -> bool:
     """Stored alike in both, and not as codes: what belongs to a weight that is quantized in only one is no kept tensor."""
-    own, theirs = (side.stored.weights.get(header.name.rpartition(".")[0]) for side in (subject, base))
-    if (header.dtype, header.shape) != (other.dtype, other.shape) or (own is None) != (theirs is None):
+    own, of_base = (side.stored.weights.get(header.name.rpartition(".")[0]) for side in (subject, base))
+    if (header.dtype, header.shape) != (other.dtype, other.shape) or (own is None) != (of_base is None):
         return False
-    if own is not None and theirs is not None and own.form != theirs.form:
+    if own is not None and of_base is not None and own.form != of_base.form:
         return False
     return header.shard not in hollow_shards(subject) and other.shard not in hollow_shards(base)
 
 
 def _differing_bytes(subject: Subject, base: Subject, header: TensorHeader, other: TensorHeader) -> int:
     count = 0
-    for own, theirs in zip(pieces(subject, header), pieces(base, other), strict=True):
-        if own != theirs:
-            count += int(np.count_nonzero(np.frombuffer(own, np.uint8) != np.frombuffer(theirs, np.uint8)))
+    for own, of_base in zip(pieces(subject, header), pieces(base, other), strict=True):
+        if own != of_base:
+            count += int(np.count_nonzero(np.frombuffer(own, np.uint8) != np.frombuffer(of_base, np.uint8)))
     return count
 
 
@@ -84,8 +84,8 @@ def _measure_errors(subject: Subject, base: Subject, track: Track) -> None:
         for unread in stored.problems:
             subject.values.not_looked_at.append(f"error of {unread.subject} against the base: it {unread.what}")
         for weight in stored.weights:
-            theirs = in_base.get(weight.name)
-            if not weight.is_plain and theirs is not None and theirs.shape == weight.shape:
+            of_base = in_base.get(weight.name)
+            if not weight.is_plain and of_base is not None and of_base.shape == weight.shape:
                 _measure(subject, stored, original, weight.name, num_bytes)
             progress(weight.name, weight.num_bytes)
 

@@ -97,13 +97,13 @@ def config_unlike_base(subject: Subject) -> Iterator[Place]:
 
 def _config_differences(base: Mapping[str, Any], own: Mapping[str, Any], where: str) -> Iterator[Place]:
     for key in sorted(base.keys() - OF_NO_MODEL):
-        mine, theirs = own.get(key), base[key]
-        if mine == theirs or (key not in own and theirs in (None, False, [], {})):
+        own_value, base_value = own.get(key), base[key]
+        if own_value == base_value or (key not in own and base_value in (None, False, [], {})):
             continue
-        if isinstance(mine, dict) and isinstance(theirs, dict):
-            yield from _config_differences(theirs, mine, f"{where}: {key}")
+        if isinstance(own_value, dict) and isinstance(base_value, dict):
+            yield from _config_differences(base_value, own_value, f"{where}: {key}")
         elif key in own:
-            yield Place(f"{where}: {key}", f"is {shown(mine, 60)}; the base has {shown(theirs, 60)}")
+            yield Place(f"{where}: {key}", f"is {shown(own_value, 60)}; the base has {shown(base_value, 60)}")
 
 
 def tensor_lost(subject: Subject) -> Iterator[Place]:

@@ -372,13 +372,13 @@ def mtp_incomplete(subject: Subject) -> Iterator[Place]:
 
 def ranges(numbers: list[int]) -> str:
     """`0-2, 5`; shortened where there are many."""
-    ranges: list[list[int]] = []
+    runs: list[list[int]] = []
     for number in sorted(numbers):
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1][1] = number
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
         else:
-            ranges.append([number, number])
-    told = [str(a) if a == b else f"{a}-{b}" for a, b in ranges]
+            runs.append([number, number])
+    told = [str(a) if a == b else f"{a}-{b}" for a, b in runs]
     return ", ".join(told) if len(told) <= 6 else f"{', '.join(told[:5])} and {len(told) - 5} more"
 
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from assay_quantize.checkpoint.stored import GLOBAL_LEAVES, INPUT_LEAVES
 from assay_quantize.inspection.subject import Counts, Place, Subject
 
-MOST_INVERTED = 10.0
+MOST_MULTIPLIER = 10.0
+"""Largest plausible global scale as a factor: 2688 times it is the largest weight."""
 LARGEST_F32 = 3.4028234663852886e38
 SMALLEST_INVERTIBLE = 1 / LARGEST_F32
 """Of what is smaller, vLLM's kernels take the inverse as infinity."""
@@ -41,13 +42,13 @@ def scale_not_invertible(subject: Subject) -> Iterator[Place]:
 
 
 def global_scale_inverted(subject: Subject) -> Iterator[Place]:
-    """A global scale is 2688 over the largest weight, or the inverse: beyond `MOST_INVERTED` it would be of weights in the
+    """A global scale is 2688 over the largest weight, or the inverse: beyond `MOST_MULTIPLIER` it would be of weights in the
     tens of thousands."""
     for name, value in subject.values.scalars.items():
         leaf = name.rpartition(".")[2]
-        if leaf == "weight_global_scale" and 0 < value < 1 / MOST_INVERTED:
+        if leaf == "weight_global_scale" and 0 < value < 1 / MOST_MULTIPLIER:
             yield Place(name, f"is {value:.3g}, and divides: the largest weight would be {2688 / value:,.0f}")
-        elif leaf == "weight_scale_2" and MOST_INVERTED < value < math.inf:
+        elif leaf == "weight_scale_2" and MOST_MULTIPLIER < value < math.inf:
             yield Place(name, f"is {value:.6g}, and multiplies: the largest weight would be {2688 * value:,.0f}")
 
 
