@@ -276,10 +276,17 @@ def test_registered_limits_outlive_their_file(run: Run, server: GivenServers) ->
 def test_other_gates_after_the_run_are_called_so_everywhere(run: Run, server: GivenServers) -> None:
     suite, late = write_suite("own", TASK), write_gates("late", score("sums", 0.9))
     evaluated(run, "--suite", suite)
-    assert one_error(evaluate(run, "--suite", suite, "--gates", late)) == (
-        "--gates late.yaml: runs/fp8 was measured under gates default, registered before; `assay gate runs/fp8 --gates "
-        "late.yaml` judges by the others, and says that they were chosen after the run"
+    code, out, err = evaluate(run, "--suite", suite, "--gates", late)
+    *notes, error = err.splitlines()
+    assert (code, out, error) == (
+        2,
+        "",
+        "error: --gates late.yaml: runs/fp8 was measured under gates default, registered before; `assay gate runs/fp8 --gates "
+        "late.yaml` judges by the others, and says that they were chosen after the run",
     )
+    assert [note.partition(" tensors_missing")[0] for note in notes] == [
+        f"note: {label}: `assay inspect A/{label}` finds it damaged:" for label in ("fp8", "w4a16")
+    ]
     code, out, _ = run("gate", "runs/fp8", "--gates", late)
     said = "gates late were chosen after the run; gates default were registered before it"
     assert code == 1 and said in out.splitlines()
