@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import ValidationError
 
 from assay.errors import PlanError, RecipeError
+from assay.recipes import own_families
 from assay.recipes.base import recipe_names, recipes_dir
 from assay.recipes.family import FamilyBlock, FamilyRecipe, Form, NativeQuantization, Stacked
 from assay.recipes.load import load_recipe
@@ -107,13 +108,7 @@ class FamilyNames:
 
 def family_names() -> list[str]:
     """The families that ship with assay, sorted, and behind them those of the user's own."""
-    return [*recipe_names("families"), *_own_files]
-
-
-_own_files: dict[str, str] = {}
-"""Family of the user's own -> its file, in this process."""
-_recorded: dict[str, FamilyRecipe] = {}
-"""Family of a user's own that a checkpoint's manifest has -> what it says, in this process."""
+    return [*recipe_names("families"), *own_families.FILES]
 
 
 def add_family(file: str) -> str:
@@ -123,9 +118,9 @@ def add_family(file: str) -> str:
     """
     recipe = load_recipe(FamilyRecipe, file)
     path = str(Path(file).absolute())
-    if recipe.name in recipe_names("families") or _own_files.get(recipe.name, path) != path:
+    if recipe.name in recipe_names("families") or own_families.FILES.get(recipe.name, path) != path:
         raise RecipeError(f"{file}: name {recipe.name}: another family is called so; give yours a name of its own")
-    _own_files[recipe.name] = path
+    own_families.FILES[recipe.name] = path
     names_of.cache_clear()
     return recipe.name
 
@@ -133,7 +128,7 @@ def add_family(file: str) -> str:
 def recorded_family(family: str) -> dict[str, Any] | None:
     """What plan and manifest keep of a family of the user's own, whole: the names of its blocks are among its own, so that no
     file is needed to read it. None: it ships with assay."""
-    if family not in _own_files and family not in _recorded:
+    if family not in own_families.FILES and family not in own_families.RECORDED:
         return None
     return _whole(_own_recipe(family)).model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
@@ -149,14 +144,14 @@ def take_up_family(recorded: Mapping[str, Any]) -> str:
         raise RecipeError(f"own_family: {where}: {first['msg']}; restore the record, or give the file with --family") from None
     if recipe.blocks:  # files of another machine
         raise RecipeError("own_family: blocks: must be empty in a record; restore the record, or give the file with --family")
-    if recipe.name not in recipe_names("families") and recipe.name not in _own_files:
-        _recorded[recipe.name] = recipe
+    if recipe.name not in recipe_names("families") and recipe.name not in own_families.FILES:
+        own_families.RECORDED[recipe.name] = recipe
         names_of.cache_clear()
     return recipe.name
 
 
 def _own_recipe(family: str) -> FamilyRecipe:
-    return _recorded[family] if family in _recorded else load_recipe(FamilyRecipe, family_file(family))
+    return own_families.RECORDED[family] if family in own_families.RECORDED else load_recipe(FamilyRecipe, family_file(family))
 
 
 def _whole(recipe: FamilyRecipe) -> FamilyRecipe:
@@ -181,7 +176,7 @@ def _whole(recipe: FamilyRecipe) -> FamilyRecipe:
 
 def family_file(family: str) -> str:
     """What a recipe says of a family: its name, or its file if it is the user's own."""
-    return _own_files.get(family, family)
+    return own_families.FILES.get(family, family)
 
 
 @functools.cache
@@ -228,11 +223,11 @@ def names_of(family: str) -> FamilyNames:
 
 def families_with(word: str) -> Iterator[FamilyNames]:
     """Families in whose files `word` stands: the others need not be read through."""
-    yield from map(names_of, _own_files)
+    yield from map(names_of, own_families.FILES)
     for family in recipe_names("families"):
         if word in (recipes_dir() / "families" / f"{family}.yaml").read_text(encoding="utf-8"):
             yield names_of(family)
-    yield from map(names_of, _recorded)
+    yield from map(names_of, own_families.RECORDED)
 
 
 _NUMBERED = re.compile(r"(.+?)\.(0|[1-9]\d*)\.(.+)")

@@ -13,6 +13,7 @@ from pydantic_core import PydanticKnownError
 from assay.errors import AssayError, RecipeError
 from assay.foreign_text import shown
 from assay.quantities import Budget, budget_of
+from assay.recipes import own_families
 from assay.recipes.base import Recipe, Section, beside, recipe_names
 from assay.recipes.calibrated.texts import MAX_LENGTH, TextNames, text_beside
 from assay.recipes.precision import SchemeName
@@ -20,7 +21,8 @@ from assay.secret_text import secrets_in
 
 
 def _known_family(name: str) -> str:
-    if not name.endswith((".yaml", ".yml")) and name not in (known := recipe_names("families")):
+    is_own = name in own_families.RECORDED or name.endswith((".yaml", ".yml"))
+    if not is_own and name not in (known := recipe_names("families")):
         raise PydanticKnownError("literal_error", {"expected": ", ".join(map(repr, known))})
     return name
 

@@ -105,6 +105,7 @@ def _target_of(text: str, reference: Reference | None) -> Target:
         _check_no_gguf(folder)
         if not folder.is_dir():
             raise CheckpointError(f"{text}: is a file; give the checkpoint's folder (with config.json and *.safetensors)")
+        take_up_family_of(folder)
         config = read_json_object(folder, "config.json")
         recipe = _recipe_for(folder_name(folder), Location(path=str(folder)), config, tensor_names(folder), folder)
         return _fitted(Target(recipe, Location(path=str(folder))).compared_with(reference))

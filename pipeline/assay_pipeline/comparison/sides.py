@@ -24,7 +24,7 @@ from assay_pipeline.comparison.checkpoints import Comparison, foreign_in, other_
 from assay_pipeline.comparison.damage import damage_in
 from assay_pipeline.profiles import profile_for
 from assay_pipeline.run_folders import read_run
-from assay_pipeline.targets import Target, resolve_target, url_in
+from assay_pipeline.targets import Target, resolve_target, take_up_family_of, url_in
 
 if TYPE_CHECKING:
     from assay_evaluate.run.candidate import Candidate
@@ -158,6 +158,7 @@ def model_of(sides: list[Side], target: str | None) -> Target:
     for side in sides:
         if side.folder is not None:
             _check_there(side.folder)
+            take_up_family_of(side.folder)
     unasked = _unasked(sides)
     require_separate_servers(unasked)
     if target is not None:

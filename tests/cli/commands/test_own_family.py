@@ -10,12 +10,13 @@ import hollow_moe
 import pytest
 import torch
 from command_line import Run
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from assay.errors import RecipeError
-from assay.recipes import family_names
+from assay.recipes import family_names, own_families
 from assay.recipes.base import recipes_dir
 from assay.recipes.families import family_of
+from assay_pipeline.evaluating import prepare
 
 RECIPE = """schema: 1
 name: small
@@ -31,8 +32,8 @@ suite: quick
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """`checkpoint`, of an architecture that assay does not know, and `mine.yaml`, which says how it names its tensors."""
-    monkeypatch.setattr(family_names, "_own_files", {})
-    monkeypatch.setattr(family_names, "_recorded", {})
+    monkeypatch.setattr(own_families, "FILES", {})
+    monkeypatch.setattr(own_families, "RECORDED", {})
     family_names.names_of.cache_clear()
     config = hollow_moe.small("mixtral") | {"architectures": ["MineForCausalLM"], "model_type": "mine"}
     hollow.write_hollow(tmp_path / "checkpoint", config, hollow_moe.MODELS["mixtral"].shapes(config), shards=1)
@@ -56,8 +57,8 @@ def test_plan_and_quantize_take_a_family_from_a_file(run: Run, folder: Path) -> 
 
 def forget() -> None:
     """As in another process."""
-    family_names._own_files.clear()
-    family_names._recorded.clear()
+    own_families.FILES.clear()
+    own_families.RECORDED.clear()
     family_names.names_of.cache_clear()
 
 
@@ -69,7 +70,9 @@ def test_inspect_takes_a_family_from_a_file(run: Run, folder: Path) -> None:
     assert out.startswith(f"{checkpoint}: mine, ") and "against a family" not in out
 
 
-def test_what_was_made_with_a_family_of_ones_own_is_verified_and_inspected_without_it(run: Run, folder: Path) -> None:
+@pytest.fixture
+def made(run: Run, folder: Path) -> Path:
+    """`made`, quantized from the weights of `source`, both of the user's own family."""
     config = json.loads((folder / "checkpoint" / "config.json").read_text())
     source, made = folder / "source", folder / "made"
     tiny = {"hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64,
@@ -84,17 +87,46 @@ def test_what_was_made_with_a_family_of_ones_own_is_verified_and_inspected_witho
     own = str(folder / "mine.yaml")
     code, _, err = run("quantize", str(source), "-p", "w4a16-g32", "--out", str(made), "--family", own)
     assert code == 0, err
+    return made
+
+
+def test_what_was_made_with_a_family_of_ones_own_is_verified_and_inspected_without_it(run: Run, made: Path) -> None:
     recorded = json.loads((made / "assay_manifest.json").read_text())["own_family"]
     assert json.loads((made / "assay_plan.json").read_text())["own_family"] == recorded
     assert (recorded["name"], "blocks" in recorded) == ("mine", False)
     names = family_names.names_of("mine")
     forget()
-    code, out, err = run("verify", str(made), "--source", str(source))
+    code, out, err = run("verify", str(made), "--source", str(made.parent / "source"))
     assert code == 0, out + err
     assert family_names.names_of("mine") == names
     forget()
     code, out, _ = run("inspect", str(made))
     assert code == 0 and out.startswith(f"{made}: mine, ")
+
+
+def test_what_was_made_with_a_family_of_ones_own_is_judged_without_it(run: Run, made: Path) -> None:
+    source = str(made.parent / "source")
+    forget()
+    evaluation = prepare(reference=source, candidates=[str(made)], suite="quick", profile="cpu-emulated")
+    assert (evaluation.target.recipe.family, evaluation.compared.candidates[1].notes) == ("mine", ())
+    scale = "model.layers.0.block_sparse_moe.experts.0.w1.weight_scale"
+    shard = made / json.loads((made / "model.safetensors.index.json").read_text())["weight_map"][scale]
+    tensors = load_file(shard)
+    save_file({**tensors, scale: torch.zeros_like(tensors[scale])}, shard, {"format": "pt"})
+    forget()
+    evaluation = prepare(reference=source, candidates=[str(made)], suite="quick", profile="cpu-emulated")
+    (damage,) = evaluation.compared.candidates[1].notes
+    assert damage.startswith(f"`assay inspect {made}` finds it damaged: scale_zero ({scale}: ")
+
+
+def test_two_folders_of_a_family_of_ones_own_are_judged_with_its_file(run: Run, made: Path) -> None:
+    source, own = str(made.parent / "source"), str(made.parent / "mine.yaml")
+    forget()
+    words = ("judge", source, f"again={source}", "--profile", "cpu-emulated")
+    code, _, err = run(*words)
+    assert (code, err.startswith(f"error: {source}/config.json: architecture MineForCausalLM is not known; ")) == (2, True)
+    _, _, err = run(*words, "--family", own, "--tasks", "nothing")
+    assert "architecture" not in err and "--tasks nothing" in err
 
 
 def test_a_recorded_family_stands_behind_those_that_ship() -> None:

@@ -11,6 +11,7 @@ from rich.console import Console
 from assay.records.measurement import BudgetCheck
 from assay_cli.options import (
     ApiKeyOption,
+    FamilyOption,
     GatesOption,
     JsonOption,
     LimitOption,
@@ -74,6 +75,7 @@ def evaluate(
     suite: SuiteOption = None,
     gates: GatesOption = None,
     profile: ProfileOption = None,
+    family: FamilyOption = None,
     tensor_parallel_size: TensorParallelOption = None,
     runs: RunsOption = Path("runs"),
     name: NameOption = None,

@@ -9,6 +9,7 @@ import typer
 
 from assay_cli.options import (
     ApiKeyOption,
+    FamilyOption,
     GatesOption,
     JsonOption,
     LimitOption,
@@ -51,6 +52,7 @@ def judge(
     gates: GatesOption = None,
     api_key_env: ApiKeyOption = None,
     profile: ProfileOption = None,
+    family: FamilyOption = None,
     tensor_parallel_size: TensorParallelOption = None,
     runs: RunsOption = Path("runs"),
     name: NameOption = None,
