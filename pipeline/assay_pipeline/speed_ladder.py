@@ -26,7 +26,7 @@ from assay_pipeline.gate_choice import suite_for
 from assay_pipeline.interrupted import interruptible
 from assay_pipeline.profiles import profile_for
 from assay_pipeline.run_folders import choose_run, find_run, locked_run, open_run, read_run
-from assay_pipeline.targets import Target, resolve_target, source_label
+from assay_pipeline.targets import Target, resolve_source, resolve_target, source_label
 
 if TYPE_CHECKING:
     from assay_evaluate.speed.ladder import Ladder
@@ -59,11 +59,12 @@ class Place:
 
 
 def place_of(target: str, runs: Path) -> Place:
-    """The run that is named, or that of a model, which need not be there yet. AssayError: neither a run nor a model."""
+    """The run that is named, or that of a model, which need not be there yet. AssayError: neither a run nor a model, or a
+    quantized copy of one: its speed is measured in the run that judges it."""
     try:
         run_dir = find_run(target, runs)
     except AssayError:
-        resolved = resolve_target(target)
+        resolved = resolve_source(target)
         about = RunRecord(model=resolved.recipe.name, source=source_now(resolved))
         return Place(choose_run(runs, about)[0], resolved, (), about)
     measured = tuple(Measurement.load(path) for path in sorted((run_dir / "measurements").glob("*.json")))

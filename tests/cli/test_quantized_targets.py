@@ -30,6 +30,7 @@ COMMANDS = {
     "calibrate": ("calibrate", "{target}", "--out", "made.safetensors"),
     "recipe": ("recipe", "{target}", "--budget", "4.5bpw"),
     "evaluate": ("evaluate", "{target}"),
+    "speed": ("speed", "{target}"),
 }
 HOW = "config.json says quant_method 'compressed-tensors', format 'pack-quantized'"
 
