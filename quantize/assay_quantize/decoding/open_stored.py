@@ -147,6 +147,10 @@ class StoredCheckpoint:
         header = weight.parts[part].header if part in weight.parts else weight.beside[part]
         return self._read(Part(header, None), 0, 0)
 
+    def read_other(self, name: str) -> Tensor:
+        """A whole tensor that is no weight, as it is stored."""
+        return self._read(Part(self.others[name], None), 0, 0)
+
     def examine(self, name: str, rows: tuple[int, int] | None = None) -> Examination:
         """What is wrong with the values of a weight, counted; nothing is refused for its values."""
         weight = self.weight(name)

@@ -1,0 +1,280 @@
+"""The language model of a stored checkpoint, of which one decoder layer at a time has weights: the others pass on what they
+are given.
+
+The model is transformers' own class on torch's meta device, and its own forward runs: masks, positions and what one layer hands
+to the next are the model's. Which parameter a stored tensor belongs to is transformers' answer too (`conversion_mapping.py`, by
+which `from_pretrained` loads). Weights are decoded to FP32 as they are stored (`decoding`), then rounded to the dtype of the
+arithmetic; experts are decoded one after the other into the parameter that holds all of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from assay.errors import QuantizeError
+from assay.quantities import and_more
+from assay_quantize.calibration.quiet import loading
+from assay_quantize.decoding.open_stored import StoredCheckpoint
+from assay_quantize.decoding.stored_weight import StoredWeight
+
+State = tuple[Tensor, ...]
+"""What goes from one layer to the next: hidden states [B, T, H], and for some models more (indexes of the tokens looked at)."""
+_EMBEDDING_ROWS = 4096
+"""Rows of the embedding that are decoded at once."""
+
+
+class Source(NamedTuple):
+    """A stored tensor and where in its parameter it goes. first_row: of a matrix, or of its expert's; expert: None: it is not
+    one of several."""
+
+    name: str
+    expert: int | None = None
+    first_row: int = 0
+
+
+class _Passing(nn.Module):
+    """Stands for every layer but the one that runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state: Any = None
+
+    def forward(self, hidden: Any, *_args: Any, **_kwargs: Any) -> Any:
+        return hidden if self.state is None else self.state
+
+
+class _Ended(Exception):
+    """Nothing behind the layer needs to run."""
+
+
+class _End(nn.Module):
+    def forward(self, *_args: Any, **_kwargs: Any) -> Any:
+        raise _Ended
+
+
+class _FewTokens(nn.Module):
+    """The model's own embedding with the rows of those tokens that occur. ids: sorted."""
+
+    def __init__(self, embedding: nn.Module, ids: Tensor) -> None:
+        super().__init__()
+        self.embedding, self.ids = embedding, ids
+
+    def forward(self, tokens: Tensor) -> Any:
+        return self.embedding(torch.searchsorted(self.ids, tokens.contiguous()).clamp_max(len(self.ids) - 1))
+
+
+class LayerModel:
+    """dtype: of the arithmetic. QuantizeError: transformers has no such model, or the checkpoint lacks one of its parameters."""
+
+    def __init__(self, stored: StoredCheckpoint, dtype: torch.dtype = torch.float32, device: str = "cpu") -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.stored, self.dtype, self.device = stored, dtype, device
+        by_config: Any = AutoModelForCausalLM
+        with loading(f"{stored.location}: transformers cannot build it"), torch.device("meta"):
+            config = text_config(stored.config)
+            self.model = by_config.from_config(config, dtype=dtype, experts_implementation="eager").eval()
+        self.base = self.model.base_model
+        layers = getattr(self.base, "layers", None)
+        if not isinstance(layers, nn.ModuleList):
+            raise self._unlike("it has no list of decoder layers")
+        self._layers = list(layers)
+        self.prefix = next(name for name, module in self.model.named_modules() if module is layers)
+        self._sources = self._place()
+        self._tied_head()
+        self._check_whole()
+        for name, module in list(self.base.named_children()):  # buffers that are computed and not stored: rotary frequencies
+            if name != "layers" and any(True for _ in module.buffers(recurse=False)):
+                again: Any = type(module)
+                setattr(self.base, name, again(config=self.base.config).to(device))
+        self._norm, self.base.norm = self.base.norm, nn.Identity()
+        self._passing = _Passing()
+        self.base.layers = nn.ModuleList([self._passing] * len(self._layers))
+
+    @property
+    def num_layers(self) -> int:
+        return len(self._layers)
+
+    def _unlike(self, reason: str) -> QuantizeError:
+        return QuantizeError(f"{self.stored.location}: cannot be run layer by layer: {reason}")
+
+    # -------------------------------------------------------------------------------------------- which tensor goes where
+    def _place(self) -> dict[str, list[Source]]:
+        """Parameter or buffer of the model -> the stored tensors that make it up."""
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+        mapping = get_model_conversion_mapping(self.model)
+        renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+        converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+        by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
+        parameters = self.model.state_dict()
+        sources: dict[str, list[Source]] = defaultdict(list)
+        for name in (*(weight.name for weight in self.stored.weights), *self.stored.others):
+            target, pattern = rename_source_key(name, renamings, converters, self.model.base_model_prefix, parameters)
+            if target not in parameters:
+                continue  # of a tower or an MTP block
+            if pattern is None:
+                sources[target].append(Source(name))
+            else:
+                sources[target].append(self._part_of(name, pattern, by_pattern[pattern]))
+        return sources
+
+    def _part_of(self, name: str, pattern: str, converter: Any) -> Source:
+        """One expert's weight in the parameter that holds all of them."""
+        from transformers.core_model_loading import Concatenate, MergeModulelist
+
+        operations = [type(operation) for operation in converter.operations]
+        if operations not in ([MergeModulelist], [MergeModulelist, Concatenate]):
+            named = ", ".join(operation.__name__ for operation in operations)
+            raise self._unlike(f"{name} becomes a parameter of transformers by {named}")
+        expert = re.search(r"\.(\d+)\.[^.]+(?:\.weight)?$", name)
+        if expert is None:
+            raise self._unlike(f"{name} has no number of an expert")
+        rows = self.stored.weight(name).shape[0]
+        return Source(name, int(expert[1]), rows * converter.source_patterns.index(pattern))
+
+    def _tied_head(self) -> None:
+        """A head that is the embedding is stored once."""
+        names = {module: name for name, module in self.model.named_modules()}
+        self._embedding = names[self.model.get_input_embeddings()]
+        head = f"{names[self.model.get_output_embeddings()]}.weight"
+        if head not in self._sources and getattr(self.base.config, "tie_word_embeddings", False):
+            self._sources[head] = self._sources[f"{self._embedding}.weight"]
+
+    def _check_whole(self) -> None:
+        lacking = sorted(name for name in self.model.state_dict() if name not in self._sources)
+        if lacking:
+            raise self._unlike(f"it stores nothing for {and_more(lacking)}")
+
+    # -------------------------------------------------------------------------------------------- values
+    def _read(self, name: str, rows: tuple[int, int] | None = None) -> Tensor:
+        """A stored tensor in the arithmetic's dtype; what is stored in FP32 and no weight stays so (biases of routers)."""
+        if name in self.stored.others:
+            return self.stored.read_other(name)
+        return self.stored.read_weight(name, rows)
+
+    def _fill(self, root: nn.Module, prefix: str) -> dict[int, StoredWeight]:
+        """Give a module its weights. Returns address of a weight -> what it is stored as."""
+        addresses: dict[int, StoredWeight] = {}
+        tensors: list[tuple[str, Tensor, bool]] = [(name, tensor, True) for name, tensor in root.named_parameters()]
+        persistent = root.state_dict().keys()
+        tensors += [(name, tensor, False) for name, tensor in root.named_buffers() if name in persistent]
+        for name, hollow, is_parameter in tensors:
+            value = torch.empty(hollow.shape, dtype=hollow.dtype, device=self.device)
+            for source in self._sources[f"{prefix}{name}"]:
+                part = self._read(source.name)
+                place = value if source.expert is None else value[source.expert]
+                place = place[source.first_row : source.first_row + part.shape[0]] if part.dim() else place
+                if place.shape != part.shape:
+                    raise self._unlike(f"{source.name} is {list(part.shape)}, transformers has {list(place.shape)} for it")
+                place.copy_(part)
+                if source.name not in self.stored.others:
+                    addresses[place.data_ptr()] = self.stored.weight(source.name)
+            module, leaf = _parent(root, name)
+            if is_parameter:
+                module._parameters[leaf] = nn.Parameter(value, requires_grad=False)
+            else:
+                module._buffers[leaf] = value
+        return addresses
+
+    # -------------------------------------------------------------------------------------------- running
+    @contextmanager
+    def filled(self, layer: int) -> Iterator[Mapping[int, StoredWeight]]:
+        """One layer has weights; all others pass on their input. Afterwards the layer is gone.
+
+        Gives address of a weight in memory -> what it is stored as, which says how its inputs are rounded.
+        """
+        whole = self._layers[layer]
+        addresses = self._fill(whole, f"{self.prefix}.{layer}.")
+        others: list[nn.Module] = [self._passing if number != layer else whole for number in range(self.num_layers)]
+        others[layer + 1 :] = [_End()] * (self.num_layers - layer - 1)
+        self.base.layers = nn.ModuleList(others)
+        try:
+            yield addresses
+        finally:
+            self._layers[layer] = self._passing
+            self.base.layers = nn.ModuleList([self._passing] * self.num_layers)
+
+    def use_embedding(self, tokens: Tensor) -> None:
+        """Have the model know the embeddings of `tokens`."""
+        embedding, (source,) = self.model.get_input_embeddings(), self._sources[f"{self._embedding}.weight"]
+        ids = torch.unique(tokens)
+        num_rows, columns = embedding.weight.shape
+        rows_VH = torch.empty(len(ids), columns, dtype=self.dtype)
+        for begin in range(0, num_rows, _EMBEDDING_ROWS):
+            end = min(begin + _EMBEDDING_ROWS, num_rows)
+            is_in = (ids >= begin) & (ids < end)
+            if is_in.any():
+                rows_VH[is_in] = self._read(source.name, (begin, end))[ids[is_in] - begin].to(self.dtype)
+        embedding.weight = nn.Parameter(rows_VH.to(self.device), requires_grad=False)
+        self.model.set_input_embeddings(_FewTokens(embedding, ids.to(self.device)))
+
+    def run(self, layer: int, tokens: Tensor, state: State | None) -> State:
+        """What layer `layer` makes of `state`, or of the embedded `tokens` [B, T] where it is None; it must be filled."""
+        outputs: list[Any] = []
+        handle = self._layers[layer].register_forward_hook(lambda _module, _args, output: outputs.append(output))
+        self._passing.state = _as_given(state, self.device)
+        try:
+            with loading(f"{self.stored.location}: transformers cannot run it"), suppress(_Ended), torch.no_grad():
+                self.base(input_ids=tokens.to(self.device), use_cache=False)
+        finally:
+            handle.remove()
+            self._passing.state = None
+        output = outputs[0]
+        return (output,) if isinstance(output, Tensor) else tuple(output)
+
+    @contextmanager
+    def head(self) -> Iterator[Callable[[Tensor, Tensor, State], Tensor]]:
+        """(tokens [B, T], positions, states behind the last layer) -> logits [B, positions, V], by the model's own forward."""
+        names = {module: name for name, module in self.model.named_modules()}
+        output = self.model.get_output_embeddings()
+        self._fill(output, f"{names[output]}.")
+        self._fill(self._norm, f"{self.prefix.rpartition('.')[0]}.norm.")
+        self.base.norm = self._norm
+
+        def logits(tokens: Tensor, positions: Tensor, state: State) -> Tensor:
+            self._passing.state = _as_given(state, self.device)
+            try:
+                with torch.no_grad():
+                    made: Tensor = self.model(
+                        input_ids=tokens.to(self.device), use_cache=False, logits_to_keep=positions.to(self.device)
+                    ).logits
+            finally:
+                self._passing.state = None
+            return made
+
+        try:
+            yield logits
+        finally:
+            self.base.norm = nn.Identity()
+
+
+def text_config(config: Mapping[str, Any]) -> Any:
+    """transformers' configuration of the language model that a config.json describes, without its quantization."""
+    from transformers import CONFIG_MAPPING
+
+    plain = {key: value for key, value in config.items() if key not in ("quantization_config", "compression_config")}
+    known: Any = CONFIG_MAPPING
+    built = known[str(config.get("model_type"))].from_dict(plain)
+    return built.get_text_config()
+
+
+def _as_given(state: State | None, device: str) -> Any:
+    """As a layer returns it."""
+    if state is None:
+        return None
+    parts = tuple(part.to(device) for part in state)
+    return parts[0] if len(parts) == 1 else parts
+
+
+def _parent(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, leaf = name.rpartition(".")
+    return module.get_submodule(path), leaf
