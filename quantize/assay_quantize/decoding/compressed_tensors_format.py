@@ -107,7 +107,7 @@ def _groups(location: str, declared: Declared) -> list[Group]:
         format_ = group.get("format") or declared.get("format")
         if format_ not in FORMATS:
             format_ = _inferred_format(numbers, group)
-        rule = _activation_rule(where, group.get("input_activations"))
+        rule = activation_rule(where, group.get("input_activations"))
         told = tuple(map(str, targets))
         patterns = tuple(_pattern(where, target) for target in told if target.startswith("re:"))
         made.append(Group(str(name), told, frozenset(told), patterns, any(t in CLASSES for t in told), format_, numbers, rule))
@@ -164,7 +164,8 @@ def number_name(kind: object, num_bits: object) -> str:
     )
 
 
-def _activation_rule(where: str, declared: Any) -> ActivationRule:
+def activation_rule(where: str, declared: Any) -> ActivationRule:
+    """What `input_activations` of a config group says. CheckpointError: it is no object; `where` names the place."""
     if declared is None:
         return ActivationRule()
     if not isinstance(declared, dict):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from assay.errors import QuantizeError
 from assay.quantities import and_more
 from assay_quantize.calibration.quiet import loading
+from assay_quantize.decoding.activations import InputRounding, RoundedInputs
 from assay_quantize.decoding.open_stored import StoredCheckpoint
-from assay_quantize.decoding.stored_weight import StoredWeight
 
 State = tuple[Tensor, ...]
 """What goes from one layer to the next: hidden states [B, T, H], and for some models more (indexes of the tokens looked at)."""
@@ -71,7 +71,10 @@ class _FewTokens(nn.Module):
 
 
 class LayerModel:
-    """dtype: of the arithmetic. QuantizeError: transformers has no such model, or the checkpoint lacks one of its parameters."""
+    """dtype: of the arithmetic. Inputs of quantized weights are rounded as their scheme says, experts and attention alike.
+
+    QuantizeError: transformers has no such model, or the checkpoint lacks one of its parameters.
+    """
 
     def __init__(self, stored: StoredCheckpoint, dtype: torch.dtype = torch.float32, device: str = "cpu") -> None:
         from transformers import AutoModelForCausalLM
@@ -161,9 +164,9 @@ class LayerModel:
             return self.stored.read_other(name)
         return self.stored.read_weight(name, rows)
 
-    def _fill(self, root: nn.Module, prefix: str) -> dict[int, StoredWeight]:
-        """Give a module its weights. Returns address of a weight -> what it is stored as."""
-        addresses: dict[int, StoredWeight] = {}
+    def _fill(self, root: nn.Module, prefix: str) -> dict[int, InputRounding]:
+        """Give a module its weights. Returns address of a weight in memory -> how its inputs are rounded."""
+        roundings: dict[int, InputRounding] = {}
         tensors: list[tuple[str, Tensor, bool]] = [(name, tensor, True) for name, tensor in root.named_parameters()]
         persistent = root.state_dict().keys()
         tensors += [(name, tensor, False) for name, tensor in root.named_buffers() if name in persistent]
@@ -177,28 +180,36 @@ class LayerModel:
                     raise self._unlike(f"{source.name} is {list(part.shape)}, transformers has {list(place.shape)} for it")
                 place.copy_(part)
                 if source.name not in self.stored.others:
-                    addresses[place.data_ptr()] = self.stored.weight(source.name)
+                    first = value if source.expert is None else value[source.expert]
+                    rounding = self._rounding(source.name)
+                    roundings[first.data_ptr()] = _of_fused(roundings.get(first.data_ptr()), rounding)
             module, leaf = _parent(root, name)
             if is_parameter:
                 module._parameters[leaf] = nn.Parameter(value, requires_grad=False)
             else:
                 module._buffers[leaf] = value
-        return addresses
+        return {address: rounding for address, rounding in roundings.items() if rounding.rule.kind != "none"}
+
+    def _rounding(self, name: str) -> InputRounding:
+        rule = self.stored.weight(name).activations
+        scale = None if rule.kind == "none" else self.stored.read_activation_scale(name)
+        if scale is None:
+            return InputRounding(rule)
+        step = float(scale.max())
+        return InputRounding(rule, step if rule.granularity == "tensor" else 1.0 / step)
 
     # -------------------------------------------------------------------------------------------- running
     @contextmanager
-    def filled(self, layer: int) -> Iterator[Mapping[int, StoredWeight]]:
-        """One layer has weights; all others pass on their input. Afterwards the layer is gone.
-
-        Gives address of a weight in memory -> what it is stored as, which says how its inputs are rounded.
-        """
+    def filled(self, layer: int) -> Iterator[nn.Module]:
+        """One layer has weights; all others pass on their input. Afterwards the layer is gone."""
         whole = self._layers[layer]
-        addresses = self._fill(whole, f"{self.prefix}.{layer}.")
+        roundings = self._fill(whole, f"{self.prefix}.{layer}.")
         others: list[nn.Module] = [self._passing if number != layer else whole for number in range(self.num_layers)]
         others[layer + 1 :] = [_End()] * (self.num_layers - layer - 1)
         self.base.layers = nn.ModuleList(others)
         try:
-            yield addresses
+            with RoundedInputs(roundings) if roundings else nullcontext():
+                yield whole
         finally:
             self._layers[layer] = self._passing
             self.base.layers = nn.ModuleList([self._passing] * self.num_layers)
@@ -236,14 +247,14 @@ class LayerModel:
         """(tokens [B, T], positions, states behind the last layer) -> logits [B, positions, V], by the model's own forward."""
         names = {module: name for name, module in self.model.named_modules()}
         output = self.model.get_output_embeddings()
-        self._fill(output, f"{names[output]}.")
+        roundings = self._fill(output, f"{names[output]}.")
         self._fill(self._norm, f"{self.prefix.rpartition('.')[0]}.norm.")
         self.base.norm = self._norm
 
         def logits(tokens: Tensor, positions: Tensor, state: State) -> Tensor:
             self._passing.state = _as_given(state, self.device)
             try:
-                with torch.no_grad():
+                with torch.no_grad(), RoundedInputs(roundings):
                     made: Tensor = self.model(
                         input_ids=tokens.to(self.device), use_cache=False, logits_to_keep=positions.to(self.device)
                     ).logits
@@ -265,6 +276,14 @@ def text_config(config: Mapping[str, Any]) -> Any:
     known: Any = CONFIG_MAPPING
     built = known[str(config.get("model_type"))].from_dict(plain)
     return built.get_text_config()
+
+
+def _of_fused(first: InputRounding | None, second: InputRounding) -> InputRounding:
+    """Of weights that share their inputs, as vLLM takes it: the largest step."""
+    if first is None or first.factor is None or second.factor is None:
+        return second
+    larger = max if second.rule.granularity == "tensor" else min
+    return second._replace(factor=larger(first.factor, second.factor))
 
 
 def _as_given(state: State | None, device: str) -> Any:

@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from assay.callbacks import Say
 from assay.errors import QuantizeError
@@ -33,6 +32,9 @@ from assay.records.diagnosis.sensitivity import WorstTensor
 from assay.records.plan import TensorPlan
 from assay_quantize.checkpoint.calibrated_layers import CalibratedFiles
 from assay_quantize.checkpoint.source_reader import SourceReader
+from assay_quantize.decoding.activations import InputRounding, RoundedInputs, round_activations
+from assay_quantize.decoding.compressed_tensors_format import activation_rule
+from assay_quantize.decoding.stored_weight import ActivationRule
 from assay_quantize.formats.schemes import SCHEMES, compressed_tensors_scheme
 from assay_quantize.kernels import amax_rows, quantize_rows
 from assay_quantize.kernels import reference as definition
@@ -41,7 +43,6 @@ from assay_quantize.plan.planner import make_plan
 from assay_quantize.plan.slabs import amax_key, amax_members
 from assay_quantize.sensitivity.parts import Key, Layout
 
-FP8_MAX, FP4_MAX = 448.0, 6.0
 MOST_NAMED = 5
 """Weights of a part that a record names."""
 
@@ -198,57 +199,30 @@ def input_args(scheme: str) -> Any:
     return compressed_tensors_scheme(scheme).input_activations
 
 
+@functools.cache
+def input_rule(scheme: str) -> ActivationRule:
+    """`input_args` as the decoder of checkpoints has it. Scales that a calibration stores are those of the inputs at hand."""
+    args = input_args(scheme)
+    rule = activation_rule(scheme, None if args is None else args.model_dump())
+    return rule if rule.kind != "static" else rule._replace(kind="dynamic", granularity="token", scale=None)
+
+
 def round_inputs(x: Tensor, scheme: str, global_scale: float | None = None) -> Tensor:
-    """Inputs [..., I] as the kernels of a scheme round them, in FP32; those of a weight-only scheme as they are.
+    """Inputs [..., I] as the kernels of a scheme round them; those of a weight-only scheme as they are.
 
     global_scale: what a calibration stored as `input_global_scale` of NVFP4; None: the scheme's constant.
     """
-    args = input_args(scheme)
-    if args is None or not x.numel():
-        return x
-    layout, values = SCHEMES[scheme].layout, x.float()
-    if args.group_size:
-        values = values.reshape(*x.shape[:-1], -1, args.group_size)
-    amax = values.abs().amax(-1, keepdim=True)
-    if layout == "nvfp4":
-        factor = global_scale or float(SCHEMES[scheme].input_global_scale or 1.0)
-        step = _fp8(amax / FP4_MAX * factor) / factor
-        rounded = torch.where(step == 0, 0.0, _fp4(values / torch.where(step == 0, 1.0, step)) * step)
-    elif layout in ("mxfp4", "mxfp8"):
-        largest, nearest = (FP4_MAX, _fp4) if layout == "mxfp4" else (FP8_MAX, _fp8)
-        tiny = torch.finfo(torch.float32).tiny
-        step = torch.exp2(torch.ceil(torch.log2(amax.clamp_min(tiny) / largest)).clamp(-127, 127))
-        rounded = nearest(values / step) * step
-    elif SCHEMES[scheme].weight_dtype == "I8":
-        step = torch.where(amax == 0, 1.0, amax / 127.0)
-        rounded = (values / step).round().clamp(-128, 127) * step
-    else:
-        step = torch.where(amax == 0, 1.0, amax / FP8_MAX)
-        rounded = _fp8(values / step) * step
-    return rounded.reshape(x.shape).to(x.dtype)
+    return round_activations(x, _rounding(scheme, global_scale))
 
 
-def _fp8(x: Tensor) -> Tensor:
-    return x.clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn).float()
+def _rounding(scheme: str, global_scale: float | None) -> InputRounding:
+    return InputRounding(input_rule(scheme), global_scale or SCHEMES[scheme].input_global_scale)
 
 
-def _fp4(x: Tensor) -> Tensor:
-    """Nearest of 0, .5, 1, 1.5, 2, 3, 4, 6, ties to the even code, saturating."""
-    x = x.clamp(-FP4_MAX, FP4_MAX)
-    size = x.abs()
-    step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
-    return (x / step).round() * step
-
-
-class RoundInputs(TorchFunctionMode):
+class RoundInputs(RoundedInputs):
     """While it is entered, inputs of every `linear` whose weight begins at one of the addresses are rounded."""
 
     def __init__(self, scheme_of: Mapping[int, str], global_scale_of: Mapping[int, float] | None = None) -> None:
         """Both by address; the latter as in `round_inputs`."""
-        super().__init__()
-        self._scheme_of, self._global_scale_of = scheme_of, global_scale_of or {}
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.nn.functional.linear and (scheme := self._scheme_of.get(args[1].data_ptr())) is not None:
-            args = (round_inputs(args[0], scheme, self._global_scale_of.get(args[1].data_ptr())), *args[1:])
-        return func(*args, **(kwargs or {}))
+        factors = global_scale_of or {}
+        super().__init__({address: _rounding(scheme, factors.get(address)) for address, scheme in scheme_of.items()})

@@ -8,13 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tiny_families import deepseek_v3, glm4_moe, glm_moe_dsa, make_tiny, qwen3_moe, qwen3_next
+from torch.overrides import TorchFunctionMode
 
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.decoding.open_stored import open_stored
+from assay_quantize.formats.schemes import compressed_tensors_scheme
 from assay_quantize.screen.layer_model import LayerModel, State, text_config
+from assay_vllm.fake_quant import fake_quantize
 
 LENGTH = 40
+CONFIGS = [glm4_moe(), qwen3_moe(), deepseek_v3(), glm_moe_dsa(), qwen3_next()]
 
 
 def whole_model(folder: Path, dtype: torch.dtype, tokens: torch.Tensor) -> tuple[list[State], torch.Tensor]:
@@ -35,7 +40,9 @@ def whole_model(folder: Path, dtype: torch.dtype, tokens: torch.Tensor) -> tuple
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
-    "config", [glm4_moe(), qwen3_moe(), deepseek_v3(), glm_moe_dsa(), qwen3_next()], ids=lambda config: str(config["model_type"])
+    "config",
+    [glm4_moe(), qwen3_moe(), deepseek_v3(), glm_moe_dsa(), qwen3_next()],
+    ids=lambda config: str(config["model_type"]),
 )
 def test_states_and_logits_are_those_of_the_whole_model(tmp_path: Path, config: dict[str, Any], dtype: torch.dtype) -> None:
     folder = make_tiny(tmp_path / "model", config)
@@ -55,3 +62,76 @@ def test_states_and_logits_are_those_of_the_whole_model(tmp_path: Path, config: 
             positions = torch.arange(LENGTH)
             assert torch.equal(logits(tokens, positions, state), expected_logits)
             assert torch.equal(logits(tokens, positions[7:19], state), expected_logits[:, 7:19])
+
+
+def logits_of(model: LayerModel, tokens: torch.Tensor) -> torch.Tensor:
+    state: State | None = None
+    model.use_embedding(tokens)
+    for layer in range(model.num_layers):
+        with model.filled(layer):
+            state = model.run(layer, tokens, state)
+    assert state is not None
+    with model.head() as logits:
+        return logits(tokens, torch.arange(tokens.shape[1]), state)
+
+
+class RoundedByTheEmulation(TorchFunctionMode):
+    """Inputs of the weights in `addresses` are rounded by the code that emulates schemes in vLLM."""
+
+    def __init__(self, addresses: dict[int, Any]) -> None:
+        super().__init__()
+        self.addresses, self.num_rounded = addresses, 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.nn.functional.linear and (scheme := self.addresses.get(args[1].data_ptr())) is not None:
+            x_TI = args[0].reshape(-1, args[0].shape[-1])
+            self.num_rounded += 1
+            args = (fake_quantize(x_TI, scheme, None, torch.ones(1)).reshape(args[0].shape), *args[1:])
+        return func(*args, **(kwargs or {}))
+
+
+def decompressed_logits(folder: Path, work: Path, tokens: torch.Tensor, scheme: str) -> torch.Tensor:
+    """transformers' whole model with the weights that the codes stand for, inputs of quantized ones rounded."""
+    from transformers import AutoModelForCausalLM
+
+    plain = work / "plain"
+    plain.mkdir()
+    config = json.loads((folder / "config.json").read_text())
+    (plain / "config.json").write_text(
+        json.dumps({key: value for key, value in config.items() if key != "quantization_config"})
+    )
+    with open_stored(open_checkpoint(folder, allow_quantized=True)) as stored:
+        quantized = {weight.name for weight in stored.weights if not weight.is_plain}
+        tensors = {weight.name: stored.read_weight(weight.name) for weight in stored.weights}
+        tensors |= {name: stored.read_other(name) for name in stored.others}
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, plain / "model.safetensors", {"format": "pt"})
+    model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32, experts_implementation="eager").eval()
+    args, addresses = compressed_tensors_scheme(scheme).input_activations, {}
+    for name, parameter in model.named_parameters():
+        if name in quantized:
+            addresses[parameter.data_ptr()] = args
+        elif ".experts." in name:
+            addresses |= {expert.data_ptr(): args for expert in parameter}
+    mode = RoundedByTheEmulation(addresses if args is not None else {})
+    with torch.no_grad(), mode:
+        logits: torch.Tensor = model(input_ids=tokens, use_cache=False).logits
+    assert (mode.num_rounded > 0) == (args is not None)
+    return logits
+
+
+@pytest.mark.parametrize(
+    ("precision", "scheme"),
+    [("w4a16-g32", "w4a16_g32"), ("fp8-channel", "fp8_channel"), ("fp8", "fp8_block"), ("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"),
+     ("mxfp8", "mxfp8"), ("w8a8", "w8a8")],
+)  # fmt: skip
+def test_quantized_weights_and_their_inputs(tmp_path: Path, precision: str, scheme: str) -> None:
+    """Experts and attention alike."""
+    from assay_pipeline.quantizing import quantize
+
+    source, made = make_tiny(tmp_path / "source", glm4_moe()), tmp_path / "made"
+    quantize(str(source), precision=precision, out=made)
+    tokens = torch.randint(7, 800, (1, LENGTH), generator=torch.Generator().manual_seed(0))
+    expected = decompressed_logits(made, tmp_path, tokens, scheme)
+    with open_stored(open_checkpoint(made, allow_quantized=True)) as stored:
+        assert torch.equal(logits_of(LayerModel(stored), tokens), expected)
+    assert not torch.equal(whole_model(source, torch.float32, tokens)[1], expected)
