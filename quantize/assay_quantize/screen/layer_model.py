@@ -250,6 +250,8 @@ class LayerModel:
         roundings = self._fill(output, f"{names[output]}.")
         self._fill(self._norm, f"{self.prefix.rpartition('.')[0]}.norm.")
         self.base.norm = self._norm
+        if not isinstance(self.model.get_input_embeddings(), _FewTokens):
+            self.use_embedding(torch.zeros(1, dtype=torch.long))  # the model asks for embeddings, nobody looks at them
 
         def logits(tokens: Tensor, positions: Tensor, state: State) -> Tensor:
             self._passing.state = _as_given(state, self.device)

@@ -1,0 +1,144 @@
+"""Every sequence through every layer: states go from layer to layer over the disk, and a killed pass goes on with its layer.
+
+Each sequence is run alone, so what others there are changes none of its bits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from assay.atomic_files import naming
+from assay.callbacks import Say
+from assay.records.base import sha256_of, write_text_atomically
+from assay_quantize.screen.layer_model import LayerModel, State
+from assay_quantize.sensitivity.texts import ScoredText, texts_sha256
+
+PASS_RECORD = "pass.json"
+_BEHIND, _EXPERTS = "behind", "experts"
+
+
+@dataclass(frozen=True)
+class ScreenPass:
+    """A finished pass. folder: of the states behind the last layer, and of the experts that tokens chose in each layer."""
+
+    folder: Path
+    num_layers: int
+
+    def state(self, sequence: int) -> State:
+        """Behind the last layer."""
+        return _load(self.folder / f"{_BEHIND}-{self.num_layers - 1:05d}", sequence)
+
+    def experts(self, layer: int, sequence: int) -> Tensor | None:
+        """int16 [T, k], sorted, of every token; None: the layer chooses none."""
+        path = self.folder / f"{_EXPERTS}-{layer:05d}" / _file(sequence)
+        return _load(path.parent, sequence)[0] if path.is_file() else None
+
+
+def pass_identity(checkpoint_sha256: str, texts: Sequence[ScoredText], model: LayerModel) -> str:
+    """What the bits of a pass depend on: weights, tokens, arithmetic, device, versions."""
+    import transformers
+
+    parts = [
+        checkpoint_sha256,
+        texts_sha256(texts),
+        str(model.dtype),
+        model.device,
+        torch.__version__,
+        transformers.__version__,
+    ]
+    return sha256_of(parts)
+
+
+def run_pass(model: LayerModel, texts: Sequence[ScoredText], folder: Path, identity: str, say: Say) -> ScreenPass:
+    """States of all texts behind the last layer, in `folder`. A folder of another identity is emptied first.
+
+    QuantizeError: the checkpoint is damaged, or transformers cannot run the model.
+    """
+    record = folder / PASS_RECORD
+    if not record.is_file() or json.loads(record.read_text(encoding="utf-8")) != {"identity": identity}:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        write_text_atomically(record, json.dumps({"identity": identity}))
+    done = [int(path.name.rpartition("-")[2]) for path in folder.glob(f"{_BEHIND}-*")]
+    begin = max(done, default=-1) + 1
+    sequences = [torch.tensor([text.ids]) for text in texts]
+    model.use_embedding(torch.cat([ids.reshape(-1) for ids in sequences]))
+    for layer in range(begin, model.num_layers):
+        before = folder / f"{_BEHIND}-{layer - 1:05d}" if layer else None
+        with (
+            _whole(folder / f"{_EXPERTS}-{layer:05d}") as experts,
+            _whole(folder / f"{_BEHIND}-{layer:05d}") as behind,
+            model.filled(layer) as module,
+            _chosen_experts(module) as chosen,
+        ):
+            for number, ids_1T in enumerate(sequences):
+                chosen.clear()
+                state = model.run(layer, ids_1T, None if before is None else _load(before, number))
+                _save(behind, number, state)
+                if chosen:
+                    _save(experts, number, (chosen[0],))
+        if before is not None:
+            shutil.rmtree(before)
+        say(f"layer {layer + 1} of {model.num_layers}")
+    return ScreenPass(folder, model.num_layers)
+
+
+@contextmanager
+def _chosen_experts(layer: nn.Module) -> Iterator[list[Tensor]]:
+    """Which experts the tokens of a call are sent to: the second argument of transformers' module of all experts."""
+    chosen: list[Tensor] = []
+
+    def keep(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        index = kwargs.get("top_k_index", args[1] if len(args) > 1 else None)
+        if isinstance(index, Tensor) and not index.is_floating_point():
+            chosen.append(index.sort(-1).values.to(torch.int16))
+
+    modules = [module for name, module in layer.named_modules() if name.rpartition(".")[2] == "experts"]
+    handles = [module.register_forward_pre_hook(keep, with_kwargs=True) for module in modules]
+    try:
+        yield chosen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+# ------------------------------------------------------------------------------------------------ files
+@contextmanager
+def _whole(folder: Path) -> Iterator[Path]:
+    """A folder that has its name once everything is in it."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    yield partial
+    with naming(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(partial, folder)
+
+
+def _file(sequence: int) -> str:
+    return f"{sequence:06d}.safetensors"
+
+
+def _save(folder: Path, sequence: int, state: State) -> None:
+    from safetensors.torch import save_file
+
+    path = folder / _file(sequence)
+    with naming(path):
+        save_file({str(number): part.cpu().contiguous() for number, part in enumerate(state)}, path)
+
+
+def _load(folder: Path, sequence: int) -> State:
+    from safetensors.torch import load_file
+
+    parts = load_file(folder / _file(sequence))
+    return tuple(parts[str(number)] for number in range(len(parts)))
