@@ -93,7 +93,7 @@ def sample_replies(
     ends = set(ends if isinstance(ends, list) else [] if ends is None else [ends])
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(ends, default=0)
     replies: list[ScoredText] = []
-    every_prompt = [_prompt(tokenizer, question) for question in questions]
+    every_prompt = [prompt_ids(tokenizer, question) for question in questions]
     at_once = texts_at_once(model, max_tokens + max(map(len, every_prompt), default=0))
     torch.manual_seed(seed)
     for begin in range(0, len(every_prompt), at_once):
@@ -112,7 +112,8 @@ def sample_replies(
     return replies
 
 
-def _prompt(tokenizer: Any, question: str) -> list[int]:
+def prompt_ids(tokenizer: Any, question: str) -> list[int]:
+    """Of a question, through the chat template where there is one."""
     if getattr(tokenizer, "chat_template", None):
         messages = [{"role": "user", "content": question}]
         shown = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))

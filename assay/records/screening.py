@@ -1,0 +1,97 @@
+"""`screening.json`: how far candidates' next-token distributions are from the reference's, over texts that both were given.
+
+Teacher-forced, full vocabulary, layer by layer in transformers; no server, no kernels of one, no tasks: what it says of a
+candidate is a divergence and never that it is safe. All in nats. Intervals are over texts.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from assay.records.base import Interval, Part, Record
+from assay.records.divergence import Drift, DriftGroup, TextMean
+
+ScreenWord = Literal["FAIL", "not failed", "UNDERPOWERED"]
+"""FAIL: the divergence surely exceeds the limit. not failed: it surely does not. UNDERPOWERED: the interval holds the limit, or
+there are too few texts for one. No word here says PASS: tasks do."""
+
+
+class Numerics(Part):
+    """What figures of one checkpoint depend on beside its weights; two of different numerics are not ranked."""
+
+    arithmetic: Literal["fp32", "bf16"]
+    device: str
+    torch: str
+    transformers: str
+
+
+class Panel(Part):
+    """The texts. sha256: of their tokens and of which of them are scored."""
+
+    files: tuple[str, ...]
+    sha256: str
+    num_texts: int
+    num_tokens: int
+    """Scored."""
+
+
+class RouterChange(Part):
+    """changed: share of the tokens that are sent to another set of experts. replaced: mean share of the chosen experts."""
+
+    layer: int
+    changed: float
+    replaced: float
+
+
+class Screened(Part):
+    """One candidate."""
+
+    label: str
+    location: str
+    weights_sha256: str
+    stored_as: str
+    bits_per_weight: float
+    """Of weights with two dimensions, their scales included."""
+    word: ScreenWord
+    limit: float
+    limit_for: str
+    """What the limit is for, ` for 4-bit weights`."""
+    tokens_needed: int | None
+    """UNDERPOWERED: scored tokens that would decide, at this spread of texts. None: it is decided, or cannot be told."""
+    drift: Drift
+    reverse_kl_mean: TextMean
+    """KL(candidate || reference)."""
+    jensen_shannon_mean: TextMean
+    top_k_shared: TextMean
+    """Share of the reference's ten likeliest tokens that are among the candidate's."""
+    by_entropy: tuple[DriftGroup, ...]
+    """Of the reference's distribution, in nats."""
+    routers: tuple[RouterChange, ...]
+    not_applied: tuple[str, ...]
+    """What of the checkpoint this pass does not compute: the format of its KV cache."""
+
+
+class Ranking(Part):
+    """One candidate against the next: KL of the first over that of the second, paired by text."""
+
+    first: str
+    second: str
+    ratio: Interval | None
+    """None: too few texts, or the second loses nothing."""
+    is_ranked: bool
+    """The interval excludes 1."""
+
+
+class Screening(Record):
+    """Candidates against one reference, over the same texts."""
+
+    kind: Literal["screening"] = "screening"
+    reference: str
+    reference_sha256: str
+    reference_stored_as: str
+    numerics: Numerics
+    panel: Panel
+    candidates: tuple[Screened, ...]
+    """The least divergence first."""
+    rankings: tuple[Ranking, ...]
+    seconds: float

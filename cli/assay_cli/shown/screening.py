@@ -1,0 +1,72 @@
+"""What a screening found: a line for each candidate, where it differs most, what it does not say."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from assay.records.base import Interval
+from assay.records.divergence import TextMean
+from assay.records.screening import Screened, Screening
+from assay_cli.terminal import escape, print_rows
+
+_COLOURS = {"FAIL": "bold red", "not failed": "green", "UNDERPOWERED": "yellow"}
+
+
+def print_screening(record: Screening, out: Console) -> None:
+    """Least divergence first; then by what parts, and what would tell more."""
+    panel = record.panel
+    out.print(
+        escape(
+            f"reference {record.reference} ({record.reference_stored_as}); {panel.num_texts} texts, {panel.num_tokens:,} "
+            f"tokens; {record.numerics.arithmetic} on {record.numerics.device}"
+        )
+    )
+    rows = []
+    for candidate in record.candidates:
+        agreement = candidate.drift.top1_agreement.value
+        rows.append(
+            (
+                f"[{_COLOURS[candidate.word]}]{candidate.word}[/]",
+                escape(candidate.label),
+                f"{candidate.bits_per_weight:.2f}",
+                _nats(candidate.drift.kl_mean),
+                f"{candidate.limit:g}{escape(candidate.limit_for)}",
+                f"{agreement:.1%}",
+            )
+        )
+    print_rows(("", "candidate", "bits", "KL, nats", "limit", "same first token"), rows, out)
+    for candidate in record.candidates:
+        for line in _details(candidate):
+            out.print(escape(f"{candidate.label}: {line}"))
+    for ranking in record.rankings:
+        if ranking.ratio is None:
+            out.print(escape(f"{ranking.first} and {ranking.second} are not ranked: too few texts"))
+            continue
+        ratio = f"{ranking.ratio.value:.2f} ({ranking.ratio.low:.2f} to {ranking.ratio.high:.2f})"
+        word = "loses less than" if ranking.is_ranked else "is not told apart from"
+        out.print(escape(f"{ranking.first} {word} {ranking.second}: {ratio} times its KL on the same texts"))
+    out.print("A divergence is no verdict on tasks: `assay judge` and `assay evaluate` ask both checkpoints questions.")
+
+
+def _nats(mean: TextMean) -> str:
+    return f"{mean.value:.4f} ({mean.low:.4f} to {mean.high:.4f})" if isinstance(mean, Interval) else f"{mean.value:.4f}"
+
+
+def _details(candidate: Screened) -> list[str]:
+    lines = []
+    groups = [group for table in (candidate.drift.by_domain, candidate.drift.by_language) for group in table]
+    if len(groups) > 1:
+        worst = max(groups, key=lambda group: group.kl_mean)
+        lines.append(f"most on {worst.name}, {worst.kl_mean:.4f} nats")
+    if candidate.routers:
+        worst_layer = max(candidate.routers, key=lambda change: change.changed)
+        lines.append(f"layer {worst_layer.layer} sends {worst_layer.changed:.1%} of the tokens to another set of experts")
+    if candidate.word == "UNDERPOWERED":
+        needed = candidate.tokens_needed
+        lines.append(
+            "the interval holds the limit; " + (f"about {needed:,} tokens would decide" if needed else "more texts are needed")
+            if isinstance(candidate.drift.kl_mean, Interval)
+            else "fewer than 20 texts have no interval; give more texts"
+        )
+    lines += [f"not computed: {what}" for what in candidate.not_applied]
+    return lines
