@@ -1,7 +1,8 @@
-"""`assay screen`: how far candidates are from a reference over the same texts, layer by layer in transformers, without a server."""
+"""`assay screen`: how far candidates are from a reference over the same texts, layer by layer, without a server."""
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -62,7 +63,7 @@ def screen(
     from assay_quantize.screen.texts import read_texts
 
     started = time.monotonic()
-    folders = {label: folder for label, folder in _labelled([reference, *candidates])}
+    folders = dict(_labelled([reference, *candidates]))
     gate = _gate(gates)
     place = place_for("screen", ".", out=out, say=say)
     with quiet(), interruptible(lambda: f"layers that are done are kept in {place.records}; the same command goes on"):
@@ -255,7 +256,7 @@ def _rankings(screened: Sequence[Screened], values: dict[str, list[TextDivergenc
     from assay.records.divergence import FEWEST_TEXTS
     from assay_evaluate.statistics.clustered import cluster_bootstrap_ratio
 
-    for first, second in zip(screened, screened[1:], strict=False):
+    for first, second in itertools.pairwise(screened):
         sums = [np.array([text.kl_P.sum() for text in values[label]]) for label in (first.label, second.label)]
         ratio = None
         if len(sums[0]) >= FEWEST_TEXTS and (sums[1] > 0).all():

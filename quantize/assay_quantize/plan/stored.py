@@ -22,6 +22,7 @@ from assay_quantize.checkpoint.headers import TensorHeader
 from assay_quantize.checkpoint.stored import BARE_SCALE, WEIGHT_SCALE_LEAVES
 from assay_quantize.formats.schemes import CODES_PER_ELEMENT, PART_LEAVES, SCHEMES, module_of
 
+_CODES = {"weight", "weight_packed"}
 _PARTS = PART_LEAVES | {"weight", *WEIGHT_SCALE_LEAVES}
 
 
@@ -94,9 +95,11 @@ def stored_weights(tensors: Iterable[TensorPlan]) -> tuple[StoredWeight, ...]:
     """What the tensors of a plan become, scales with their weight."""
     scales: dict[str, int] = defaultdict(int)
     weights: dict[str, StoredWeight] = {}
+    tensors = list(tensors)
+    names = {tensor.name for tensor in tensors}
     for tensor in tensors:
         num_bytes = sum(output.num_bytes for output in tensor.outputs)
-        if tensor.name.rpartition(".")[2] in WEIGHT_SCALE_LEAVES:
+        if tensor.name.rpartition(".")[2] in WEIGHT_SCALE_LEAVES and f"{tensor.module}.weight" in names:
             scales[f"{tensor.module}.weight"] += num_bytes
         elif tensor.scheme is not None:
             row = SCHEMES[tensor.scheme]
@@ -118,7 +121,11 @@ def stored_in(checkpoint: Checkpoint, family: str, what: str) -> StoredModel:
             modules[module_of(name)][leaf] = header
         else:
             weights.append(StoredWeight(name, header.shape, header.num_bytes))
-    weights += [_put_together(f"{module}.weight", parts, block_rows) for module, parts in modules.items()]
+    for module, parts in modules.items():
+        if parts.keys() & _CODES:
+            weights.append(_put_together(f"{module}.weight", parts, block_rows))
+        else:  # Gemma 4's `router.scale` is multiplied with, and belongs to no weight
+            weights += [StoredWeight(header.name, header.shape, header.num_bytes) for header in parts.values()]
     declared = declared_quantization(checkpoint.config) or {}
     native_fp8 = declared.get("quant_method") == "fp8"
     kv_cache = "fp8" if declared.get("kv_cache_scheme") else "auto"

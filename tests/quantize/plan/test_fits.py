@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import hollow
+import hollow_moe
 import pytest
 
 from assay.errors import PlanError
@@ -14,6 +15,7 @@ from assay.recipes.load import load_recipe
 from assay.recipes.model import ModelRecipe, Serving
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
+from assay_evaluate.roofline.weights import step_weights
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.plan.fits import (
     WORKSPACE_BYTES,
@@ -193,3 +195,19 @@ def test_what_one_rank_holds() -> None:
     rank = {"q": 512 * 512 // 4, "k": 128 * 512, "o": 512 * 512 // 4, "gate": 8 * 512, "down": 512 * 128 // 4, "norm": 512,
             "head": 1000 * 512 // 4}  # fmt: skip
     assert rank_bytes(model, Ranks(4)) == 2 * sum(rank.values())
+
+
+@pytest.mark.parametrize("precision", [None, "w4a16-g32"])
+def test_a_scale_that_is_no_weights_is_a_tensor_of_its_own(tmp_path: Path, precision: str | None) -> None:
+    """Gemma 4's `router.scale` [H] is multiplied with; a step reads it with the other weights."""
+    config = hollow_moe.cut("gemma4")
+    made = open_checkpoint(hollow_moe.write(tmp_path / "model", "gemma4", config))
+    model = stored_in(made, "gemma4", "the source")
+    if precision is not None:
+        model = stored_by(make_plan(made, load_recipe(PrecisionRecipe, precision), model="x", family=None))
+    held = {weight.name: weight.num_bytes for weight in model.weights}
+    layer = "model.language_model.layers.0.router"
+    assert held[f"{layer}.scale"] == 2 * config["text_config"]["hidden_size"] and f"{layer}.weight" not in held
+    weights = [(weight.name, weight.shape, weight.num_bytes) for weight in model.weights]
+    target = step_weights("gemma4", config, weights, []).target
+    assert target.shared_bytes + target.expert_bytes < sum(held.values())

@@ -20,8 +20,8 @@ def screen(
         list[Path],
         typer.Option(
             "--text", metavar="FILE",
-            help="Plain text, or JSON lines with `text`, or with `prompt` and `reply`: long replies of the reference tell most. "
-            "Several times for several files.",
+            help="Plain text, or JSON lines with `text`, or with `prompt` and `reply`: long replies of the reference tell "
+            "most. Several times for several files.",
         ),
     ],
     tokens: Annotated[int, typer.Option("--tokens", min=2, metavar="NUMBER", help="Tokens that are scored.")] = 20_000,
