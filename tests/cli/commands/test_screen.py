@@ -1,0 +1,127 @@
+"""`assay screen`: words, exit codes, the record."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from command_errors import one_error
+from command_line import Run
+from safetensors.torch import load_file, save_file
+from tiny_families import glm4_moe, make_tiny
+
+from assay.records.base import Interval
+from assay.records.screening import Screening
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """source, w4a16 that was made of it, damaged (its scales ten times too large), replies.jsonl."""
+    from assay_pipeline.quantizing import quantize
+
+    folder = tmp_path_factory.mktemp("screen")
+    make_tiny(folder / "source", glm4_moe())
+    quantize(str(folder / "source"), precision="w4a16-g32", out=folder / "w4a16")
+    shutil.copytree(folder / "w4a16", folder / "damaged")
+    for path in (folder / "damaged").glob("*.safetensors"):
+        tensors = load_file(path)
+        save_file({n: 10 * t if n.endswith("weight_scale") else t for n, t in tensors.items()}, path, {"format": "pt"})
+    lines = [
+        json.dumps(
+            {"prompt": f"{number} + 3?", "reply": f"It is {number + 3}, of course.", "domain": ("odd", "even")[number % 2]}
+        )
+        for number in range(24)
+    ]
+    (folder / "replies.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def screened(run: Run, folder: Path, *words: str) -> tuple[int, Screening]:
+    candidates = [str(folder / name) for name in ("source", "w4a16", "damaged")]
+    code, out, err = run(
+        "screen", str(folder / "source"), *candidates, "--text", str(folder / "replies.jsonl"), "--json", *words
+    )
+    assert "layer 1 of 3" in err
+    return code, Screening.model_validate_json(out)
+
+
+def test_least_divergence_first_and_a_damaged_one_fails(run: Run, folder: Path, tmp_path: Path) -> None:
+    code, record = screened(run, folder, "--out", str(tmp_path / "out"))
+    assert code == 1 and Screening.load(tmp_path / "out" / "screening.json") == record
+    same, w4a16, damaged = record.candidates
+    assert [candidate.label for candidate in record.candidates] == ["source-2", "w4a16", "damaged"]
+    assert (same.word, damaged.word) == ("not failed", "FAIL")
+    assert same.drift.kl_mean == Interval(value=0, low=0, high=0, n=24, coverage=same.drift.kl_mean.coverage)
+    assert (same.drift.top1_agreement.value, same.top_k_shared.value, same.reverse_kl_mean.value) == (1, 1, 0)
+    assert [(change.layer, change.changed) for change in same.routers] == [(1, 0), (2, 0)]
+    assert (same.limit, w4a16.limit_for) == (0.02, damaged.limit_for)
+    assert 0 < w4a16.drift.kl_mean.value < damaged.drift.kl_mean.value
+    assert {group.name for group in damaged.drift.by_domain} == {"odd", "even"}
+    assert record.panel.num_texts == 24 and record.panel.num_tokens == damaged.drift.num_positions
+    ranking = record.rankings[1]
+    assert (ranking.first, ranking.second, ranking.is_ranked) == ("w4a16", "damaged", True)
+    assert ranking.ratio is not None and ranking.ratio.high < 1
+    again = screened(run, folder, "--out", str(tmp_path / "out"))[1]
+    assert again.model_copy(update={"seconds": record.seconds}) == record
+
+
+def test_what_is_printed(run: Run, folder: Path, tmp_path: Path) -> None:
+    words = ("screen", str(folder / "source"), str(folder / "damaged"), "--text", str(folder / "replies.jsonl"))
+    code, out, _ = run(*words, "--out", str(tmp_path / "out"))
+    assert code == 1 and "PASS" not in out
+    assert out.startswith(f"reference {folder}/source (not quantized); 24 texts, ")
+    assert "FAIL" in out and "damaged: most on " in out
+    assert out.endswith(
+        "A divergence is no verdict on tasks: `assay judge` and `assay evaluate` ask both checkpoints questions.\n"
+    )
+
+
+def test_few_texts_have_no_interval_and_no_answer(run: Run, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "two.jsonl").write_text("".join((folder / "replies.jsonl").read_text().splitlines(keepends=True)[:2]))
+    words = ("screen", str(folder / "source"), str(folder / "damaged"), "--text", str(tmp_path / "two.jsonl"))
+    code, out, _ = run(*words, "--out", str(tmp_path / "out"))
+    assert code == 0 and "UNDERPOWERED" in out and "fewer than 20 texts have no interval; give more texts" in out
+
+
+def test_plain_text_is_cut(run: Run, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text("It is a truth universally acknowledged. " * 200)
+    words = ("screen", str(folder / "source"), str(folder / "source"), "--text", str(tmp_path / "book.txt"), "--length", "16")
+    code, out, _ = run(*words, "--tokens", "320", "--json", "--out", str(tmp_path / "out"))
+    record = Screening.model_validate_json(out)
+    assert (code, record.panel.num_texts, record.panel.num_tokens) == (0, 22, 330)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.jsonl", b'{"txt": "x"}\n', 'a.jsonl:1: is no line of a text; write {"text": ...} or {"prompt": ..., "reply": ...}'),
+        ("a.jsonl", b"[" * 100_000, 'a.jsonl:1: is no line of a text; write {"text": ...} or {"prompt": ..., "reply": ...}'),
+        ("a.txt", b"\xff\xfe\x00", "a.txt: is no UTF-8 text; give plain text or JSON lines"),
+        ("a.txt", b"", "a.txt: no text of two tokens; give files of plain text or JSON lines"),
+        ("missing.txt", None, "missing.txt: cannot be read: No such file or directory"),
+    ],
+)
+def test_wrong_texts(run: Run, folder: Path, tmp_path: Path, name: str, content: bytes | None, expected: str) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    words = ("screen", str(folder / "source"), str(folder / "w4a16"), "--text", str(tmp_path / name))
+    assert one_error(run(*words, "--out", str(tmp_path / "out"))) == f"{tmp_path}/{expected}"
+
+
+def test_wrong_checkpoints(run: Run, folder: Path, tmp_path: Path) -> None:
+    text = ("--text", str(folder / "replies.jsonl"), "--out", str(tmp_path / "out"))
+    assert "no such folder" in one_error(run("screen", str(folder / "source"), str(folder / "nothing"), *text))
+    other = make_tiny(tmp_path / "other", glm4_moe(vocab_size=960))
+    code, _, err = run("screen", str(folder / "source"), str(other), *text)
+    assert code == 2 and err.endswith(f"error: {other}: has 960 tokens in its head, the reference 896\n")
+    broken = shutil.copytree(folder / "source", tmp_path / "broken")
+    path = next(broken.glob("*.safetensors"))
+    tensors = load_file(path)
+    name = next(name for name in tensors if name.endswith("norm.weight"))
+    save_file({**tensors, name: torch.full_like(tensors[name], np.nan)}, path, {"format": "pt"})
+    code, _, err = run("screen", str(folder / "source"), str(broken), *text)
+    assert code == 2 and "computes NaN or infinity; `assay inspect --deep` looks for the weight" in err
