@@ -18,8 +18,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from assay.errors import QuantizeError
+from assay.errors import PlanError, QuantizeError
 from assay.quantities import and_more
+from assay.recipes.families import family_of
+from assay.recipes.family_names import names_of
+from assay.recipes.text_config import text_of
 from assay_quantize.calibration.quiet import loading
 from assay_quantize.decoding.activations import InputRounding, RoundedInputs
 from assay_quantize.decoding.open_stored import StoredCheckpoint
@@ -28,6 +31,13 @@ State = tuple[Tensor, ...]
 """What goes from one layer to the next: hidden states [B, T, H], and for some models more (indexes of the tokens looked at)."""
 _EMBEDDING_ROWS = 4096
 """Rows of the embedding that are decoded at once."""
+
+
+_EXPERT = re.compile(r"(?P<experts>.+\.experts)\.(?P<number>\d+)\.(?P<projection>gate_proj|up_proj|down_proj|w1|w2|w3)\.weight")
+_STACKED_AS = {
+    "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "down_proj": "down_proj",
+    "w1": "gate_up_proj", "w3": "gate_up_proj", "w2": "down_proj",
+}  # fmt: skip
 
 
 class Source(NamedTuple):
@@ -77,14 +87,10 @@ class LayerModel:
     """
 
     def __init__(self, stored: StoredCheckpoint, dtype: torch.dtype = torch.float32, device: str = "cpu") -> None:
-        from transformers import AutoModelForCausalLM
-
         self.stored, self.dtype, self.device = stored, dtype, device
-        by_config: Any = AutoModelForCausalLM
         with loading(f"{stored.location}: transformers cannot build it"), torch.device("meta"):
-            config = text_config(stored.config)
-            self.model = by_config.from_config(config, dtype=dtype, experts_implementation="eager").eval()
-        self.base = self.model.base_model
+            self.model = _hollow_model(stored.config, dtype)
+            self.base = self.model.get_decoder()
         layers = getattr(self.base, "layers", None)
         if not isinstance(layers, nn.ModuleList):
             raise self._unlike("it has no list of decoder layers")
@@ -93,10 +99,7 @@ class LayerModel:
         self._sources = self._place()
         self._tied_head()
         self._check_whole()
-        for name, module in list(self.base.named_children()):  # buffers that are computed and not stored: rotary frequencies
-            if name != "layers" and any(True for _ in module.buffers(recurse=False)):
-                again: Any = type(module)
-                setattr(self.base, name, again(config=self.base.config).to(device))
+        self._compute_buffers()
         self._norm, self.base.norm = self.base.norm, nn.Identity()
         self._passing = _Passing()
         self.base.layers = nn.ModuleList([self._passing] * len(self._layers))
@@ -107,6 +110,17 @@ class LayerModel:
 
     def _unlike(self, reason: str) -> QuantizeError:
         return QuantizeError(f"{self.stored.location}: cannot be run layer by layer: {reason}")
+
+    def _compute_buffers(self) -> None:
+        """What is computed when a model is built and not stored: rotary frequencies, Gemma's factor of embeddings."""
+        embedding = self.model.get_input_embeddings()
+        if isinstance(factor := getattr(embedding, "scalar_embed_scale", None), float | int):
+            embedding.embed_scale = torch.tensor(factor, device=self.device)
+        for name, module in list(self.base.named_children()):
+            if name != "layers" and module is not embedding and any(True for _ in module.buffers(recurse=False)):
+                again: Any = type(module)
+                with loading(f"{self.stored.location}: transformers cannot build {name}"):
+                    setattr(self.base, name, again(config=self.base.config).to(self.device))
 
     # -------------------------------------------------------------------------------------------- which tensor goes where
     def _place(self) -> dict[str, list[Source]]:
@@ -120,15 +134,39 @@ class LayerModel:
         by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
         parameters = self.model.state_dict()
         sources: dict[str, list[Source]] = defaultdict(list)
+        wrapped, root = self._wrapped_root(), self.prefix.rpartition(".")[0]
         for name in (*(weight.name for weight in self.stored.weights), *self.stored.others):
-            target, pattern = rename_source_key(name, renamings, converters, self.model.base_model_prefix, parameters)
-            if target not in parameters:
-                continue  # of a tower or an MTP block
-            if pattern is None:
-                sources[target].append(Source(name))
-            else:
-                sources[target].append(self._part_of(name, pattern, by_pattern[pattern]))
+            own = f"{root}.{name.removeprefix(wrapped)}" if wrapped and name.startswith(wrapped) else name
+            target, pattern = rename_source_key(own, renamings, converters, self.model.base_model_prefix, parameters)
+            if target in parameters:
+                sources[target].append(Source(name) if pattern is None else self._part_of(name, pattern, by_pattern[pattern]))
+            elif (expert := _EXPERT.fullmatch(target)) is not None:
+                self._add_expert(name, expert, parameters, sources)  # else it is of a tower or an MTP block
         return sources
+
+    def _wrapped_root(self) -> str | None:
+        """What a multimodal checkpoint has in front of the names of its language model; None: it is none."""
+        if text_of(self.stored.config) is self.stored.config or self.base is not self.model.base_model:
+            return None  # of the wrapper's class names are the checkpoint's
+        try:
+            return names_of(family_of(self.stored.config)).layers.rpartition(".")[0] + "."
+        except PlanError:
+            return None
+
+    def _add_expert(
+        self, name: str, expert: re.Match[str], parameters: Mapping[str, Tensor], sources: dict[str, list[Source]]
+    ) -> None:
+        """One expert's weight where checkpoints have all of them in one tensor, as transformers does, and this one has not."""
+        target = f"{expert['experts']}.{_STACKED_AS[expert['projection']]}"
+        if target not in parameters:
+            return
+        rows, columns = self.stored.weight(name).shape
+        whole = parameters[target].shape
+        share = 2 if target.endswith("gate_up_proj") else 1
+        if tuple(whole[1:]) != (share * rows, columns):
+            raise self._unlike(f"{name} is [{rows}, {columns}], and transformers holds its experts as {list(whole)}")
+        first_row = rows if expert["projection"] in ("up_proj", "w3") else 0
+        sources[target].append(Source(name, int(expert["number"]), first_row))
 
     def _part_of(self, name: str, pattern: str, converter: Any) -> Source:
         """One expert's weight in the parameter that holds all of them."""
@@ -153,7 +191,11 @@ class LayerModel:
             self._sources[head] = self._sources[f"{self._embedding}.weight"]
 
     def _check_whole(self) -> None:
-        lacking = sorted(name for name in self.model.state_dict() if name not in self._sources)
+        names = {
+            name for name, module in self.model.named_modules() if module in (self.base, self.model.get_output_embeddings())
+        }
+        needed = [name for name in self.model.state_dict() if any(name.startswith(f"{root}.") for root in names)]
+        lacking = sorted(name for name in needed if name not in self._sources)
         if lacking:
             raise self._unlike(f"it stores nothing for {and_more(lacking)}")
 
@@ -270,14 +312,29 @@ class LayerModel:
             self.base.norm = nn.Identity()
 
 
-def text_config(config: Mapping[str, Any]) -> Any:
-    """transformers' configuration of the language model that a config.json describes, without its quantization."""
+def _hollow_model(config: Mapping[str, Any], dtype: torch.dtype) -> Any:
+    """The language model without its wrapper where transformers has such a class, else the wrapper."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    language, whole = text_config(config), whole_config(config)
+    by_config: Any = AutoModelForCausalLM
+    if type(language) not in MODEL_FOR_CAUSAL_LM_MAPPING and language is not whole:
+        by_config, language = AutoModelForImageTextToText, whole
+    return by_config.from_config(language, dtype=dtype, experts_implementation="eager").eval()
+
+
+def whole_config(config: Mapping[str, Any]) -> Any:
+    """transformers' configuration that a config.json describes, without its quantization."""
     from transformers import CONFIG_MAPPING
 
     plain = {key: value for key, value in config.items() if key not in ("quantization_config", "compression_config")}
     known: Any = CONFIG_MAPPING
-    built = known[str(config.get("model_type"))].from_dict(plain)
-    return built.get_text_config()
+    return known[str(config.get("model_type"))].from_dict(plain)
+
+
+def text_config(config: Mapping[str, Any]) -> Any:
+    """The same of its language model."""
+    return whole_config(config).get_text_config()
 
 
 def _of_fused(first: InputRounding | None, second: InputRounding) -> InputRounding:

@@ -42,10 +42,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def screened(run: Run, folder: Path, *words: str) -> tuple[int, Screening]:
     candidates = [str(folder / name) for name in ("source", "w4a16", "damaged")]
-    code, out, err = run(
-        "screen", str(folder / "source"), *candidates, "--text", str(folder / "replies.jsonl"), "--json", *words
-    )
-    assert "layer 1 of 3" in err
+    text = ("--text", str(folder / "replies.jsonl"))
+    code, out, _ = run("screen", str(folder / "source"), *candidates, *text, "--json", *words)
     return code, Screening.model_validate_json(out)
 
 

@@ -64,6 +64,54 @@ def test_states_and_logits_are_those_of_the_whole_model(tmp_path: Path, config: 
             assert torch.equal(logits(tokens, positions[7:19], state), expected_logits[:, 7:19])
 
 
+TEXT = {
+    "vocab_size": 896, "hidden_size": 128, "num_hidden_layers": 2, "intermediate_size": 96, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 512, "num_experts": 4, "num_local_experts": 4,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 48, "pad_token_id": 0, "eos_token_id": 0, "bos_token_id": 0,
+}  # fmt: skip
+TOWER = {"depth": 1, "hidden_size": 64, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 128, "patch_size": 16}
+WRITTEN: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("MixtralForCausalLM", TEXT),
+    "granitemoe": ("GraniteMoeForCausalLM", TEXT | {"logits_scaling": 3.0, "embedding_multiplier": 2.0}),
+    "qwen3_vl_moe": (
+        "Qwen3VLMoeForConditionalGeneration",
+        {"text_config": TEXT, "vision_config": TOWER | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]}},
+    ),
+    "gemma4": (
+        "Gemma4ForConditionalGeneration",
+        {
+            "text_config": TEXT
+            | {
+                "enable_moe_block": True, "top_k_experts": 2, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0,
+                "layer_types": ["sliding_attention", "full_attention"], "global_head_dim": 32,
+                "final_logit_softcapping": 5.0,
+            },
+            "vision_config": {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
+                              "num_key_value_heads": 2, "head_dim": 32},
+            "audio_config": None,
+        },
+    ),
+}  # fmt: skip
+"""model_type -> class, what its config.json says; weights are those that transformers draws, as it writes them."""
+
+
+@pytest.mark.parametrize("model_type", WRITTEN)
+def test_other_layouts_and_wrappers(tmp_path: Path, model_type: str) -> None:
+    """Experts in one tensor, layers in a multimodal model, factors of embeddings and logits."""
+    import transformers
+
+    name, settings = WRITTEN[model_type]
+    config = transformers.CONFIG_MAPPING[model_type].from_dict(settings)
+    torch.manual_seed(0)
+    whole = getattr(transformers, name)._from_config(config, dtype=torch.float32, experts_implementation="eager").eval()
+    whole.save_pretrained(tmp_path / "model")
+    tokens = torch.randint(7, 800, (1, LENGTH), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = whole(input_ids=tokens, use_cache=False).logits
+    with open_stored(open_checkpoint(tmp_path / "model", allow_quantized=True)) as stored:
+        assert torch.equal(logits_of(LayerModel(stored), tokens), expected)
+
+
 def logits_of(model: LayerModel, tokens: torch.Tensor) -> torch.Tensor:
     state: State | None = None
     model.use_embedding(tokens)
