@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from typing import Any
 
 from assay.foreign_text import shown
 from assay_quantize.decoding.gguf_header import GgufTensor
@@ -185,10 +186,11 @@ def _kind(model: GgufModel, number: int, names: set[str]) -> tuple[object, ...]:
     """
     marks = ("_exps.", "ssm_", "indexer.", "attn_")
     made_of = tuple(any(mark in name for name in names) for mark in marks)
+    lengths = (model.num_blocks, len(model.trunk))
     own = tuple(
         value[number]
         for key, value in sorted(model.main.values.items())
-        if isinstance(value, tuple) and key.startswith(model.key("")) and number < len(value)
+        if isinstance(value, tuple) and len(value) in lengths and key.startswith(model.key("")) and number < len(value)
     )
     shared = model.count("attention.shared_kv_layers") or 0
     return (*made_of, *own, number >= (model.num_blocks or 0) - shared)
@@ -203,7 +205,7 @@ def _missing_outside(model: GgufModel) -> Iterator[Place]:
             yield Place(name, "is in no file")
 
 
-def architecture_of(model: GgufModel) -> object:
+def architecture_of(model: GgufModel) -> Any:
     """`gguf.MODEL_ARCH`; None: the package knows none of that name."""
     from gguf import MODEL_ARCH_NAMES
 
