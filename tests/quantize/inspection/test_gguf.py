@@ -117,6 +117,12 @@ def patched(folder: Path, name: str, *, kind: int | None = None, offset: int | N
     return folder
 
 
+def renamed_key(folder: Path, key: str) -> Path:
+    path = small(folder) / "model.gguf"
+    path.write_bytes(path.read_bytes().replace(key.encode(), key.upper().encode(), 1))
+    return folder
+
+
 def truncated(folder: Path) -> Path:
     path = small(folder) / "model.gguf"
     tensors = sorted(read_header(path).tensors, key=lambda tensor: tensor.begin)
@@ -127,6 +133,12 @@ def truncated(folder: Path) -> Path:
 def without_part(folder: Path) -> Path:
     """The MTP block and its neighbour are in the second and third part."""
     (small(folder, split=30) / "model-00003-of-00003.gguf").unlink()
+    return folder
+
+
+def without_first_part(folder: Path) -> Path:
+    """What describes the model is in it."""
+    (small(folder, split=30) / "model-00001-of-00003.gguf").unlink()
     return folder
 
 
@@ -179,6 +191,7 @@ PLANTED: dict[str, tuple[Callable[[Path], Path], Found]] = {
         "shard_missing": [("model-*-of-00003.gguf", "part 3 of 3 is not there")],
         "mtp_absent": [("glm4moe.nextn_predict_layers", "is 1, and no file has a tensor of an MTP block")],
     }),
+    "shard_missing-first": (without_first_part, {"shard_missing": [("model-*-of-00003.gguf", "part 1 of 3 is not there")]}),
     "split_name": (joined, {"split_name": [
         ("model.gguf", "is part 1 of 2 by split.no and split.count, and has another name"),
     ]}),
@@ -194,6 +207,9 @@ PLANTED: dict[str, tuple[Callable[[Path], Path], Found]] = {
     "tensor_type_unknown": (lambda folder: patched(folder, "blk.1.attn_q.weight", kind=137), {"tensor_type_unknown": [
         ("blk.1.attn_q.weight", "is stored as type 137"),
     ]}),
+    "key_missing-architecture": (lambda folder: renamed_key(folder, "general.architecture"), {
+        "key_missing": [("general.architecture", "is not there")],
+    }),
     "key_missing": (lambda folder: small(folder, keys={"glm4moe.context_length": None, "glm4moe.expert_used_count": None}), {
         "key_missing": [("glm4moe.context_length", "is not there"), ("glm4moe.expert_used_count", "is not there")],
     }),

@@ -85,7 +85,8 @@ def tensor_type_unknown(model: GgufModel) -> Iterator[Place]:
 # ------------------------------------------------------------------------------------------------ metadata
 def key_missing(model: GgufModel) -> Iterator[Place]:
     if model.architecture is None:
-        yield Place("general.architecture", "is not there")
+        if not model.broken and not any(shard_missing(model)):  # else it is what is missing that says it
+            yield Place("general.architecture", "is not there")
         return
     needed = ["block_count", "context_length", "embedding_length"]
     if any("ffn_gate_inp.weight" in names for names in model.blocks.values()):
@@ -96,7 +97,7 @@ def key_missing(model: GgufModel) -> Iterator[Place]:
 
 
 def tokenizer_absent(model: GgufModel) -> Iterator[Place]:
-    if model.main.text("tokenizer.ggml.model") is None:
+    if model.architecture is not None and model.main.text("tokenizer.ggml.model") is None:
         yield Place("tokenizer.ggml.model", "is not there")
 
 
@@ -114,19 +115,22 @@ def special_token_outside(model: GgufModel) -> Iterator[Place]:
 
 
 def chat_template_absent(model: GgufModel) -> Iterator[Place]:
-    if not any(key.startswith("tokenizer.chat_template") for key in (*model.main.values, *model.main.counts)):
+    told = any(key.startswith("tokenizer.chat_template") for key in (*model.main.values, *model.main.counts))
+    if model.architecture is not None and not told:
         yield Place("tokenizer.chat_template", "is not there")
 
 
 def licence_absent(model: GgufModel) -> Iterator[Place]:
-    if not model.main.text("general.license") and not (card_metadata(model.files) or {}).get("license"):
+    told = model.main.text("general.license") or (card_metadata(model.files) or {}).get("license")
+    if model.architecture is not None and not told:
         yield Place("general.license", "is not there")
 
 
 def base_model_absent(model: GgufModel) -> Iterator[Place]:
     told = any(key.startswith(("general.base_model.0.", "general.source.")) for key in model.main.values)
     is_quantized = not all(is_plain(tensor) for tensor in model.tensors.values())
-    if is_quantized and not told and not (card_metadata(model.files) or {}).get("base_model"):
+    told = told or bool((card_metadata(model.files) or {}).get("base_model"))
+    if model.architecture is not None and is_quantized and not told:
         yield Place("general.base_model.0.repo_url", "is not there")
 
 
