@@ -95,6 +95,11 @@ def test_a_draft_head_alone_is_one(tmp_path: Path) -> None:
     assert of_folder(tmp_path) == {}
 
 
+def test_the_last_norm_has_two_names(tmp_path: Path) -> None:
+    shapes: Shapes = {"token_embd_norm.weight": ("F32", (HIDDEN,))}
+    assert of_folder(small(tmp_path, shapes=shapes, without="output_norm.")) == {}
+
+
 def test_files_beside_the_model_are_named(tmp_path: Path) -> None:
     folder = small(tmp_path)
     (folder / "mmproj-F16.gguf").write_bytes(b"")
@@ -394,6 +399,8 @@ def test_what_cannot_be_inspected_is_one_line(tmp_path: Path) -> None:
     assert refusal(two / "model.gguf", source=str(two)) == (
         f"{two / 'model.gguf'}: is GGUF, which is not compared with a base; leave --source out"
     )
+    tower = write(tmp_path / "mmproj.gguf", "clip", {"general.type": "mmproj"}, {"v.patch_embd.weight": ("F32", (4, 4))})
+    assert refusal(tower) == f"{tower}: is no language model (general.type mmproj); give the file of one"
     assert refusal("https://example.org/org/model.gguf") == (
         "https://example.org/org/model.gguf: GGUF is inspected in a folder only; download the files and give the folder"
     )

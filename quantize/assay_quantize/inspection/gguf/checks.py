@@ -204,9 +204,11 @@ def _missing_outside(model: GgufModel) -> Iterator[Place]:
     from gguf import MODEL_TENSOR, MODEL_TENSORS
 
     known = MODEL_TENSORS.get(architecture_of(model), ())
-    for form, name in ((MODEL_TENSOR.TOKEN_EMBD, "token_embd.weight"), (MODEL_TENSOR.OUTPUT_NORM, "output_norm.weight")):
-        if form in known and name not in model.tensors:
-            yield Place(name, "is in no file")
+    if MODEL_TENSOR.TOKEN_EMBD in known and "token_embd.weight" not in model.tensors:
+        yield Place("token_embd.weight", "is in no file")
+    # early files of LFM2 have their last norm under the other name
+    if MODEL_TENSOR.OUTPUT_NORM in known and not model.tensors.keys() & {"output_norm.weight", "token_embd_norm.weight"}:
+        yield Place("output_norm.weight", "is in no file")
 
 
 def architecture_of(model: GgufModel) -> Any:

@@ -165,7 +165,12 @@ def open_model(files: Files) -> GgufModel:
     if not headers:
         name, what = next(iter(broken.items()))
         raise CheckpointError(f"{folder / name}: {what}")
-    return GgufModel(files, models[0], headers, broken, others)
+    model = GgufModel(files, models[0], headers, broken, others)
+    kind = model.main.text("general.type") or "model"
+    if kind != "model" or model.architecture == "clip":
+        what = "mmproj" if model.architecture == "clip" else shown(kind, 40)
+        raise CheckpointError(f"{files.location}: is no language model (general.type {what}); give the file of one")
+    return model
 
 
 def is_plain(tensor: GgufTensor) -> bool:
