@@ -328,7 +328,7 @@ def mtp_absent(model: GgufModel) -> Iterator[Place]:
 
 
 def mtp_undeclared(model: GgufModel) -> Iterator[Place]:
-    if len(model.mtp_blocks) > (model.declared_mtp or 0):
+    if model.architecture is not None and len(model.mtp_blocks) > (model.declared_mtp or 0):
         told = "is not there" if model.declared_mtp is None else f"is {model.declared_mtp}"
         what = f"MTP block; {model.key('nextn_predict_layers')} {told}"
         yield Place(f"block {ranges(list(model.mtp_blocks))}", what)

@@ -2,7 +2,7 @@
 
 Codes are integers, so that a weight is NaN or infinite where a scale of its block is (`ggml_validate_row_data` of llama.cpp
 looks at scales alone too), and a block is zero where all its scales are: what quantizes zeros writes a scale of zero. Only
-MXFP4's scales are powers of two; there the codes say it. Where scales lie is `quantize_row_*` of ggml-common.h; a test holds
+MXFP4's scales are powers of two; there the codes decide. Where scales lie is `quantize_row_*` of ggml-common.h; a test holds
 it against `gguf.quants.dequantize`.
 """
 
@@ -47,14 +47,14 @@ def _iq1_m(blocks: Bytes) -> tuple[Flags, Flags]:
 
 
 def _mxfp4(blocks: Bytes) -> tuple[Flags, Flags]:
-    """E8M0: 255 is NaN; FP4: 0 and 8 are zero."""
-    return blocks[:, 0] == 255, ((blocks[:, 1:] & 0x77) == 0).all(axis=1)
+    """An exponent from 253 on makes large codes infinite; FP4: 0 and 8 are zero."""
+    codes = np.maximum(blocks[:, 1:] & 7, blocks[:, 1:] >> 4 & 7).max(axis=1)
+    return codes >= 2 * (256 - blocks[:, 0].astype(np.int16)), codes == 0
 
 
 def _nvfp4(blocks: Bytes) -> tuple[Flags, Flags]:
-    """Four E4M3 scales without a sign: 127 is NaN."""
-    scales = blocks[:, :4] & 0x7F
-    return (scales == 0x7F).any(axis=1), (scales == 0).all(axis=1)
+    """Four E4M3 scales without a sign; what would be NaN is read as 0."""
+    return np.zeros(len(blocks), np.bool_), ((blocks[:, :4] == 0) | (blocks[:, :4] == 0x7F)).all(axis=1)
 
 
 SCALES: dict[str, Callable[[Bytes], tuple[Flags, Flags]]] = {
