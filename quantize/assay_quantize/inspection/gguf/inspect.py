@@ -16,7 +16,7 @@ from assay_quantize.inspection.gguf.checks import architecture_of
 from assay_quantize.inspection.gguf.defects import GGUF_DEFECTS
 from assay_quantize.inspection.gguf.facts import facts_of
 from assay_quantize.inspection.gguf.model import GgufModel, is_plain, open_model
-from assay_quantize.inspection.gguf.values import SCALES, read_values
+from assay_quantize.inspection.gguf.values import KNOWN_BLOCKS, read_values
 
 
 def inspect_gguf(files: Files, *, has_source: bool = False, weights: bool = False, track: Track = track_nothing) -> Inspection:
@@ -54,7 +54,7 @@ def _not_checked(model: GgufModel, weights: bool) -> Iterator[str]:
         yield "values of weights: not read (--deep)"
     if model.hollow:
         yield f"values: {len(model.hollow)} files have headers and no data (nothing was ever written to them)"
-    unread = sorted({t.kind for t in model.tensors.values() if not is_plain(t) and t.kind not in SCALES})
+    unread = sorted({t.kind for t in model.tensors.values() if not is_plain(t) and t.kind not in KNOWN_BLOCKS})
     if weights and unread:
         yield f"values of weights: where the scales of {', '.join(unread)} lie is not known here"
     for name in model.others:

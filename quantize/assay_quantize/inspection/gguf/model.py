@@ -105,7 +105,7 @@ class GgufModel:
         declared ones."""
         blocks = self.num_blocks or 0
         if self.mtp_blocks:
-            return range(min(*self.mtp_blocks, blocks))
+            return range(min((*self.mtp_blocks, blocks)))
         is_whole = all(number in self.blocks for number in range(blocks))
         return range(blocks if is_whole else blocks - min(self.declared_mtp or 0, blocks))
 

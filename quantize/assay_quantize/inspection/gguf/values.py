@@ -33,7 +33,6 @@ _HALVES = {
 
 
 def _halves(blocks: Bytes, offsets: tuple[int, ...]) -> tuple[Flags, Flags]:
-    """(which blocks are not finite, which are zero)."""
     halves = np.stack([blocks[:, at] | (blocks[:, at + 1].astype(np.uint16) << 8) for at in offsets])
     sizes = halves & 0x7FFF
     return (sizes >= 0x7C00).any(axis=0), (sizes == 0).all(axis=0)
@@ -57,11 +56,14 @@ def _nvfp4(blocks: Bytes) -> tuple[Flags, Flags]:
     return np.zeros(len(blocks), np.bool_), ((blocks[:, :4] == 0) | (blocks[:, :4] == 0x7F)).all(axis=1)
 
 
-SCALES: dict[str, Callable[[Bytes], tuple[Flags, Flags]]] = {
-    **{kind: (lambda blocks, offsets=offsets: _halves(blocks, offsets)) for kind, offsets in _HALVES.items()},
-    "IQ1_M": _iq1_m, "MXFP4": _mxfp4, "NVFP4": _nvfp4,
-}  # fmt: skip
-"""Type -> which of its blocks [number, bytes] are not finite, and which are zero."""
+_OTHERS: dict[str, Callable[[Bytes], tuple[Flags, Flags]]] = {"IQ1_M": _iq1_m, "MXFP4": _mxfp4, "NVFP4": _nvfp4}
+KNOWN_BLOCKS = frozenset({*_HALVES, *_OTHERS})
+"""Types whose blocks can be looked at."""
+
+
+def look_at_blocks(blocks: Bytes, kind: str) -> tuple[Flags, Flags]:
+    """(which of blocks [number, bytes] of a type are not finite, which are zero)."""
+    return _halves(blocks, _HALVES[kind]) if kind in _HALVES else _OTHERS[kind](blocks)
 
 
 def read_values(model: GgufModel, track: Track) -> None:
@@ -70,7 +72,8 @@ def read_values(model: GgufModel, track: Track) -> None:
         if header.tensors and model.files.is_hollow(name, header.data_begin):
             model.hollow.add(name)
     whole = [t for t in model.tensors.values() if t.shard not in model.hollow and t.end <= model.headers[t.shard].num_bytes]
-    tensors = sorted((t for t in whole if is_plain(t) or t.kind in SCALES), key=lambda tensor: (tensor.shard, tensor.begin))
+    known = [tensor for tensor in whole if is_plain(tensor) or tensor.kind in KNOWN_BLOCKS]
+    tensors = sorted(known, key=lambda tensor: (tensor.shard, tensor.begin))
     total = sum(tensor.num_bytes for tensor in tensors)
     workers = min(len(os.sched_getaffinity(0)), 8)
     with track("reading weights", total) as progress, ThreadPoolExecutor(workers, thread_name_prefix="values") as pool:
@@ -105,7 +108,7 @@ def _pieces(model: GgufModel, tensor: GgufTensor, begin: int, end: int) -> Itera
 
 def _count_blocks(raw: bytes, kind: str) -> tuple[int, int, int, int]:
     blocks = np.frombuffer(raw, np.uint8).reshape(-1, _block_bytes(kind))
-    not_finite, zero = SCALES[kind](blocks)
+    not_finite, zero = look_at_blocks(blocks, kind)
     return len(blocks), int(np.count_nonzero(not_finite)), int(np.count_nonzero(zero)), 0
 
 
