@@ -25,7 +25,7 @@ from assay_quantize.checkpoint.file_names import CONFIG
 from assay_quantize.checkpoint.headers import TensorHeader, parse_header
 from assay_quantize.checkpoint.hub import FIRST_BYTES, NUM_CONNECTIONS, TIMEOUT_S, Repository
 from assay_quantize.checkpoint.shard_files import OpenShards
-from assay_quantize.inspection.gguf.names import with_one_model
+from assay_quantize.inspection.gguf_names import with_one_model
 
 Headers = dict[str, TensorHeader]
 SMALL_NAMES = (

@@ -12,7 +12,7 @@ from assay_quantize.decoding.gguf_header import GgufTensor
 from assay_quantize.inspection.defect import Place
 from assay_quantize.inspection.file_checks import card_metadata
 from assay_quantize.inspection.gguf.model import NEXTN, GgufModel, Piece, is_plain
-from assay_quantize.inspection.gguf.names import SPLIT
+from assay_quantize.inspection.gguf_names import SPLIT
 from assay_quantize.inspection.structure_checks import ALIKE, SAME_IN_MOST, ranges
 from assay_quantize.inspection.subject import Counts
 

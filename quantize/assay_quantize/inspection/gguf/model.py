@@ -16,7 +16,7 @@ from assay.quantities import and_more
 from assay_quantize.decoding.gguf_files import PLAIN_TYPES
 from assay_quantize.decoding.gguf_header import GgufHeader, GgufTensor, read_header
 from assay_quantize.inspection.files import Files, only_in_a_folder
-from assay_quantize.inspection.gguf.names import gguf_models
+from assay_quantize.inspection.gguf_names import gguf_models
 from assay_quantize.inspection.subject import Counts
 
 MOST_BLOCKS = 1000
