@@ -1,8 +1,8 @@
 """What the data of GGUF files hold: plain tensors value by value, blocks by their scales, in bounded memory.
 
 Codes are integers, so that a weight is NaN or infinite where a scale of its block is (`ggml_validate_row_data` of llama.cpp
-looks at scales alone too), and a block is zero where all its scales are: what quantizes zeros writes a scale of zero. Only
-MXFP4's scales are powers of two; there the codes decide. Where scales lie is `quantize_row_*` of ggml-common.h; a test holds
+looks at scales alone too), and a block is zero where all its scales are: what quantizes zeros writes a scale of zero. Of
+MXFP4 and NVFP4 the codes are looked at too. Where scales lie is `quantize_row_*` of ggml-common.h; a test holds
 it against `gguf.quants.dequantize`.
 """
 
@@ -52,8 +52,10 @@ def _mxfp4(blocks: Bytes) -> tuple[Flags, Flags]:
 
 
 def _nvfp4(blocks: Bytes) -> tuple[Flags, Flags]:
-    """Four E4M3 scales without a sign; what would be NaN is read as 0."""
-    return np.zeros(len(blocks), np.bool_), ((blocks[:, :4] == 0) | (blocks[:, :4] == 0x7F)).all(axis=1)
+    """Four E4M3 scales, each of 16 codes; what would be NaN is read as 0."""
+    scales, codes = blocks[:, :4], blocks[:, 4:].reshape(-1, 4, 8)
+    no_scale = (scales & 0x7F == 0) | (scales == 0x7F)
+    return np.zeros(len(blocks), np.bool_), (no_scale | (codes & 0x77 == 0).all(axis=2)).all(axis=1)
 
 
 _OTHERS: dict[str, Callable[[Bytes], tuple[Flags, Flags]]] = {"IQ1_M": _iq1_m, "MXFP4": _mxfp4, "NVFP4": _nvfp4}
