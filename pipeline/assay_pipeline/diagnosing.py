@@ -292,7 +292,7 @@ def inspect(
     if deep and headers_only:
         raise CheckpointError("--deep and --headers-only: one reads all of the data and the other none; give one of them")
     files = files_of(target)
-    if files.is_local:
+    if files.is_local and Path(files.location).is_dir():
         take_up_family_of(Path(files.location))
     base = None if source is None else files_of(source)
     scales = deep or (files.is_local and not headers_only)

@@ -1,7 +1,7 @@
 """GGUF files (llama.cpp, Unsloth): the same `StoredCheckpoint`, with the names of the published checkpoint where they are
 known.
 
-The header of a file is read by the package `gguf`, and its blocks are decoded by `gguf.quants.dequantize`; both are an extra
+Headers are read by `gguf_header.py`, and blocks are decoded by `gguf.quants.dequantize` of the package `gguf`, an extra
 (`pip install 'assay-quant[gguf]'`). A row of a tensor is a whole number of blocks, so that rows are read as elsewhere.
 
 Names are translated for architectures whose converter (llama.cpp's convert_hf_to_gguf.py) renames weights and stacks experts
@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from assay.errors import AssayError, CheckpointError, PlanError
 from assay.foreign_text import shown
@@ -22,12 +22,10 @@ from assay.recipes.families import family_of
 from assay.recipes.family_names import form_of
 from assay_quantize.checkpoint.headers import TensorHeader
 from assay_quantize.checkpoint.shard_files import OpenShards
+from assay_quantize.decoding.gguf_header import GgufTensor, read_header
 from assay_quantize.decoding.gpt_oss_experts import slices
 from assay_quantize.decoding.open_stored import StoredCheckpoint
 from assay_quantize.decoding.stored_weight import PLAIN, KvRule, Part, Problem, StoredWeight
-
-if TYPE_CHECKING:
-    from gguf import GGUFReader
 
 RENAMED_ONLY = frozenset({"qwen2moe", "qwen3moe", "glm4moe", "minimax-m2", "ernie4_5-moe", "deepseek2", "glm-dsa", "dots1"})
 """`general.architecture` of files whose converters change no value of a weight that `gguf` has a name for."""
@@ -37,6 +35,8 @@ BLOCK_TYPES = frozenset({
     "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS",
 })  # fmt: skip
 """What `gguf.quants` 0.19 decodes."""
+MOST_BLOCKS = 1000
+"""Of a model; a file that says more is not believed."""
 CHANGED = ("attn_k_b.weight", "attn_v_b.weight")
 """Ends of names of what a converter makes of one weight, transposed."""
 
@@ -55,14 +55,18 @@ def open_gguf(files: Iterable[Path], config: Mapping[str, Any] | None = None) ->
     weights: list[StoredWeight] = []
     others: dict[str, TensorHeader] = {}
     problems: list[Problem] = []
-    readers = {path.name: _reader(path) for path in paths}
+    headers = {path: read_header(path) for path in paths}
+    for path, header in headers.items():
+        if (behind := next(header.behind_the_end(), None)) is not None:
+            what = f"it ends at byte {header.num_bytes:,}, before the data of {shown(behind.name, 80)}"
+            raise CheckpointError(f"{path}: is not a whole GGUF file ({what}); download it again")
     # of a split model only the first file says what it is
-    architecture = next((text for reader in readers.values() if (text := _text(reader, "general.architecture"))), "")
-    blocks = max(_count(reader, f"{architecture}.block_count") for reader in readers.values())
-    names = Names(architecture, config or {}, blocks)
-    for shard, reader in readers.items():
-        for tensor in reader.tensors:
-            _add(shard, tensor, names, weights, others, problems)
+    architecture = next((text for header in headers.values() if (text := header.text("general.architecture"))), "")
+    counts = (header.count(f"{architecture}.block_count") or 0 for header in headers.values())
+    names = Names(architecture, config or {}, max(count if count <= MOST_BLOCKS else 0 for count in counts))
+    for header in headers.values():
+        for tensor in header.tensors:
+            _add(tensor, names, weights, others, problems)
     if not weights:
         raise CheckpointError(f"{paths[0]}: holds no weights; give all files of the model")
     if config and architecture not in RENAMED_ONLY:
@@ -82,30 +86,6 @@ def open_gguf(files: Iterable[Path], config: Mapping[str, Any] | None = None) ->
         tuple(problems),
         OpenShards(folder, sizes=sizes),
     )
-
-
-def _reader(path: Path) -> GGUFReader:
-    from gguf import GGUFReader
-
-    try:
-        return GGUFReader(path)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (ValueError, IndexError, KeyError, OverflowError, MemoryError, TypeError) as error:
-        reason = shown(" ".join(str(error).split()) or type(error).__name__)
-        raise CheckpointError(f"{path}: is not a whole GGUF file ({reason}); download it again") from None
-
-
-def _text(reader: GGUFReader, key: str) -> str | None:
-    field = reader.get_field(key)
-    value = None if field is None else field.contents()
-    return value if isinstance(value, str) else None
-
-
-def _count(reader: GGUFReader, key: str) -> int:
-    field = reader.get_field(key)
-    value = None if field is None else field.contents()
-    return int(value) if isinstance(value, int) and 0 <= value <= 1000 else 0
 
 
 class Names:
@@ -151,21 +131,17 @@ class Names:
 
 
 def _add(
-    shard: str,
-    tensor: Any,
+    tensor: GgufTensor,
     names: Names,
     weights: list[StoredWeight],
     others: dict[str, TensorHeader],
     problems: list[Problem],
 ) -> None:
-    """tensor: a `ReaderTensor`; its shape is the reverse of torch's."""
-    name, kind = str(tensor.name), tensor.tensor_type.name
-    shape = tuple(int(size) for size in reversed(tensor.shape))
-    begin, num_bytes = int(tensor.data_offset), int(tensor.n_bytes)
+    name, kind, shape = tensor.name, tensor.kind, tensor.shape
     stored_dtype = kind if kind in PLAIN_TYPES else "U8"
     # a row is whole blocks: of codes that are bytes, its last dimension is their number
-    stored_shape = shape if stored_dtype != "U8" else (*shape[:-1], num_bytes // math.prod(shape[:-1]))
-    header = TensorHeader(name, stored_dtype, stored_shape, shard, begin, begin + num_bytes)
+    stored_shape = shape if stored_dtype != "U8" else (*shape[:-1], tensor.num_bytes // math.prod(shape[:-1]))
+    header = TensorHeader(name, stored_dtype, stored_shape, tensor.shard, tensor.begin, tensor.end)
     if len(shape) not in (2, 3) or not name.endswith(".weight"):
         others[name] = header
         return

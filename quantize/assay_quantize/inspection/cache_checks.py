@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 
 from assay.recipes.family_names import split_layer
 from assay_quantize.checkpoint.source_format import KEY_PROJECTIONS
-from assay_quantize.inspection.subject import Place, Subject
+from assay_quantize.inspection.defect import Place
+from assay_quantize.inspection.subject import Subject
 
 _BOTH = "kv_scale"
 """Of old checkpoints: one scale of keys and values; vLLM takes it for both."""

@@ -5,38 +5,18 @@ docs/inspect.md is written from it, and a test holds the two together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-
-from assay.records.inspection import MendBy, Needs, Severity
 from assay_quantize.inspection import cache_checks as cache
 from assay_quantize.inspection import file_checks as files
 from assay_quantize.inspection import layer_checks as layers
 from assay_quantize.inspection import source_checks as base
 from assay_quantize.inspection import structure_checks as structure
 from assay_quantize.inspection import value_checks as values
-from assay_quantize.inspection.subject import Place, Subject
+from assay_quantize.inspection.defect import Defect
+from assay_quantize.inspection.subject import Subject
 
 VLLM = "https://github.com/vllm-project/vllm"
 
-
-@dataclass(frozen=True)
-class Defect:
-    """key: its name. looks_at: what is checked. served: what it does. mend: how it is mended. source: public report or rule.
-    needs: what has to be read. find: the places where a checkpoint has it."""
-
-    key: str
-    severity: Severity
-    looks_at: str
-    served: str
-    mend_by: MendBy
-    mend: str
-    source: str
-    find: Callable[[Subject], Iterator[Place]]
-    needs: Needs = "headers"
-
-
-DEFECTS: tuple[Defect, ...] = (
+DEFECTS: tuple[Defect[Subject], ...] = (
     # ---------------------------------------------------------------------------------------- files, shards, index
     Defect(
         "shard_unreadable", "fails", "header and length of every shard",

@@ -30,7 +30,7 @@ def facts_of(subject: Subject) -> CheckpointFacts:
     num_bytes = sum(header.num_bytes for header in subject.tensors.values())
     architectures = subject.config.get("architectures")
     architecture = architectures[0] if isinstance(architectures, list) and architectures else None
-    card = card_metadata(subject) or {}
+    card = card_metadata(subject.files) or {}
     return CheckpointFacts(
         family=subject.family,
         architecture=None if architecture is None else shown(architecture, 80),

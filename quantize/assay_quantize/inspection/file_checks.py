@@ -14,7 +14,9 @@ from assay.foreign_text import shown
 from assay.safe_yaml import NotPlainYaml, parse_yaml
 from assay.safetensors_index import INDEX_NAME, SINGLE_NAME
 from assay_quantize.checkpoint.file_names import WEIGHT_SUFFIXES
-from assay_quantize.inspection.subject import Place, Subject
+from assay_quantize.inspection.defect import Place
+from assay_quantize.inspection.files import Files
+from assay_quantize.inspection.subject import Subject
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json", "tiktoken.model", "spiece.model", "vocab.txt")
 TRAINING_FILES = re.compile(r"(optimizer|scheduler|scaler|training_args|rng_state)\w*\.(bin|pt|pth)")
@@ -154,21 +156,21 @@ def chat_templates_folder(subject: Subject) -> Iterator[Place]:
 
 
 def licence_absent(subject: Subject) -> Iterator[Place]:
-    card = card_metadata(subject)
+    card = card_metadata(subject.files)
     if card is not None and not card.get("license"):
         yield Place("README.md", "has no `license` in its front matter")
 
 
 def base_model_absent(subject: Subject) -> Iterator[Place]:
-    card = card_metadata(subject)
+    card = card_metadata(subject.files)
     if card is not None and not card.get("base_model") and subject.declared.method is not None:
         yield Place("README.md", "has no `base_model` in its front matter")
 
 
-def card_metadata(subject: Subject) -> Mapping[str, Any] | None:
+def card_metadata(files: Files) -> Mapping[str, Any] | None:
     """Front matter of the model card; empty where it has none that can be read, None where there is no card."""
     try:
-        raw = subject.files.small("README.md")
+        raw = files.small("README.md")
     except CheckpointError:
         return None
     if raw is None:

@@ -25,6 +25,7 @@ from assay_quantize.checkpoint.file_names import CONFIG
 from assay_quantize.checkpoint.headers import TensorHeader, parse_header
 from assay_quantize.checkpoint.hub import FIRST_BYTES, NUM_CONNECTIONS, TIMEOUT_S, Repository
 from assay_quantize.checkpoint.shard_files import OpenShards
+from assay_quantize.inspection.gguf_names import with_one_model
 
 Headers = dict[str, TensorHeader]
 SMALL_NAMES = (
@@ -68,15 +69,19 @@ class Files(Protocol):
 
 
 class FolderFiles:
-    """A folder on this machine."""
+    """A folder on this machine, or in it one GGUF model and what lies beside it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, place: Path) -> None:
+        """place: the folder, or a GGUF file."""
+        is_gguf = place.suffix == ".gguf" and place.is_file()
+        folder = place.parent if is_gguf else place
         if not folder.is_dir():
             what = "is a file; give the checkpoint's folder" if folder.exists() else "no such folder"
-            raise CheckpointError(f"{folder}: {what}; `assay inspect` takes a folder, a hub id or a URL of files")
+            raise CheckpointError(f"{folder}: {what}; `assay inspect` takes a folder, a GGUF file, a hub id or a URL of files")
         entries = list(folder.iterdir())
-        self.location, self.revision = str(folder), None
-        self.names = frozenset(path.name for path in entries if not path.is_dir())
+        self.location, self.revision = str(place), None
+        names = frozenset(path.name for path in entries if not path.is_dir())
+        self.names = with_one_model(names, place.name) if is_gguf else names
         self.folders = frozenset(path.name for path in entries if path.is_dir())
         self.lists_all = self.is_local = True
         self._folder, self._shards = folder, OpenShards(folder, advice=os.POSIX_FADV_RANDOM)
@@ -149,6 +154,8 @@ class UrlFiles:
     """Files below a URL of a plain web server, which takes range requests and lists nothing."""
 
     def __init__(self, url: str) -> None:
+        if url.endswith(".gguf"):
+            raise only_in_a_folder(hide_password(url))
         self._url = url.rstrip("/") + "/"
         self.location, self.revision = hide_password(url), None
         self._client = httpx.Client(timeout=TIMEOUT_S, follow_redirects=True, headers={"accept-encoding": "identity"})
@@ -215,6 +222,11 @@ class UrlFiles:
                 return int(match[1]) if answer.status_code == 206 and match else None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise _not_answering(self.location, error) from None
+
+
+def only_in_a_folder(location: str) -> CheckpointError:
+    """Of GGUF elsewhere."""
+    return CheckpointError(f"{location}: GGUF is inspected in a folder only; download the files and give the folder")
 
 
 def _not_answering(location: str, error: Exception) -> CheckpointError:

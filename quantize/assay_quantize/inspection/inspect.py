@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
 import shlex
 import time
 from collections.abc import Iterator
 
 from assay.callbacks import Track, track_nothing
 from assay.foreign_text import shown
-from assay.records.inspection import Finding, Inspection, Needs
-from assay.records.inspection import Place as PlaceRecord
+from assay.records.inspection import Inspection, Needs
 from assay.records.manifest import MANIFEST
 from assay_quantize.inspection.compare import compare_with_base
 from assay_quantize.inspection.declared import check_patterns, slow_pattern
-from assay_quantize.inspection.defects import DEFECTS, Defect
+from assay_quantize.inspection.defect import findings_of
+from assay_quantize.inspection.defects import DEFECTS
 from assay_quantize.inspection.facts import facts_of
 from assay_quantize.inspection.files import Files
+from assay_quantize.inspection.gguf.inspect import inspect_gguf
+from assay_quantize.inspection.gguf.model import is_gguf
 from assay_quantize.inspection.layer_checks import stored_not_declared
 from assay_quantize.inspection.subject import Subject, open_subject
 from assay_quantize.inspection.values import num_bytes_of, read_scales, read_weights
-
-MOST_PLACES = 100
-"""Of one defect in the record; all are counted."""
 
 
 def inspect(
@@ -31,9 +29,11 @@ def inspect(
     """What the checkpoint is and what is wrong with it.
 
     source: the base that it was made from; then kept tensors are compared byte for byte, and with `weights` quantized ones
-    decoded and compared. scales: read the values of every scale. weights: and of every other tensor. CheckpointError: no
-    config.json, no safetensors, a repository that is not there.
+    decoded and compared. scales: read the values of every scale. weights: and of every other tensor. GGUF files are inspected
+    by `gguf.inspect`, without a base. CheckpointError: no config.json, no weights, a repository that is not there.
     """
+    if is_gguf(files):
+        return inspect_gguf(files, has_source=source is not None, weights=weights, track=track)
     started = time.monotonic()
     base = None if source is None else open_subject(source)
     subject = open_subject(files, base)
@@ -50,35 +50,16 @@ def inspect(
         compare_with_base(subject, base, decode=weights, track=track)
         read.add("source")
     asked = [defect for defect in DEFECTS if defect.needs in read]
-    findings = [finding for defect in asked if (finding := _finding(defect, subject)) is not None]
-    order = ("fails", "wrong", "risk", "note")
     return Inspection(
         checkpoint=files.location,
         revision=files.revision,
         source=None if source is None else source.location,
         read="weights" if weights else "scales" if scales else "headers",
         facts=facts_of(subject),
-        findings=tuple(sorted(findings, key=lambda finding: order.index(finding.severity))),
+        findings=findings_of(asked, subject),
         checked=tuple(defect.key for defect in asked),
         not_checked=tuple(_not_checked(subject, read)),
         seconds=time.monotonic() - started,
-    )
-
-
-def _finding(defect: Defect, subject: Subject) -> Finding | None:
-    places = defect.find(subject)
-    first = list(itertools.islice(places, MOST_PLACES))
-    if not first:
-        return None
-    return Finding(
-        defect=defect.key,
-        severity=defect.severity,
-        places=tuple(PlaceRecord(where=place.where, what=place.what) for place in first),
-        num_places=len(first) + sum(1 for _ in places),
-        served=defect.served,
-        mend_by=defect.mend_by,
-        mend=defect.mend,
-        source=defect.source,
     )
 
 

@@ -16,9 +16,10 @@ from assay_quantize.checkpoint.declaration import DEFAULT_BLOCK, declared_blocks
 from assay_quantize.checkpoint.stored import GLOBAL_LEAVES, INPUT_LEAVES, Weight, packed_bits
 from assay_quantize.formats.vllm_rules import MixedSchemes, RuntimeModule
 from assay_quantize.inspection.declared import check_patterns, slow_pattern
+from assay_quantize.inspection.defect import Place
 from assay_quantize.inspection.mixed_precision import STATIC, spellings, without_tensor
 from assay_quantize.inspection.structure_checks import router_biases
-from assay_quantize.inspection.subject import Place, Subject
+from assay_quantize.inspection.subject import Subject
 
 ANY = frozenset({"weight_scale", "weight_scale_inv", "scale"})
 NEEDED: dict[str, tuple[frozenset[str], ...]] = {

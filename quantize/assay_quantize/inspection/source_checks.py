@@ -9,9 +9,10 @@ from assay.errors import CheckpointError
 from assay.foreign_text import shown
 from assay.recipes.families import unquantized
 from assay_quantize.checkpoint.stored import PLAIN
+from assay_quantize.inspection.defect import Place
 from assay_quantize.inspection.file_checks import TOKENIZERS, chat_template_of
 from assay_quantize.inspection.structure_checks import SKIPPED_BY_VLLM, logical_names
-from assay_quantize.inspection.subject import Place, Subject
+from assay_quantize.inspection.subject import Subject
 
 OF_NO_MODEL = frozenset({
     "transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache", "architectures", "auto_map", "model_type",

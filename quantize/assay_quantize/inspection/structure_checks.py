@@ -14,7 +14,8 @@ from assay.recipes.mtp import declared_layers, mtp_problems, stored_layers
 from assay_quantize.checkpoint.headers import TensorHeader
 from assay_quantize.checkpoint.source_format import ties_head
 from assay_quantize.checkpoint.stored import CACHE_LEAVES, PLAIN, Weight
-from assay_quantize.inspection.subject import Place, Subject
+from assay_quantize.inspection.defect import Place
+from assay_quantize.inspection.subject import Subject
 
 SKIPPED_BY_VLLM = re.compile(r".*(rotary_emb\.(inv_freq|cos_cached|sin_cached)|\.attn\.bias|\.masked_bias)")
 """Buffers of old checkpoints that vLLM's loaders pass over."""

@@ -26,13 +26,6 @@ _PACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_pr
 """What vLLM merges in nearly every architecture; for those that have no family here."""
 
 
-class Place(NamedTuple):
-    """Where something is wrong, and what."""
-
-    where: str
-    what: str
-
-
 class Counts(NamedTuple):
     """Numbers of one tensor."""
 
@@ -212,7 +205,9 @@ def open_subject(files: Files, source: Subject | None = None) -> Subject:
     if not readable:
         old = sorted(name for name in files.names if name.endswith((".gguf", ".bin", ".pt", ".pth")))
         what = f"only {', '.join(old[:3])}" if old else "nothing that holds weights"
-        raise CheckpointError(f"{files.location}: no *.safetensors, {what}; `assay inspect` reads safetensors")
+        raise CheckpointError(
+            f"{files.location}: no *.safetensors, {what}; `assay inspect` reads safetensors, and GGUF without a base"
+        )
     shards: dict[str, Headers] = {}
     broken: dict[str, str] = {}
     for shard, headers in files.headers(readable).items():

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator
 
 from assay_quantize.checkpoint.stored import GLOBAL_LEAVES, INPUT_LEAVES
-from assay_quantize.inspection.subject import Counts, Place, Subject
+from assay_quantize.inspection.defect import Place
+from assay_quantize.inspection.subject import Counts, Subject
 
 MOST_MULTIPLIER = 10.0
 """Largest plausible global scale as a factor: 2688 times it is the largest weight."""

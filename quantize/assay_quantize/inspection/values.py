@@ -115,7 +115,7 @@ def _counted(
 def _counts(subject: Subject, header: TensorHeader) -> Counts:
     totals = np.zeros(4, np.int64)
     for piece in pieces(subject, header):
-        totals += _count(piece, header.dtype)
+        totals += count_values(piece, header.dtype)
     return Counts(*map(int, totals))
 
 
@@ -125,7 +125,8 @@ def pieces(subject: Subject, header: TensorHeader) -> Iterator[bytes]:
         yield subject.files.read(header.shard, begin, min(begin + PIECE_BYTES, header.end))
 
 
-def _count(raw: bytes, dtype: str) -> tuple[int, int, int, int]:
+def count_values(raw: bytes, dtype: str) -> tuple[int, int, int, int]:
+    """(how many there are, NaN or infinite, zero, negative)."""
     if dtype in ("U8", "F8_E8M0"):  # exponents: 255 is NaN
         exponents = np.frombuffer(raw, np.uint8)
         return len(exponents), int(np.count_nonzero(exponents == 255)), 0, 0

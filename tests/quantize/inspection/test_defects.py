@@ -428,10 +428,10 @@ def test_the_page_has_the_table() -> None:
 
 
 def test_what_cannot_be_inspected(tmp_path: Path) -> None:
-    for name, content in (("empty", {}), ("gguf", {"config.json": "{}", "model.gguf": ""})):
+    for name, content in (("empty", {}), ("old", {"config.json": "{}", "pytorch_model.bin": ""})):
         folder = tmp_path / name
         folder.mkdir()
         for file, text in content.items():
             (folder / file).write_text(text)
-        with pytest.raises(CheckpointError, match=r"has no config\.json|only model\.gguf"):
+        with pytest.raises(CheckpointError, match=r"has no config\.json|only pytorch_model.bin"):
             inspect(FolderFiles(folder))

@@ -8,23 +8,28 @@ writes them anew.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from published_repositories import REPOSITORIES
 
+from assay_quantize.inspection.defect import Defect
 from assay_quantize.inspection.defects import DEFECTS
+from assay_quantize.inspection.gguf.defects import GGUF_DEFECTS
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "inspect.md"
 BEGIN, END = "<!-- defects: made by tests/support/pages/inspect_page.py -->\n", "<!-- end of defects -->"
+GGUF_BEGIN, GGUF_END = "<!-- GGUF defects: made by tests/support/pages/inspect_page.py -->\n", "<!-- end of GGUF defects -->"
 REPOSITORIES_BEGIN = "<!-- repositories: made by tests/support/pages/inspect_page.py -->\n"
 REPOSITORIES_END = "<!-- end of repositories -->"
 SEVERITIES = ("fails", "wrong", "risk", "note")
 NEEDS = {"headers": "", "scales": "scales", "weights": "`--deep`", "source": "`--source`"}
 
 
-def table() -> str:
+def table(defects: Iterable[Defect[Any]]) -> str:
     """Worst first; in the order of the table."""
-    rows = sorted(DEFECTS, key=lambda defect: SEVERITIES.index(defect.severity))
+    rows = sorted(defects, key=lambda defect: SEVERITIES.index(defect.severity))
     lines = ["| defect | | looked at | served | reads |", "|---|---|---|---|---|"]
     lines += [
         f"| [`{row.key}`]({row.source}) | {row.severity} | {row.looks_at} | {row.served} | {NEEDS[row.needs]} |" for row in rows
@@ -42,8 +47,12 @@ def repositories() -> str:
 
 
 def with_table(page: str) -> str:
-    """The page with both tables anew."""
-    for begin, made, end in ((BEGIN, table(), END), (REPOSITORIES_BEGIN, repositories(), REPOSITORIES_END)):
+    """The page with its tables anew."""
+    tables = (
+        (BEGIN, table(DEFECTS), END), (GGUF_BEGIN, table(GGUF_DEFECTS), GGUF_END),
+        (REPOSITORIES_BEGIN, repositories(), REPOSITORIES_END),
+    )  # fmt: skip
+    for begin, made, end in tables:
         between = re.compile(f"{re.escape(begin)}.*{re.escape(end)}", re.DOTALL)
         page = between.sub(lambda match, whole=begin + made + end: whole, page)
     return page

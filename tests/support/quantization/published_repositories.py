@@ -1,4 +1,4 @@
-"""Twenty published quantized repositories as data: what each stores and claims, and what is wrong with it.
+"""Published quantized repositories as data: what each stores and claims, and what is wrong with it.
 
 Each is rebuilt hollow, cut to four layers and four experts, from the published config of a model, its own or a smaller one of
 its family (`config_of`), and from what a public source says of the repository: its claim, what it stores, its defect.
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import hollow
 import numpy as np
+import published_gguf
 from published import (
     Published,
     awq,
@@ -171,6 +172,7 @@ def mtp_shard_outside_the_index(folder: Path) -> Path:
 
 
 VLLM, SGLANG = "https://github.com/vllm-project/vllm", "https://github.com/sgl-project/sglang"
+LLAMA_CPP, IK_LLAMA_CPP = "https://github.com/ggml-org/llama.cpp", "https://github.com/ikawrakow/ik_llama.cpp"
 NVFP4, FP8, INT4 = "ModelOpt NVFP4", "FP8", "compressed-tensors INT4"
 REPOSITORIES: tuple[Repository, ...] = (
     release("deepseek-ai/DeepSeek-V3", FP8, "deepseek-v3"),
@@ -211,4 +213,17 @@ REPOSITORIES: tuple[Repository, ...] = (
         "PhalaCloud/GLM-5.2-W4AFP8", FP8, "glm-4.7", "https://github.com/local-inference-lab/vllm/pull/436",
         mtp_shard_outside_the_index,
         {"shard_not_in_index": [MTP_SHARD], "mtp_absent": ["config.json"], "total_size": ["model.safetensors.index.json"]}),
+    Repository(
+        "unsloth/DeepSeek-R1-0528-GGUF", "GGUF Q8_0", "deepseek-v3", f"{LLAMA_CPP}/issues/13916", published_gguf.deepseek_r1_q8,
+        {}),
+    Repository(
+        "localweights/Qwen3.6-35B-A3B-MTP-IQ4_XS-Q8nextn-GGUF", "GGUF IQ4_XS", "qwen3.5-35b-a3b", f"{IK_LLAMA_CPP}/pull/1745",
+        published_gguf.qwen36_with_mtp, {}),
+    Repository(
+        "TheBloke/Mixtral-8x7B-Instruct-v0.1-GGUF", "GGUF Q5_K", "mixtral-8x7b", f"{LLAMA_CPP}/issues/10244",
+        published_gguf.mixtral_of_single_experts,
+        {"experts_not_stacked": [f"block {number}" for number in range(LAYERS)]}),
+    Repository(
+        "antirez/deepseek-v4-gguf", "GGUF Q4_K", "deepseek-v4-flash", f"{IK_LLAMA_CPP}/pull/2256",
+        published_gguf.deepseek_v4_without_mtp, {"mtp_absent": ["deepseek4.nextn_predict_layers"]}),
 )  # fmt: skip

@@ -16,7 +16,9 @@ from assay_pipeline.diagnosing import inspect as inspect_target
 def inspect(
     target: Annotated[
         str,
-        typer.Argument(metavar="TARGET", help="A checkpoint folder, a Hugging Face id, or a URL below which its files lie."),
+        typer.Argument(
+            metavar="TARGET", help="A checkpoint folder, a GGUF file, a Hugging Face id, or a URL below which files lie."
+        ),
     ],
     source: Annotated[
         str | None,
