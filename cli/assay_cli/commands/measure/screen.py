@@ -10,7 +10,7 @@ import typer
 from assay_cli.options import FamilyOption, JsonOption, choice
 from assay_cli.shown.screening import print_screening
 from assay_cli.terminal import emit, results, say
-from assay_pipeline.screening import screen as run_screening
+from assay_pipeline.comparison.screening import screen as run_screening
 
 
 def screen(
