@@ -21,6 +21,7 @@ from assay_quantize.checkpoint.declaration import MODELOPT_CONFIG, read_declarat
 from assay_quantize.checkpoint.fused_experts import is_fused, split_experts
 from assay_quantize.checkpoint.headers import TensorHeader
 from assay_quantize.checkpoint.shard_files import OpenShards
+from assay_quantize.checkpoint.source_reader import STORAGE
 from assay_quantize.checkpoint.stored import ATTENTION_LEAVES, CODE_LEAVES, QUANTIZED_LEAVES
 from assay_quantize.decoding import gpt_oss_experts
 from assay_quantize.decoding.methods import method_of
@@ -202,6 +203,8 @@ class StoredCheckpoint:
             raise CheckpointError(f"{self.location}: its weights are on the hub; download it first and give the folder")
         header, shape = part.header, part.header.shape
         size = DTYPE_BYTES[header.dtype]
+        if header.strides is not None:
+            return self._read_strided(part, begin, end)
         if part.axis is None:
             ranges, shape = [(0, header.num_bytes)], shape
         elif part.axis == 0:
@@ -222,6 +225,23 @@ class StoredCheckpoint:
             self._shards.read_into(view, header.shard, header.begin + start, what)
             position += stop - start
         return torch.from_numpy(flat).view(TORCH_DTYPES[header.dtype]).reshape(shape)
+
+    def _read_strided(self, part: Part, begin: int, end: int) -> Tensor:
+        """The same of a part that lies in its file with gaps: one expert of several that are stored transposed."""
+        import torch
+
+        from assay_quantize.checkpoint.strided import read_strided
+        from assay_quantize.checkpoint.torch_tensors import TORCH_DTYPES
+
+        header, shards = part.header, self._shards
+        assert shards is not None and header.strides is not None and part.axis in (None, 0), "plain experts alone lie so"
+        low, high = (0, header.shape[0]) if part.axis is None else part.span(begin, end)
+
+        def read(view: memoryview, offset: int) -> None:
+            shards.read_into(view, header.shard, offset, f"truncated: ends inside {header.name}; download it again")
+
+        rows = read_strided(read, header.begin, header.strides, header.shape, STORAGE[header.dtype], low, high)
+        return torch.from_numpy(rows).view(TORCH_DTYPES[header.dtype])
 
 
 # ------------------------------------------------------------------------------------------------ opening

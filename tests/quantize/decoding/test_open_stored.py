@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import hollow_moe
 import pytest
 import torch
 from stored_checkpoints import normal, opened, write_stored
@@ -175,3 +177,27 @@ def test_a_part_that_is_missing_is_a_problem(tmp_path: Path, missing: str) -> No
         expected = "has no weight_scale" if missing == "weight_scale" else "has scales, but neither weight nor weight_packed"
         assert [(problem.subject, problem.what) for problem in stored.problems] == [(UP, expected)]
         assert [weight.name for weight in stored.weights] == ["lm_head.weight"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_experts_that_are_stored_transposed(tmp_path: Path, dtype: torch.dtype) -> None:
+    """[experts, inputs, 2 x width], as Llama 4 and Qwen3-VL-MoE are published: a row of a weight is a column there."""
+    config = hollow_moe.cut("qwen3_vl_moe", experts=2)
+    text = config["text_config"]
+    text |= {"hidden_size": 96, "moe_intermediate_size": 40, "num_hidden_layers": 1}
+    stacked = {"gate_up_proj": normal(2, 96, 80).to(dtype), "down_proj": normal(2, 40, 96, seed=1).to(dtype)}
+    experts = "model.language_model.layers.0.mlp.experts"
+    tensors = {f"{experts}.{name}": tensor for name, tensor in stacked.items()}
+    expected = {
+        "gate_proj": stacked["gate_up_proj"][:, :, :40].mT, "up_proj": stacked["gate_up_proj"][:, :, 40:].mT,
+        "down_proj": stacked["down_proj"].mT,
+    }  # fmt: skip
+    write_stored(tmp_path, tensors, None)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with opened(tmp_path) as stored:
+        for expert in range(2):
+            for name, tensor in expected.items():
+                weight = f"{experts}.{expert}.{name}"
+                assert torch.equal(stored.read_weight(weight), tensor[expert].float())
+                assert torch.equal(stored.read_weight(weight, (3, 17)), tensor[expert, 3:17].float())
+                assert torch.equal(stored.read_part(weight, "weight"), tensor[expert])
