@@ -35,7 +35,9 @@ _HALVES = {
 def _halves(blocks: Bytes, offsets: tuple[int, ...]) -> tuple[Flags, Flags]:
     halves = np.stack([blocks[:, at] | (blocks[:, at + 1].astype(np.uint16) << 8) for at in offsets])
     sizes = halves & 0x7FFF
-    return (sizes >= 0x7C00).any(axis=0), (sizes == 0).all(axis=0)
+    is_infinite: Flags = np.asarray((sizes >= 0x7C00).any(axis=0))
+    is_zero: Flags = np.asarray((sizes == 0).all(axis=0))
+    return is_infinite, is_zero
 
 
 def _iq1_m(blocks: Bytes) -> tuple[Flags, Flags]:
