@@ -130,7 +130,7 @@ def test_every_command_has_help(run: Run) -> None:
     assert sorted(commands) == [
         "calibrate", "card", "choose", "compare", "deployment", "doctor", "evaluate", "family", "gate", "gpu-check", "init",
         "inspect", "judge", "lever", "locate", "plan", "power", "preflight", "probe", "publish", "quantize", "recipe",
-        "recipes", "report", "run", "sensitivity", "serve", "setup", "speed", "status", "verify",
+        "recipes", "report", "run", "screen", "sensitivity", "serve", "setup", "speed", "status", "verify",
     ]  # fmt: skip
     for command in commands:
         code, out, _ = run(command, "--help")

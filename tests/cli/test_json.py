@@ -33,6 +33,7 @@ from assay.records.inspection import Inspection
 from assay.records.plan import Plan
 from assay.records.preflight.power import PowerReport
 from assay.records.preflight.report import PreflightReport
+from assay.records.screening import Screening
 from assay.records.speed import SpeedRecord, SpeedRepeat, SpeedRow
 from assay.records.verdict import GateReport
 from assay.records.verification import Verification
@@ -130,6 +131,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], type[Record] | None, tuple[int, ...]]
     "recipe": (("source", "--budget", "5bpw", "--sensitivity", "sensitivity.json"), Mix, (0,)),
     "quantize": (("source", "-p", "w4a16"), None, (0,)),
     "inspect": (("made",), Inspection, (0,)),
+    "screen": (("source", "made", "--text", "source/config.json", "--length", "16"), Screening, (0, 1)),
     "verify": (("made",), Verification, (0,)),
     "calibrate": (("source", "--out", "w"), Calibration, (0,)),
     "serve": (("source",), None, (130,)),
