@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-
 from assay.callbacks import Say, say_nothing
 from assay.errors import AssayError, CheckpointError
+from assay.foreign_text import shown
 from assay.recipes.gate import DivergenceGate, GateRecipe
 from assay.recipes.load import load_recipe
 from assay.records.base import Interval, sha256_of_file
 from assay.records.divergence import Drift
 from assay.records.run import folder_name
 from assay.records.screening import Numerics, Panel, Ranking, RouterChange, Screened, Screening, ScreenWord
+from assay.secret_text import hide_password
 from assay_pipeline.interrupted import interruptible
 from assay_pipeline.places import place_for
 from assay_pipeline.targets import no_such_folder, take_up_family_of
@@ -107,6 +108,11 @@ def screen(
 def _labelled(texts: Sequence[str]) -> Iterator[tuple[str, Path]]:
     used: set[str] = set()
     for text in texts:
+        if "://" in text:
+            raise AssayError(
+                f"{shown(hide_password(text))}: is an address, and weights are read here; give a checkpoint's folder, or "
+                "compare servers with `assay judge`"
+            )
         folder = Path(text).expanduser()
         if not folder.is_dir():
             raise CheckpointError(
@@ -173,6 +179,8 @@ def _documents(
     texts: Sequence[ScreenText], values: Sequence[TextDivergence]
 ) -> list[tuple[ScoredDocument, PositionDivergence]]:
     """As the statistics of served divergence take them."""
+    import numpy as np
+
     from assay_evaluate.client.journal import TokenLogprobs
     from assay_evaluate.divergence.positions import PositionDivergence, ScoredDocument
 
@@ -197,6 +205,8 @@ def _screened(
     label: str, folder: Path, stored: StoredCheckpoint, sha256: str, gate: DivergenceGate, texts: Sequence[ScreenText],
     values: Sequence[TextDivergence], routers: tuple[RouterChange, ...],
 ) -> Screened:  # fmt: skip
+    import numpy as np
+
     from assay_evaluate.divergence.drift import NOT_NEGATIVE, SHARE, drift_of, gather, groups_of, text_mean
     from assay_evaluate.run.weight_bits import weight_bits, weight_shares
     from assay_evaluate.verdicts.divergence import limit_for
@@ -210,7 +220,7 @@ def _screened(
         name: np.concatenate([getattr(text, name) for text in values]) for name in ("reverse_kl_P", "js_P", "top_k_shared_P")
     }
     entropy_N = np.concatenate([text.entropy_P for text in values])
-    ends = [*(low for low, _ in ENTROPY[1:]), np.inf]
+    ends = [*(low for low, _ in ENTROPY[1:]), math.inf]
     bits = weight_bits(folder)
     limit = limit_for(gate, bits, None, weight_shares=weight_shares(folder, bits))
     word, needed = _word(drift, limit.value)
@@ -248,11 +258,13 @@ def _word(drift: Drift, limit: float) -> tuple[ScreenWord, int | None]:
     if mean.high <= limit:
         return "not failed", None
     gap, half_width = abs(mean.value - limit), (mean.high - mean.low) / 2
-    return "UNDERPOWERED", None if gap == 0 else int(np.ceil(drift.num_positions * (half_width / gap) ** 2))
+    return "UNDERPOWERED", None if gap == 0 else math.ceil(drift.num_positions * (half_width / gap) ** 2)
 
 
 def _rankings(screened: Sequence[Screened], values: dict[str, list[TextDivergence]]) -> Iterator[Ranking]:
     """Each candidate against the next, paired by text."""
+    import numpy as np
+
     from assay.records.divergence import FEWEST_TEXTS
     from assay_evaluate.statistics.clustered import cluster_bootstrap_ratio
 

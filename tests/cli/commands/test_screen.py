@@ -113,6 +113,10 @@ def test_wrong_texts(run: Run, folder: Path, tmp_path: Path, name: str, content:
 def test_wrong_checkpoints(run: Run, folder: Path, tmp_path: Path) -> None:
     text = ("--text", str(folder / "replies.jsonl"), "--out", str(tmp_path / "out"))
     assert "no such folder" in one_error(run("screen", str(folder / "source"), str(folder / "nothing"), *text))
+    assert one_error(run("screen", str(folder / "source"), "http://me:secret@host:1", *text)) == (
+        "http://host:1: is an address, and weights are read here; give a checkpoint's folder, or compare servers with "
+        "`assay judge`"
+    )
     other = make_tiny(tmp_path / "other", glm4_moe(vocab_size=960))
     code, _, err = run("screen", str(folder / "source"), str(other), *text)
     assert code == 2 and err.endswith(f"error: {other}: has 960 tokens in its head, the reference 896\n")

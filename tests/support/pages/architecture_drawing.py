@@ -17,6 +17,7 @@ COLOURS = {"quantize": "#dcebf7", "evaluate": "#e3f1dc", "reports": "#fbe9d0", "
 DOES = {
     "quantize": {
         "preflight": "disk, memory, GPUs: what would fail", "remote": "Ray; hub", "estimate": "hours, bytes",
+        "screen": "layer by layer",
         "sensitivity": "what parts cost", "inspection": "what is wrong", "engine": "plan → files", "verify": "reopens all",
         "calibration": "what enters", "mixing": "a scheme each", "plan": "headers + precision → what happens to every tensor",
         "decoding": "any published format → values in FP32", "checkpoint": "what is read: headers, rows, stamps",
