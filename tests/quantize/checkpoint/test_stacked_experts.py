@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from tiny_checkpoints import write_json
 
 from assay.errors import RecipeError
-from assay.recipes import family_names
+from assay.recipes import family_names, own_families
 from assay.recipes.family_names import add_family
 from assay.records.plan import TensorPlan
 from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
@@ -46,7 +46,7 @@ stacked:
 
 @pytest.fixture
 def _own_families(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(family_names, "_own_files", {})
+    monkeypatch.setattr(own_families, "FILES", {})
     family_names.names_of.cache_clear()
 
 
