@@ -114,6 +114,7 @@ STAND_INS: dict[str, Callable[..., Any]] = {
     "assay_evaluate.diagnosis.locate.locate.locate_servers": returning(LOCATED),
     "assay_quantize.calibration.calibrate.calibrate": returning(CALIBRATED),
     "assay_pipeline.serving_setup.build_serving_environment": lambda *_, **__: Path("serve"),
+    "assay_evaluate.preflight.loading.replay": not_replayed,  # imported first: it has the function by name
     "assay_evaluate.serving.replay.replay": not_replayed,
     "assay_evaluate.diagnosis.gpu_check.widened.widen": lambda source, folder, widths: make_tiny_glm4_moe(folder),
     "assay_evaluate.serving.family_draft.draft_family": returning(
