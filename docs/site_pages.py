@@ -22,7 +22,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
-LINK = re.compile(r"(?<!!)\[(?P<text>[^\[\]\n]+)\]\((?P<target>[^()\s#]+)(?P<anchor>#[^()\s]*)?\)")
+LINK = re.compile(r"(?<!!)\[(?P<text>(?:[^\[\]\n]|\n(?!\s*\n))+)\]\((?P<target>[^()\s#]+)(?P<anchor>#[^()\s]*)?\)")
 OUTSIDE = ("SKILL.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 """Pages outside docs/ that have a place in the navigation; those that pages link to are found."""
 MODULES = {
