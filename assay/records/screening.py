@@ -43,6 +43,17 @@ class RouterChange(Part):
     replaced: float
 
 
+class AppliedFloor(Part):
+    """What the interval of the KL was widened by: the candidate was computed another way than the reference.
+
+    cause: what differs. kl: of the reference from itself, computed the two ways, in nats. The roots of the KL's ends are moved
+    by its root: near 0 the root of a divergence is a distance.
+    """
+
+    cause: str
+    kl: float
+
+
 class Screened(Part):
     """One candidate."""
 
@@ -59,6 +70,8 @@ class Screened(Part):
     tokens_needed: int | None
     """UNDERPOWERED: scored tokens that would decide, at this spread of texts. None: it is decided, or cannot be told."""
     drift: Drift
+    floor: AppliedFloor | None = None
+    """None: both sides were computed alike, and a checkpoint against itself is exactly 0."""
     reverse_kl_mean: TextMean
     """KL(candidate || reference)."""
     jensen_shannon_mean: TextMean
@@ -87,9 +100,13 @@ class Screening(Record):
 
     kind: Literal["screening"] = "screening"
     reference: str
+    """Folder of the checkpoint, or of its pack."""
+    pack_seal: str | None = None
+    """Of the pack that stood for the reference."""
     reference_sha256: str
     reference_stored_as: str
     numerics: Numerics
+    """Of the candidates."""
     panel: Panel
     candidates: tuple[Screened, ...]
     """The least divergence first."""

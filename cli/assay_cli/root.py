@@ -43,6 +43,7 @@ from assay_cli.commands.make.verify import verify
 from assay_cli.commands.measure.deployment import deployment
 from assay_cli.commands.measure.evaluate import evaluate
 from assay_cli.commands.measure.judge import judge
+from assay_cli.commands.measure.pack import pack
 from assay_cli.commands.measure.run import run
 from assay_cli.commands.measure.screen import screen
 from assay_cli.commands.measure.serve import serve
@@ -173,7 +174,7 @@ app.add_typer(diagnosis, name="diagnose", rich_help_panel=VERBS)
 _add(VERBS, run)
 _add(BEFORE, init, preflight, plan, power, sensitivity, recipe, calibrate)
 _add(WHOLE, evaluate, deployment, speed, gate, report, card)
-_add(CHECKPOINTS, screen, verify, serve, family)
+_add(CHECKPOINTS, screen, pack, verify, serve, family)
 _add(RUNS, status, compare)
 _add("This installation", setup, doctor)
 app.command("recipes", cls=Command, rich_help_panel="This installation")(list_recipes)

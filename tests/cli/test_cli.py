@@ -129,7 +129,7 @@ def test_every_command_has_help(run: Run) -> None:
     commands = [command.name or command.callback.__name__ for command in cli.app.registered_commands if command.callback]
     assert sorted(commands) == [
         "calibrate", "card", "choose", "compare", "deployment", "doctor", "evaluate", "family", "gate", "gpu-check", "init",
-        "inspect", "judge", "lever", "locate", "plan", "power", "preflight", "probe", "publish", "quantize", "recipe",
+        "inspect", "judge", "lever", "locate", "pack", "plan", "power", "preflight", "probe", "publish", "quantize", "recipe",
         "recipes", "report", "run", "screen", "sensitivity", "serve", "setup", "speed", "status", "verify",
     ]  # fmt: skip
     for command in commands:

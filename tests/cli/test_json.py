@@ -30,6 +30,7 @@ from assay.records.diagnosis.lever import LeverReport, Observation
 from assay.records.diagnosis.locate import LocateReport
 from assay.records.diagnosis.sensitivity import Sensitivity
 from assay.records.inspection import Inspection
+from assay.records.pack import Pack
 from assay.records.plan import Plan
 from assay.records.preflight.power import PowerReport
 from assay.records.preflight.report import PreflightReport
@@ -133,6 +134,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], type[Record] | None, tuple[int, ...]]
     "quantize": (("source", "-p", "w4a16"), None, (0,)),
     "inspect": (("made",), Inspection, (0,)),
     "screen": (("source", "made", "--text", "source/config.json", "--length", "16"), Screening, (0, 1)),
+    "pack": (("source", "--text", "source/config.json", "--length", "16", "--out", "pack"), Pack, (0,)),
     "verify": (("made",), Verification, (0,)),
     "calibrate": (("source", "--out", "w"), Calibration, (0,)),
     "serve": (("source",), None, (130,)),

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
+
 from rich.console import Console
 
 from assay.records.base import Interval
 from assay.records.divergence import TextMean
+from assay.records.pack import Pack
 from assay.records.screening import Screened, Screening
 from assay_cli.terminal import escape, print_rows
 
@@ -48,12 +52,35 @@ def print_screening(record: Screening, out: Console) -> None:
     out.print("A divergence is no verdict on tasks: `assay judge` and `assay evaluate` ask both checkpoints questions.")
 
 
+def print_pack(record: Pack, folder: Path, out: Console) -> None:
+    """What was written, what it does not say, and what to do with it."""
+    panel, stated = record.panel, record.stated
+    head = "with the head" if record.holds_head else "with a hash of the head"
+    out.print(escape(f"{folder}: {record.reference} ({record.reference_stored_as}), {head}"))
+    out.print(escape(f"texts: {panel.num_texts}, {panel.num_tokens:,} tokens scored; {record.numerics.arithmetic}"))
+    said = [
+        f"{name} {value or 'not stated'}"
+        for name, value in (("source", stated.source), ("licence", stated.licence), ("date", stated.date))
+    ]
+    out.print(escape(f"of the texts: {', '.join(said)}"))
+    for floor in record.floors:
+        out.print(
+            escape(f"floor, {floor.cause}: {floor.kl_mean:.2g} nats, {floor.kl_largest:.2g} in one of {floor.num_texts} texts")
+        )
+    out.print(escape(f"next: assay screen --pack {shlex.quote(str(folder))} CANDIDATE"))
+
+
 def _nats(mean: TextMean) -> str:
     return f"{mean.value:.4f} ({mean.low:.4f} to {mean.high:.4f})" if isinstance(mean, Interval) else f"{mean.value:.4f}"
 
 
 def _details(candidate: Screened) -> list[str]:
     lines = []
+    if candidate.floor is not None:
+        lines.append(
+            f"computed otherwise than the reference ({candidate.floor.cause}), which alone makes "
+            f"{candidate.floor.kl:.2g} nats: the interval is widened by it"
+        )
     groups = [group for table in (candidate.drift.by_domain, candidate.drift.by_language) for group in table]
     if len(groups) > 1:
         worst = max(groups, key=lambda group: group.kl_mean)

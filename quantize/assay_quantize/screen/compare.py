@@ -7,7 +7,9 @@ and everything behind it is FP64.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +18,7 @@ from torch import Tensor
 
 from assay.errors import QuantizeError
 from assay_quantize.screen.forward import ScreenPass
-from assay_quantize.screen.layer_model import LayerModel
+from assay_quantize.screen.layer_model import Logits
 from assay_quantize.sensitivity.texts import ScoredText
 
 Floats = npt.NDArray[np.float64]
@@ -53,26 +55,32 @@ class TextDivergence:
     tokens_P: npt.NDArray[np.int64]
 
 
-def compare_passes(
-    texts: Sequence[ScoredText], reference: tuple[LayerModel, ScreenPass], candidate: tuple[LayerModel, ScreenPass]
-) -> Iterator[TextDivergence]:
+class PassSide(NamedTuple):
+    """One of two passes that are compared. head: `LayerModel.head`, not entered yet; location: of the checkpoint."""
+
+    location: str
+    head: AbstractContextManager[Logits]
+    states: ScreenPass
+
+
+def compare_passes(texts: Sequence[ScoredText], reference: PassSide, candidate: PassSide) -> Iterator[TextDivergence]:
     """Text by text. QuantizeError: the two have different vocabularies, or one computes NaN or infinity."""
-    with reference[0].head() as of_reference, candidate[0].head() as of_candidate:
+    with reference.head as of_reference, candidate.head as of_candidate:
         for number, text in enumerate(texts):
             ids_1T = torch.tensor([text.ids])
-            states = reference[1].state(number), candidate[1].state(number)
+            states = reference.states.state(number), candidate.states.state(number)
             pieces = []
             first, end = text.first - 1, len(text.ids) - 1  # a token is predicted at the place before it
             at_once = None
             while first < end:
                 places = torch.arange(first, min(first + (at_once or 1), end))
                 ln_p, ln_q = (
-                    _log_softmax(logits(ids_1T, places, state), side[0])
+                    _log_softmax(logits(ids_1T, places, state), side.location)
                     for logits, state, side in zip((of_reference, of_candidate), states, (reference, candidate), strict=True)
                 )
                 if ln_p.shape != ln_q.shape:
                     raise QuantizeError(
-                        f"{candidate[0].stored.location}: has {ln_q.shape[1]} tokens in its head, the reference {ln_p.shape[1]}"
+                        f"{candidate.location}: has {ln_q.shape[1]} tokens in its head, the reference {ln_p.shape[1]}"
                     )
                 pieces.append(_values(ln_p, ln_q, ids_1T[0, places + 1]))
                 first += len(places)
@@ -80,10 +88,10 @@ def compare_passes(
             yield TextDivergence(**{name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]})
 
 
-def _log_softmax(logits_1PV: Tensor, model: LayerModel) -> Tensor:
+def _log_softmax(logits_1PV: Tensor, location: str) -> Tensor:
     ln_p_PV = torch.log_softmax(logits_1PV[0].double(), dim=-1)
     if not bool(ln_p_PV.isfinite().all()):
-        raise QuantizeError(f"{model.stored.location}: computes NaN or infinity; `assay inspect --deep` looks for the weight")
+        raise QuantizeError(f"{location}: computes NaN or infinity; `assay inspect --deep` looks for the weight")
     return ln_p_PV
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from assay.atomic_files import naming
+from assay.atomic_files import naming, replacing
 from assay.callbacks import Say
 from assay.records.base import sha256_of, write_text_atomically
 from assay_quantize.screen.layer_model import LayerModel, State
@@ -34,14 +35,42 @@ class ScreenPass:
     folder: Path
     num_layers: int
 
+    first: int = 0
+    """Sequence that is number 0 of this pass."""
+
     def state(self, sequence: int) -> State:
-        """Behind the last layer."""
-        return _load(self.folder / f"{_BEHIND}-{self.num_layers - 1:05d}", sequence)
+        """Behind the last layer, of one text: of the first copy where there are two."""
+        parts = _load(self.folder / f"{_BEHIND}-{self.num_layers - 1:05d}", self.first + sequence)
+        return tuple(part[:1] for part in parts)
+
+    def linked(self, folder: Path, num_sequences: int) -> None:
+        """Hard links in `folder` to the files of this pass, of states those of the first `num_sequences`."""
+        behind = self.folder / f"{_BEHIND}-{self.num_layers - 1:05d}"
+        for path in (*sorted(behind.iterdir())[:num_sequences], *sorted(self.folder.glob(f"{_EXPERTS}-*.safetensors"))):
+            link = folder / path.relative_to(self.folder)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            os.link(path, link)
 
     def experts(self, layer: int, sequence: int) -> Tensor | None:
         """int16 [T, k], sorted, of every token; None: the layer chooses none."""
-        path = self.folder / f"{_EXPERTS}-{layer:05d}" / _file(sequence)
-        return _load(path.parent, sequence)[0] if path.is_file() else None
+        from safetensors import safe_open
+
+        path = self.folder / f"{_EXPERTS}-{layer:05d}.safetensors"
+        if not path.is_file():
+            return None
+        with safe_open(path, "pt") as file:
+            chosen: Tensor = file.get_tensor(str(self.first + sequence))
+        return chosen
+
+
+def device_name(device: str) -> str:
+    """The device, its kind, and on a CPU the number of threads: the order of additions depends on them."""
+    if device != "cpu":
+        return f"{device}, {torch.cuda.get_device_name(device)}"
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace") if Path("/proc/cpuinfo").is_file() else ""
+    named = re.search(r"^model name\s*:\s*(.+)$", lines, re.MULTILINE)
+    parts = ["cpu", named[1].strip() if named else "", torch.backends.cpu.get_cpu_capability()]
+    return ", ".join(filter(None, [*parts, f"{torch.get_num_threads()} threads"]))
 
 
 def pass_identity(checkpoint_sha256: str, texts: Sequence[ScoredText], model: LayerModel) -> str:
@@ -52,18 +81,24 @@ def pass_identity(checkpoint_sha256: str, texts: Sequence[ScoredText], model: La
         checkpoint_sha256,
         texts_sha256(texts),
         str(model.dtype),
-        model.device,
+        device_name(model.device),
         torch.__version__,
         transformers.__version__,
     ]
     return sha256_of(parts)
 
 
-def run_pass(model: LayerModel, texts: Sequence[ScoredText], folder: Path, identity: str, say: Say) -> ScreenPass:
+def run_pass(
+    model: LayerModel, texts: Sequence[ScoredText], folder: Path, identity: str, say: Say, *, num_doubled: int = 0
+) -> ScreenPass:
     """States of all texts behind the last layer, in `folder`. A folder of another identity is emptied first.
+
+    num_doubled: the first so many texts run once more, as two copies at once; their states come behind those of all texts.
 
     QuantizeError: the checkpoint is damaged, or transformers cannot run the model.
     """
+    from safetensors.torch import save_file
+
     record = folder / PASS_RECORD
     if not record.is_file() or json.loads(record.read_text(encoding="utf-8")) != {"identity": identity}:
         shutil.rmtree(folder, ignore_errors=True)
@@ -72,21 +107,22 @@ def run_pass(model: LayerModel, texts: Sequence[ScoredText], folder: Path, ident
     done = [int(path.name.rpartition("-")[2]) for path in folder.glob(f"{_BEHIND}-*")]
     begin = max(done, default=-1) + 1
     sequences = [torch.tensor([text.ids]) for text in texts]
+    sequences += [torch.tensor([text.ids, text.ids]) for text in texts[:num_doubled]]
     model.use_embedding(torch.cat([ids.reshape(-1) for ids in sequences]))
     for layer in range(begin, model.num_layers):
         before = folder / f"{_BEHIND}-{layer - 1:05d}" if layer else None
-        with (
-            _whole(folder / f"{_EXPERTS}-{layer:05d}") as experts,
-            _whole(folder / f"{_BEHIND}-{layer:05d}") as behind,
-            model.filled(layer) as module,
-            _chosen_experts(module) as chosen,
-        ):
-            for number, ids_1T in enumerate(sequences):
-                chosen.clear()
-                state = model.run(layer, ids_1T, None if before is None else _load(before, number))
-                _save(behind, number, state)
-                if chosen:
-                    _save(experts, number, (chosen[0],))
+        experts: dict[str, Tensor] = {}
+        with _whole(folder / f"{_BEHIND}-{layer:05d}") as behind:
+            with model.filled(layer) as module, _chosen_experts(module) as chosen:
+                for number, ids_1T in enumerate(sequences):
+                    chosen.clear()
+                    state = model.run(layer, ids_1T, None if before is None else _load(before, number))
+                    _save(behind, number, state)
+                    if chosen:
+                        experts[str(number)] = chosen[0].cpu()
+            if experts:
+                with replacing(folder / f"{_EXPERTS}-{layer:05d}.safetensors") as partial:
+                    save_file(experts, partial)
         if before is not None:
             shutil.rmtree(before)
         say(f"layer {layer + 1} of {model.num_layers}")

@@ -29,6 +29,8 @@ from assay_quantize.decoding.open_stored import StoredCheckpoint
 
 State = tuple[Tensor, ...]
 """What goes from one layer to the next: hidden states [B, T, H], and for some models more (indexes of the tokens looked at)."""
+Logits = Callable[[Tensor, Tensor, State], Tensor]
+"""(tokens [B, T], positions, states behind the last layer) -> logits [B, positions, V]."""
 _EMBEDDING_ROWS = 4096
 """Rows of the embedding that are decoded at once."""
 
@@ -285,12 +287,13 @@ class LayerModel:
         return (output,) if isinstance(output, Tensor) else tuple(output)
 
     @contextmanager
-    def head(self) -> Iterator[Callable[[Tensor, Tensor, State], Tensor]]:
-        """(tokens [B, T], positions, states behind the last layer) -> logits [B, positions, V], by the model's own forward."""
-        names = {module: name for name, module in self.model.named_modules()}
-        output = self.model.get_output_embeddings()
-        roundings = self._fill(output, f"{names[output]}.")
-        self._fill(self._norm, f"{self.prefix.rpartition('.')[0]}.norm.")
+    def head(self, tensors: Mapping[str, Tensor] | None = None) -> Iterator[Logits]:
+        """The model's own forward behind the last layer. tensors: `head_tensors` of another checkpoint of this model, in place
+        of what this one stores.
+
+        QuantizeError: those are of other shapes or names.
+        """
+        roundings = self._fill_head() if tensors is None else self._take_head(tensors)
         self.base.norm = self._norm
         if not isinstance(self.model.get_input_embeddings(), _FewTokens):
             self.use_embedding(torch.zeros(1, dtype=torch.long))  # the model asks for embeddings, nobody looks at them
@@ -310,6 +313,39 @@ class LayerModel:
             yield logits
         finally:
             self.base.norm = nn.Identity()
+
+    def head_tensors(self) -> dict[str, Tensor]:
+        """What `head` computes with, of the last norm and the head, in the dtype of the arithmetic.
+
+        QuantizeError: the head rounds its inputs, which its weights alone do not tell.
+        """
+        if self._fill_head():
+            raise self._unlike("its head rounds its inputs, so its logits cannot be made from states and weights alone")
+        return {f"{part}.{name}": tensor for part, root in self._parts_of_head() for name, tensor in root.state_dict().items()}
+
+    def _parts_of_head(self) -> tuple[tuple[str, nn.Module], ...]:
+        return ("norm", self._norm), ("head", self.model.get_output_embeddings())
+
+    def _fill_head(self) -> dict[int, InputRounding]:
+        names = {module: name for name, module in self.model.named_modules()}
+        output = self.model.get_output_embeddings()
+        self._fill(self._norm, f"{self.prefix.rpartition('.')[0]}.norm.")
+        return self._fill(output, f"{names[output]}.")
+
+    def _take_head(self, tensors: Mapping[str, Tensor]) -> dict[int, InputRounding]:
+        own = {f"{part}.{name}": tensor for part, root in self._parts_of_head() for name, tensor in root.state_dict().items()}
+        shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+        if shapes != {name: list(tensor.shape) for name, tensor in own.items()}:
+            raise self._unlike(f"the head that it is compared with is another: {shapes}")
+        for part, root in self._parts_of_head():
+            for name in root.state_dict():
+                module, leaf = _parent(root, name)
+                value = tensors[f"{part}.{name}"].to(self.device, own[f"{part}.{name}"].dtype)
+                if leaf in module._parameters:
+                    module._parameters[leaf] = nn.Parameter(value, requires_grad=False)
+                else:
+                    module._buffers[leaf] = value
+        return {}
 
 
 def _hollow_model(config: Mapping[str, Any], dtype: torch.dtype) -> Any:

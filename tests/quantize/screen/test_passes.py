@@ -14,8 +14,8 @@ from tiny_families import glm4_moe, make_tiny
 
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.decoding.open_stored import open_stored
-from assay_quantize.screen.compare import compare_passes, other_experts
-from assay_quantize.screen.forward import ScreenPass, run_pass
+from assay_quantize.screen.compare import PassSide, compare_passes, other_experts
+from assay_quantize.screen.forward import run_pass
 from assay_quantize.screen.layer_model import LayerModel
 from assay_quantize.sensitivity.texts import ScoredText
 
@@ -42,11 +42,12 @@ def open_model(folder: Path) -> LayerModel:
     return LayerModel(open_stored(open_checkpoint(folder, allow_quantized=True)))
 
 
-def passed(folder: Path, work: Path) -> tuple[LayerModel, ScreenPass]:
+def passed(folder: Path, work: Path) -> PassSide:
     lines: list[str] = []
     result = run_pass(open_model(folder), texts(), work, "one", lines.append)
     assert lines == ["layer 1 of 3", "layer 2 of 3", "layer 3 of 3"]
-    return open_model(folder), result
+    model = open_model(folder)
+    return PassSide(model.stored.location, model.head(), result)
 
 
 def files_of(folder: Path) -> dict[str, str]:
@@ -64,7 +65,7 @@ def test_the_same_checkpoint_twice_is_zero(source: Path, tmp_path: Path) -> None
         assert not values.kl_P.any() and not values.reverse_kl_P.any() and not values.js_P.any()
         assert values.agrees_P.all() and (values.top_k_shared_P == 1).all() and not values.margin_P.any()
         assert (values.ln_p_P == values.ln_q_P).all()
-    assert other_experts(texts(), first[1], second[1]) == {1: (0.0, 0.0), 2: (0.0, 0.0)}
+    assert other_experts(texts(), first.states, second.states) == {1: (0.0, 0.0), 2: (0.0, 0.0)}
 
 
 def test_values_are_those_of_whole_models(source: Path, candidate: Path, tmp_path: Path) -> None:
@@ -107,7 +108,7 @@ def test_values_are_those_of_whole_models(source: Path, candidate: Path, tmp_pat
 
 
 def test_a_killed_pass_goes_on_with_its_layer(source: Path, tmp_path: Path) -> None:
-    expected = files_of(passed(source, tmp_path / "whole")[1].folder)
+    expected = files_of(passed(source, tmp_path / "whole").states.folder)
 
     class Killed(Exception):
         pass

@@ -12,34 +12,44 @@ from assay_cli.shown.screening import print_screening
 from assay_cli.terminal import emit, results, say
 from assay_pipeline.comparison.screening import screen as run_screening
 
+TEXT = typer.Option(
+    "--text", metavar="FILE",
+    help="Plain text, or JSON lines with `text`, or with `prompt` and `reply`: long replies of the reference tell most. "
+    "Several times for several files.",
+)  # fmt: skip
+LengthOption = Annotated[int, typer.Option("--length", min=2, metavar="NUMBER", help="Tokens of one text, at most.")]
+ArithmeticOption = Annotated[
+    str,
+    typer.Option(
+        "--arithmetic", metavar="fp32|bf16", callback=choice("fp32", "bf16"),
+        help="What the model computes in. Figures of different arithmetic are not ranked.",
+    ),
+]  # fmt: skip
+DeviceOption = Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, or cuda.")]
+
 
 def screen(
-    reference: Annotated[str, typer.Argument(metavar="REFERENCE", help="Folder of the checkpoint to compare with.")],
-    candidates: Annotated[list[str], typer.Argument(metavar="CANDIDATE...", help="Folders of checkpoints, in any format.")],
-    text: Annotated[
-        list[Path],
-        typer.Option(
-            "--text", metavar="FILE",
-            help="Plain text, or JSON lines with `text`, or with `prompt` and `reply`: long replies of the reference tell "
-            "most. Several times for several files.",
+    checkpoints: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[REFERENCE] CANDIDATE...",
+            help="Folders of checkpoints, in any format; the first is what the others are compared with, unless --pack is.",
         ),
     ],
+    pack: Annotated[
+        Path | None, typer.Option("--pack", help="What `assay pack` made of the reference: stands for it and brings the texts.")
+    ] = None,
+    text: Annotated[list[Path] | None, TEXT] = None,
     tokens: Annotated[int, typer.Option("--tokens", min=2, metavar="NUMBER", help="Tokens that are scored.")] = 20_000,
-    length: Annotated[int, typer.Option("--length", min=2, metavar="NUMBER", help="Tokens of one text, at most.")] = 2048,
-    arithmetic: Annotated[
-        str,
-        typer.Option(
-            "--arithmetic", metavar="fp32|bf16", callback=choice("fp32", "bf16"),
-            help="What the model computes in. Figures of different arithmetic are not ranked.",
-        ),
-    ] = "fp32",
-    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, or cuda.")] = "cpu",
+    length: LengthOption = 2048,
+    arithmetic: ArithmeticOption = "fp32",
+    device: DeviceOption = "cpu",
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder of the record, and of what a killed screening goes on from.")
     ] = None,
     family: FamilyOption = None,
     as_json: JsonOption = False,
-) -> None:  # fmt: skip
+) -> None:
     """Say how far candidates are from the reference, token by token, layer by layer: no server, no GPU needed.
 
     FAIL: the divergence surely exceeds what its bits allow (exit 1). Nothing here says PASS: tasks do.
@@ -47,7 +57,7 @@ def screen(
     Example: assay screen GLM-4.5-Air GLM-4.5-Air-AWQ --text replies.jsonl
     """
     record, path = run_screening(
-        reference, candidates, text=text, num_tokens=tokens, length=length,
+        checkpoints, pack=pack, text=text or (), num_tokens=tokens, length=length,
         arithmetic="bf16" if arithmetic == "bf16" else "fp32", device=device, out=out, say=say,
     )  # fmt: skip
     if as_json:

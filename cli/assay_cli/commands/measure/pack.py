@@ -1,0 +1,44 @@
+"""The `assay pack` command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from assay.records.pack import StatedTexts
+from assay_cli.commands.measure.screen import TEXT, ArithmeticOption, DeviceOption, LengthOption
+from assay_cli.options import FamilyOption, JsonOption
+from assay_cli.shown.screening import print_pack
+from assay_cli.terminal import emit, results, say
+from assay_pipeline.comparison.packing import pack as make_pack
+
+
+def pack(
+    reference: Annotated[Path, typer.Argument(metavar="REFERENCE", help="Folder of the checkpoint to compare with.")],
+    text: Annotated[list[Path], TEXT],
+    out: Annotated[Path, typer.Option("--out", help="Folder of the pack.")],
+    tokens: Annotated[int, typer.Option("--tokens", min=2, metavar="NUMBER", help="Tokens that are scored.")] = 200_000,
+    length: LengthOption = 2048,
+    arithmetic: ArithmeticOption = "fp32",
+    device: DeviceOption = "cpu",
+    head: Annotated[bool, typer.Option("--head/--no-head", help="Hold the head, or its hash alone.")] = True,
+    text_source: Annotated[str | None, typer.Option("--text-source", help="Where the texts come from, for the record.")] = None,
+    text_licence: Annotated[str | None, typer.Option("--text-licence", help="Their licence.")] = None,
+    text_date: Annotated[str | None, typer.Option("--text-date", help="When they were written.")] = None,
+    family: FamilyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write what candidates are screened against, once: they then need neither the reference nor its texts.
+
+    Example: assay pack GLM-4.5-Air --text replies.jsonl --out GLM-4.5-Air-pack
+    """
+    record = make_pack(
+        reference, text=text, out=out, num_tokens=tokens, length=length, arithmetic="bf16" if arithmetic == "bf16" else "fp32",
+        device=device, with_head=head, stated=StatedTexts(source=text_source, licence=text_licence, date=text_date), say=say,
+    )  # fmt: skip
+    if as_json:
+        emit(record)
+    else:
+        print_pack(record, out, results())

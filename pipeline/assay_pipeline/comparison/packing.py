@@ -1,0 +1,86 @@
+"""`assay pack`: what candidates are screened against without their reference, in one sealed folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from assay.callbacks import Say, say_nothing
+from assay.errors import AssayError, CheckpointError
+from assay.records.pack import Pack, StatedTexts
+from assay.records.run import folder_name
+from assay_pipeline.comparison.screen_passes import Arithmetic, PassRunner, numerics_of, opened, panel_of
+from assay_pipeline.interrupted import interruptible
+
+
+def pack(
+    reference: Path,
+    *,
+    text: Sequence[Path],
+    out: Path,
+    num_tokens: int = 200_000,
+    length: int = 2048,
+    arithmetic: Arithmetic = "fp32",
+    device: str = "cpu",
+    with_head: bool = True,
+    stated: StatedTexts | None = None,
+    say: Say = say_nothing,
+) -> Pack:
+    """Write a pack of `reference` to `out`; a killed one goes on with its layer.
+
+    text, num_tokens, length, arithmetic, device: as of `screen`. with_head: False leaves out the head, of which the hash is
+    held. stated: what is said of the texts. AssayError: `out` holds something else, or the checkpoint cannot be read or run.
+    """
+    from assay_quantize.calibration.quiet import quiet
+    from assay_quantize.screen.pack import CONFIG, FLOOR_TEXTS, STATES, floor, head_sha256, seal, write_head, write_texts
+    from assay_quantize.screen.texts import read_texts
+
+    if not reference.is_dir():
+        raise CheckpointError(f"{reference}: give a checkpoint's folder")
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise AssayError(f"{out}: is not empty; give a new folder as --out")
+    work = out.with_name(f".{out.name}.partial")
+    runner = PassRunner(arithmetic, device, work / "passes", say)
+    with quiet(), interruptible(lambda: f"layers that are done are kept in {work}; the same command goes on"):
+        texts = read_texts(text, reference, num_tokens, length)
+        panel = panel_of([path.name for path in text], texts)
+        say(f"{panel.num_texts} texts, {panel.num_tokens:,} tokens scored")
+        scored = [entry.scored for entry in texts]
+        few = scored[:FLOOR_TEXTS]
+        with opened(reference) as stored:
+            made = runner.run("reference", stored, reference, scored, num_doubled=len(few))
+            tensors = made.model.head_tensors()
+            doubled = replace(made, states=replace(made.states, first=len(scored)))
+            floors = [floor("batch shape", few, made.side(), replace(doubled, model=runner.model(stored)).side())]
+            other: Arithmetic = "bf16" if arithmetic == "fp32" else "fp32"
+            otherwise = replace(runner, arithmetic=other).run(f"in-{other}", stored, reference, few)
+            floors.append(floor("arithmetic", few, replace(made, model=runner.model(stored)).side(), otherwise.side()))
+        folder = work / "pack"
+        shutil.rmtree(folder, ignore_errors=True)
+        made.states.linked(folder / STATES, len(scored))
+        write_texts(folder, texts)
+        shutil.copyfile(reference / CONFIG, folder / CONFIG)
+        if with_head:
+            write_head(folder, tensors)
+        record = seal(
+            folder,
+            {
+                "reference": folder_name(reference),
+                "reference_sha256": made.sha256,
+                "reference_stored_as": stored.what,
+                "numerics": numerics_of(arithmetic, device),
+                "panel": panel,
+                "stated": stated or StatedTexts(),
+                "num_layers": made.states.num_layers,
+                "holds_head": with_head,
+                "head_sha256": head_sha256(tensors),
+                "floors": tuple(floors),
+            },
+        )
+        out.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(folder, out)
+        shutil.rmtree(work)
+    return record

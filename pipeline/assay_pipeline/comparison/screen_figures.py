@@ -1,0 +1,145 @@
+"""From values at every token of a candidate's texts to what a screening says of it: means with intervals, word, ranking."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from assay.errors import AssayError
+from assay.recipes.gate import DivergenceGate
+from assay.records.base import Interval
+from assay.records.divergence import Drift
+from assay.records.screening import Ranking, RouterChange, Screened, ScreenWord
+
+if TYPE_CHECKING:
+    from assay_evaluate.divergence.drift import Positions
+    from assay_evaluate.divergence.positions import PositionDivergence, ScoredDocument
+    from assay_pipeline.comparison.screen_passes import ScreenReference
+    from assay_quantize.decoding.open_stored import StoredCheckpoint
+    from assay_quantize.screen.compare import TextDivergence
+    from assay_quantize.screen.forward import ScreenPass
+    from assay_quantize.screen.texts import ScreenText
+
+ENTROPY = ((0.0, "below 0.1 nats"), (0.1, "0.1 to 0.5"), (0.5, "0.5 to 1.5"), (1.5, "1.5 and above"))
+
+
+def router_changes(texts: Sequence[ScreenText], reference: ScreenPass, candidate: ScreenPass) -> tuple[RouterChange, ...]:
+    from assay_quantize.screen.compare import other_experts
+
+    changes = other_experts([entry.scored for entry in texts], reference, candidate)
+    return tuple(
+        RouterChange(layer=layer, changed=changed, replaced=replaced) for layer, (changed, replaced) in changes.items()
+    )
+
+
+def _documents(
+    texts: Sequence[ScreenText], values: Sequence[TextDivergence]
+) -> list[tuple[ScoredDocument, PositionDivergence]]:
+    """As the statistics of served divergence take them."""
+    import numpy as np
+
+    from assay_evaluate.client.journal import TokenLogprobs
+    from assay_evaluate.divergence.positions import PositionDivergence, ScoredDocument
+
+    pairs = []
+    for entry, text in zip(texts, values, strict=True):
+        none = np.zeros((len(text.kl_P), 0))
+        scored = TokenLogprobs(
+            text.tokens_P.astype(np.int32), none.astype(np.int32), none.astype(np.float32), text.ln_p_P.astype(np.float32)
+        )
+        document = ScoredDocument(
+            entry.name, entry.language, scored, scored, "held_out", entry.domain, entry.scored.first, entry.num_thinking
+        )
+        divergence = PositionDivergence(
+            text.kl_P, text.kl_P, np.zeros_like(text.kl_P), text.agrees_P, np.ones(len(text.kl_P), bool), text.confidence_P,
+            text.margin_P, text.ln_p_P - text.ln_q_P, np.exp(text.ln_q_P) - np.exp(text.ln_p_P),
+        )  # fmt: skip
+        pairs.append((document, divergence))
+    return pairs
+
+
+def screened_candidate(
+    label: str, folder: Path, stored: StoredCheckpoint, sha256: str, gate: DivergenceGate, reference: ScreenReference,
+    values: Sequence[TextDivergence], routers: tuple[RouterChange, ...],
+) -> Screened:  # fmt: skip
+    import numpy as np
+
+    from assay_evaluate.divergence.drift import NOT_NEGATIVE, SHARE, drift_of, gather, groups_of, text_mean
+    from assay_evaluate.run.weight_bits import weight_bits, weight_shares
+    from assay_evaluate.verdicts.divergence import limit_for
+
+    texts = reference.texts
+    pairs = _documents(texts, values)
+    drift = drift_of("held_out", [document for document, _ in pairs], pairs, is_sampled=False)
+    if drift is None:
+        raise AssayError(f"{label}: {len(texts)} text is too few for a divergence; give at least two")
+    positions: Positions = gather(pairs)
+    if reference.floor is not None and isinstance(drift.kl_mean, Interval):
+        drift = drift.model_copy(update={"kl_mean": _widened(drift.kl_mean, reference.floor.kl)})
+    flat = {
+        name: np.concatenate([getattr(text, name) for text in values]) for name in ("reverse_kl_P", "js_P", "top_k_shared_P")
+    }
+    entropy_N = np.concatenate([text.entropy_P for text in values])
+    ends = [*(low for low, _ in ENTROPY[1:]), math.inf]
+    bits = weight_bits(folder)
+    limit = limit_for(gate, bits, None, weight_shares=weight_shares(folder, bits))
+    word, needed = _word(drift, limit.value)
+    return Screened(
+        label=label,
+        location=str(folder),
+        weights_sha256=sha256,
+        stored_as=stored.what,
+        bits_per_weight=8 * sum(w.num_bytes for w in stored.weights) / sum(w.shape[0] * w.shape[1] for w in stored.weights),
+        word=word,
+        limit=limit.value,
+        limit_for=limit.reason,
+        tokens_needed=needed,
+        drift=drift,
+        floor=reference.floor,
+        reverse_kl_mean=text_mean(positions, flat["reverse_kl_P"], NOT_NEGATIVE),
+        jensen_shannon_mean=text_mean(positions, flat["js_P"], NOT_NEGATIVE),
+        top_k_shared=text_mean(positions, flat["top_k_shared_P"], SHARE),
+        by_entropy=groups_of(
+            positions,
+            [(name, (entropy_N >= low) & (entropy_N < high)) for (low, name), high in zip(ENTROPY, ends, strict=True)],
+            is_sampled=False,
+        ),
+        routers=routers,
+        not_applied=() if stored.kv.number is None else (f"KV cache in {stored.kv.number}",),
+    )
+
+
+def _widened(mean: Interval, floor: float) -> Interval:
+    low, high = max(0.0, math.sqrt(mean.low) - math.sqrt(floor)) ** 2, (math.sqrt(mean.high) + math.sqrt(floor)) ** 2
+    return mean.model_copy(update={"low": low, "high": high, "coverage": "at_least"})
+
+
+def _word(drift: Drift, limit: float) -> tuple[ScreenWord, int | None]:
+    """What the interval of the mean says of the limit; the scored tokens that would decide, at this spread of texts."""
+    mean = drift.kl_mean
+    if not isinstance(mean, Interval):
+        return "UNDERPOWERED", None
+    if mean.low > limit:
+        return "FAIL", None
+    if mean.high <= limit:
+        return "not failed", None
+    gap, half_width = abs(mean.value - limit), (mean.high - mean.low) / 2
+    return "UNDERPOWERED", None if gap == 0 else math.ceil(drift.num_positions * (half_width / gap) ** 2)
+
+
+def rankings_of(screened: Sequence[Screened], values: dict[str, list[TextDivergence]]) -> Iterator[Ranking]:
+    """Each candidate against the next, paired by text."""
+    import numpy as np
+
+    from assay.records.divergence import FEWEST_TEXTS
+    from assay_evaluate.statistics.clustered import cluster_bootstrap_ratio
+
+    for first, second in itertools.pairwise(screened):
+        sums = [np.array([text.kl_P.sum() for text in values[label]]) for label in (first.label, second.label)]
+        ratio = None
+        if len(sums[0]) >= FEWEST_TEXTS and (sums[1] > 0).all():
+            ratio = cluster_bootstrap_ratio(sums[0], sums[1], np.arange(len(sums[0])))
+        yield Ranking(first=first.label, second=second.label, ratio=ratio, is_ranked=ratio is not None and ratio.high < 1)

@@ -1,0 +1,174 @@
+"""Passes of checkpoints over texts, and what stands for the reference of a screening: its own pass, or a pack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from assay.callbacks import Say
+from assay.errors import AssayError
+from assay.records.base import sha256_of_file
+from assay.records.pack import Pack
+from assay.records.screening import AppliedFloor, Numerics, Panel
+from assay_pipeline.targets import take_up_family_of
+
+if TYPE_CHECKING:
+    from assay_quantize.decoding.open_stored import StoredCheckpoint
+    from assay_quantize.screen.compare import PassSide
+    from assay_quantize.screen.forward import ScreenPass
+    from assay_quantize.screen.layer_model import LayerModel
+    from assay_quantize.screen.texts import ScreenText
+    from assay_quantize.sensitivity.texts import ScoredText
+
+Arithmetic = Literal["fp32", "bf16"]
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[StoredCheckpoint]:
+    """A checkpoint of any format, read as the weights it stands for."""
+    from assay_quantize.checkpoint.checkpoint import open_checkpoint
+    from assay_quantize.decoding.open_stored import open_stored
+
+    take_up_family_of(folder)
+    with open_stored(open_checkpoint(folder, allow_quantized=True)) as stored:
+        yield stored
+
+
+@dataclass(frozen=True)
+class MadePass:
+    """A finished pass of one checkpoint, and a model for its head."""
+
+    model: LayerModel
+    states: ScreenPass
+    sha256: str
+
+    def side(self) -> PassSide:
+        from assay_quantize.screen.compare import PassSide
+
+        return PassSide(self.model.stored.location, self.model.head(), self.states)
+
+
+@dataclass(frozen=True)
+class PassRunner:
+    """How passes are made, and where their states lie."""
+
+    arithmetic: Arithmetic
+    device: str
+    folder: Path
+    say: Say
+
+    def model(self, stored: StoredCheckpoint) -> LayerModel:
+        """Without weights."""
+        import torch
+
+        from assay_quantize.screen.layer_model import LayerModel
+
+        dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[self.arithmetic]
+        return LayerModel(stored, dtype, self.device)
+
+    def run(
+        self, label: str, stored: StoredCheckpoint, checkpoint: Path, texts: Sequence[ScoredText], *, num_doubled: int = 0
+    ) -> MadePass:
+        """num_doubled: as of `run_pass`."""
+        from assay_evaluate.run.identity import checkpoint_sha256
+        from assay_quantize.screen.forward import pass_identity, run_pass
+
+        sha256 = checkpoint_sha256(checkpoint, sha256_of_file)
+        model = self.model(stored)
+        states = run_pass(
+            model, texts, self.folder / label, pass_identity(sha256, texts, model),
+            lambda line: self.say(f"{label}: {line}"), num_doubled=num_doubled,
+        )  # fmt: skip
+        return MadePass(self.model(stored), states, sha256)
+
+
+@dataclass(frozen=True)
+class ScreenReference:
+    """A checkpoint's pass, or a pack. check, side_for: of a candidate; floor: what the numerics of a pass differ by."""
+
+    location: str
+    sha256: str
+    stored_as: str
+    panel: Panel
+    texts: list[ScreenText]
+    states: ScreenPass
+    side_for: Callable[[StoredCheckpoint], PassSide]
+    check: Callable[[StoredCheckpoint], None] = lambda _candidate: None
+    pack_seal: str | None = None
+    floor: AppliedFloor | None = None
+
+
+def reference_checkpoint(
+    label: str, stored: StoredCheckpoint, folder: Path, files: Sequence[Path], num_tokens: int, length: int, runner: PassRunner
+) -> ScreenReference:
+    from assay_quantize.screen.texts import read_texts
+
+    texts = read_texts(files, folder, num_tokens, length)
+    panel = panel_of(list(map(str, files)), texts)
+    runner.say(f"{panel.num_texts} texts, {panel.num_tokens:,} tokens scored")
+    made = runner.run(label, stored, folder, [entry.scored for entry in texts])
+    return ScreenReference(
+        str(folder), made.sha256, stored.what, panel, texts, made.states,
+        lambda _candidate: MadePass(runner.model(stored), made.states, made.sha256).side(),
+    )  # fmt: skip
+
+
+def reference_pack(folder: Path, runner: PassRunner) -> ScreenReference:
+    from assay_quantize.screen.pack import open_pack
+
+    pack = open_pack(folder)
+    record = pack.record
+    runner.say(f"{record.panel.num_texts} texts, {record.panel.num_tokens:,} tokens scored, of {record.reference}")
+    as_packed = replace(runner, arithmetic=record.numerics.arithmetic)
+    return ScreenReference(
+        str(folder), record.reference_sha256, record.reference_stored_as, record.panel, pack.texts, pack.states,
+        lambda candidate: pack.side_for(as_packed.model(candidate)), lambda candidate: pack.check(as_packed.model(candidate)),
+        record.seal, _floor(record, numerics_of(runner.arithmetic, runner.device)),
+    )  # fmt: skip
+
+
+def _floor(pack: Pack, numerics: Numerics) -> AppliedFloor | None:
+    """What a pass of other numerics differs by from the pack's. AssayError: the pack did not measure it."""
+    if numerics == pack.numerics:
+        return None
+    differing = [
+        f"{name} {getattr(numerics, name)} for {getattr(pack.numerics, name)}"
+        for name in Numerics.model_fields
+        if getattr(numerics, name) != getattr(pack.numerics, name)
+    ]
+    cause = "batch shape" if numerics.arithmetic == pack.numerics.arithmetic else "arithmetic"
+    for floor in pack.floors:
+        if floor.cause == cause:
+            return AppliedFloor(cause=", ".join(differing), kl=floor.kl_largest)
+    raise AssayError(
+        f"the pack was made with {pack.numerics.arithmetic} on {pack.numerics.device}, and has no measure of what "
+        f"{', '.join(differing)} changes; screen with --arithmetic {pack.numerics.arithmetic}"
+    )
+
+
+def numerics_of(arithmetic: Arithmetic, device: str) -> Numerics:
+    """Of this process."""
+    import torch
+    import transformers
+
+    from assay_quantize.screen.forward import device_name
+
+    return Numerics(
+        arithmetic=arithmetic, device=device_name(device), torch=torch.__version__, transformers=transformers.__version__
+    )
+
+
+def panel_of(files: Sequence[str], texts: Sequence[ScreenText]) -> Panel:
+    """What a record says of texts."""
+    from assay_quantize.sensitivity.texts import texts_sha256
+
+    scored = [entry.scored for entry in texts]
+    return Panel(
+        files=tuple(files),
+        sha256=texts_sha256(scored),
+        num_texts=len(texts),
+        num_tokens=sum(text.num_scored for text in scored),
+    )

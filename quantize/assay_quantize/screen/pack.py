@@ -1,0 +1,170 @@
+"""Packs: what a pass of a reference leaves, with texts and head, in a folder sealed by hashes.
+
+pack.json             the record (`assay.records.pack`), written last
+config.json           the reference's
+texts.jsonl           token ids and marks of every text, a line each
+head.safetensors      last norm and head, in the dtype of the arithmetic; absent if the pack holds their hash alone
+states/               of a `ScreenPass`: states behind the last layer, experts chosen in every layer
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from assay.atomic_files import replacing
+from assay.errors import AssayError, CheckpointError, QuantizeError
+from assay.quantities import and_more
+from assay.records.base import sha256_of_file, write_text_atomically
+from assay.records.pack import PACK_NAME, Floor, Pack, seal_of
+from assay.safe_files import read_json_object
+from assay_quantize.screen.compare import PassSide, compare_passes
+from assay_quantize.screen.forward import ScreenPass
+from assay_quantize.screen.layer_model import LayerModel, text_config
+from assay_quantize.screen.texts import ScreenText
+from assay_quantize.sensitivity.texts import ScoredText, texts_sha256
+
+CONFIG, TEXTS, HEAD, STATES = "config.json", "texts.jsonl", "head.safetensors", "states"
+FLOOR_TEXTS = 16
+"""Over which floors are measured: so many that the largest lies above the mean of all, unless values are very uneven."""
+MEANINGLESS_FIELDS = {
+    "_name_or_path", "architectures", "bos_token_id", "compression_config", "dtype", "eos_token_id",
+    "initializer_range", "mtp_num_hidden_layers", "num_nextn_predict_layers", "output_router_logits", "pad_token_id",
+    "quantization_config", "router_aux_loss_coef", "tie_word_embeddings", "torch_dtype", "transformers_version",
+    "use_cache",
+}  # fmt: skip
+"""Of a config: what does not enter the forward of the decoder."""
+
+
+@dataclass(frozen=True)
+class OpenPack:
+    """A pack whose files are those that its record names."""
+
+    folder: Path
+    record: Pack
+    texts: list[ScreenText]
+
+    @property
+    def states(self) -> ScreenPass:
+        """Of the reference."""
+        return ScreenPass(self.folder / STATES, self.record.num_layers)
+
+    def check(self, candidate: LayerModel) -> None:
+        """QuantizeError: the candidate is another model, or has another head and the pack does not hold the reference's."""
+        _check_same_model(read_json_object(self.folder, CONFIG), candidate)
+        if not self.record.holds_head and head_sha256(candidate.head_tensors()) != self.record.head_sha256:
+            raise QuantizeError(
+                f"{candidate.stored.location}: its last norm or head is not the reference's, of which {self.folder} holds "
+                "a hash alone; make the pack without --no-head"
+            )
+
+    def side_for(self, candidate: LayerModel) -> PassSide:
+        """The reference's side of a comparison. candidate: a checked model of the candidate's own, for the reference's head."""
+        from safetensors.torch import load_file
+
+        head = candidate.head(load_file(self.folder / HEAD) if self.record.holds_head else None)
+        return PassSide(str(self.folder), head, self.states)
+
+
+def head_sha256(tensors: Mapping[str, Tensor]) -> str:
+    """Hash of names, shapes, dtypes and bytes."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def write_texts(folder: Path, texts: Sequence[ScreenText]) -> None:
+    """Token ids and marks, without the texts' paths."""
+    lines = []
+    for number, text in enumerate(texts):
+        fields = asdict(text) | {"name": f"text {number + 1}"}
+        scored = fields.pop("scored")
+        lines.append(json.dumps(fields | {"first": scored["first"], "ids": list(scored["ids"])}, ensure_ascii=False))
+    write_text_atomically(folder / TEXTS, "\n".join(lines) + "\n")
+
+
+def write_head(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Last norm and head."""
+    from safetensors.torch import save_file
+
+    with replacing(folder / HEAD) as partial:
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, partial)
+
+
+def seal(folder: Path, fields: Mapping[str, object]) -> Pack:
+    """The record over everything in the folder, written."""
+    values = Pack.model_construct(**fields, files=_hashes(folder), seal="").model_dump(mode="json")
+    record = Pack.model_validate_json(json.dumps(values | {"seal": seal_of(values)}))
+    record.save(folder / PACK_NAME)
+    return record
+
+
+def open_pack(folder: Path) -> OpenPack:
+    """AssayError: it is no pack, or not the one that was sealed; the first file that is other is named."""
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such folder; give what `assay pack` wrote")
+    record = Pack.load(folder / PACK_NAME)
+    files = _hashes(folder)
+    if files != record.files:
+        lacking, surplus = sorted(record.files.keys() - files.keys()), sorted(files.keys() - record.files.keys())
+        changed = sorted(name for name in files.keys() & record.files.keys() if files[name] != record.files[name])
+        parts = ((lacking, "lacks"), (surplus, "has besides"), (changed, "was changed in"))
+        problem = "; ".join(f"{word} {and_more(names)}" for names, word in parts if names)
+        raise AssayError(f"{folder}: is not the pack that was sealed: it {problem}; get or make it again")
+    texts = _read_texts(folder / TEXTS)
+    if texts_sha256([text.scored for text in texts]) != record.panel.sha256:
+        raise AssayError(f"{folder / TEXTS}: is not the panel that {PACK_NAME} names; get or make the pack again")
+    return OpenPack(folder, record, texts)
+
+
+def floor(cause: str, texts: Sequence[ScoredText], usual: PassSide, other: PassSide) -> Floor:
+    """KL between two ways of computing one checkpoint."""
+    means = [float(text.kl_P.mean()) for text in compare_passes(texts, usual, other)]
+    return Floor.model_validate(
+        {"cause": cause, "num_texts": len(means), "kl_mean": sum(means) / len(means), "kl_largest": max(means)}
+    )
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    """Every file but the record, by its path in the folder. AssayError: something is no plain file."""
+    hashes = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise AssayError(f"{path}: is no plain file; a pack has no others")
+        if path.is_file() and name != PACK_NAME:
+            hashes[name] = sha256_of_file(path)
+    return hashes
+
+
+def _read_texts(path: Path) -> list[ScreenText]:
+    texts = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            fields = json.loads(line)
+            scored = ScoredText(tuple(map(int, fields.pop("ids"))), int(fields.pop("first")))
+            texts.append(ScreenText(scored=scored, **fields))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise AssayError(f"{path}:{number}: is no text of a pack; get or make it again") from None
+    return texts
+
+
+def _check_same_model(reference_config: Mapping[str, object], candidate: LayerModel) -> None:
+    reference, own = (
+        {name: value for name, value in text_config(config).to_dict().items() if name not in MEANINGLESS_FIELDS}
+        for config in (reference_config, candidate.stored.config)
+    )
+    for name in sorted(reference.keys() | own.keys()):
+        if reference.get(name) != own.get(name):
+            raise QuantizeError(
+                f"{candidate.stored.location}: {name} is {own.get(name)!r}, and {reference.get(name)!r} in the pack's "
+                "reference: it is another model"
+            )
