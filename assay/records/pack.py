@@ -53,6 +53,8 @@ class Pack(Record):
     holds_head: bool
     """False: candidates whose head has other values than `head_sha256` are refused."""
     head_sha256: str
+    no_drafts: str | None
+    """Why no drafts of an MTP block are held."""
     floors: tuple[Floor, ...]
     files: dict[str, str]
     seal: str

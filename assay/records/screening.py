@@ -43,6 +43,22 @@ class RouterChange(Part):
     replaced: float
 
 
+class Drafts(Part):
+    """Tokens that the MTP block drafts one step ahead, teacher-forced, and how many of them the decoder would take.
+
+    accepted: mean over D drafts of the sum of min(p, q), at temperature 1. greedy: share of drafts that greedy decoding takes.
+    Each of the reference and the candidate is asked with its own decoder and its own block.
+    """
+
+    num_drafts: int
+    reference_accepted: float
+    accepted: float
+    change: Interval | None
+    """Candidate minus reference, paired by text; None: fewer than 20 texts."""
+    reference_greedy: float
+    greedy: float
+
+
 class AppliedFloor(Part):
     """What the interval of the KL was widened by: the candidate was computed another way than the reference.
 
@@ -80,8 +96,10 @@ class Screened(Part):
     by_entropy: tuple[DriftGroup, ...]
     """Of the reference's distribution, in nats."""
     routers: tuple[RouterChange, ...]
+    drafts: Drafts | None = None
+    """None: one of the two has no MTP block that is run."""
     not_applied: tuple[str, ...]
-    """What of the checkpoint this pass does not compute: the format of its KV cache."""
+    """What of the checkpoint this pass does not compute: the format of its KV cache, an MTP block."""
 
 
 class Ranking(Part):

@@ -88,6 +88,11 @@ def _details(candidate: Screened) -> list[str]:
     if candidate.routers:
         worst_layer = max(candidate.routers, key=lambda change: change.changed)
         lines.append(f"layer {worst_layer.layer} sends {worst_layer.changed:.1%} of the tokens to another set of experts")
+    if (drafts := candidate.drafts) is not None:
+        change = "" if drafts.change is None else f" ({drafts.change.low:+.1%} to {drafts.change.high:+.1%})"
+        lines.append(
+            f"{drafts.accepted:.1%} of MTP drafts accepted, {drafts.reference_accepted:.1%} of the reference's{change}"
+        )
     if candidate.word == "UNDERPOWERED":
         needed = candidate.tokens_needed
         lines.append(

@@ -35,6 +35,7 @@ def pack(
     held. stated: what is said of the texts. AssayError: `out` holds something else, or the checkpoint cannot be read or run.
     """
     from assay_quantize.calibration.quiet import quiet
+    from assay_quantize.screen.draft import DRAFTS, write_drafts
     from assay_quantize.screen.pack import CONFIG, FLOOR_TEXTS, STATES, floor, head_sha256, seal, write_head, write_texts
     from assay_quantize.screen.texts import read_texts
 
@@ -63,6 +64,8 @@ def pack(
         made.states.linked(folder / STATES, len(scored))
         write_texts(folder, texts)
         shutil.copyfile(reference / CONFIG, folder / CONFIG)
+        if not isinstance(made.drafts, str):
+            write_drafts(folder / DRAFTS, made.drafts)
         if with_head:
             write_head(folder, tensors)
         record = seal(
@@ -77,6 +80,7 @@ def pack(
                 "num_layers": made.states.num_layers,
                 "holds_head": with_head,
                 "head_sha256": head_sha256(tensors),
+                "no_drafts": made.drafts if isinstance(made.drafts, str) else None,
                 "floors": tuple(floors),
             },
         )

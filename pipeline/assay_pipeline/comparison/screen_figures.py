@@ -12,14 +12,15 @@ from assay.errors import AssayError
 from assay.recipes.gate import DivergenceGate
 from assay.records.base import Interval
 from assay.records.divergence import Drift
-from assay.records.screening import Ranking, RouterChange, Screened, ScreenWord
+from assay.records.screening import Drafts, Ranking, RouterChange, Screened, ScreenWord
 
 if TYPE_CHECKING:
     from assay_evaluate.divergence.drift import Positions
     from assay_evaluate.divergence.positions import PositionDivergence, ScoredDocument
-    from assay_pipeline.comparison.screen_passes import ScreenReference
+    from assay_pipeline.comparison.screen_passes import MadePass, ScreenReference
     from assay_quantize.decoding.open_stored import StoredCheckpoint
     from assay_quantize.screen.compare import TextDivergence
+    from assay_quantize.screen.draft import DraftAcceptance
     from assay_quantize.screen.forward import ScreenPass
     from assay_quantize.screen.texts import ScreenText
 
@@ -62,7 +63,7 @@ def _documents(
 
 
 def screened_candidate(
-    label: str, folder: Path, stored: StoredCheckpoint, sha256: str, gate: DivergenceGate, reference: ScreenReference,
+    label: str, folder: Path, stored: StoredCheckpoint, made: MadePass, gate: DivergenceGate, reference: ScreenReference,
     values: Sequence[TextDivergence], routers: tuple[RouterChange, ...],
 ) -> Screened:  # fmt: skip
     import numpy as np
@@ -90,7 +91,7 @@ def screened_candidate(
     return Screened(
         label=label,
         location=str(folder),
-        weights_sha256=sha256,
+        weights_sha256=made.sha256,
         stored_as=stored.what,
         bits_per_weight=8 * sum(w.num_bytes for w in stored.weights) / sum(w.shape[0] * w.shape[1] for w in stored.weights),
         word=word,
@@ -108,8 +109,44 @@ def screened_candidate(
             is_sampled=False,
         ),
         routers=routers,
-        not_applied=() if stored.kv.number is None else (f"KV cache in {stored.kv.number}",),
+        drafts=_drafts(reference.drafts, made.drafts),
+        not_applied=tuple(_not_applied(stored, reference.drafts, made.drafts)),
     )
+
+
+def _drafts(reference: list[DraftAcceptance] | str, candidate: list[DraftAcceptance] | str) -> Drafts | None:
+    import numpy as np
+
+    from assay.records.divergence import FEWEST_TEXTS
+    from assay_evaluate.statistics.clustered import cluster_bootstrap_mean
+
+    if isinstance(reference, str) or isinstance(candidate, str):
+        return None
+    accepted = [np.concatenate([text.accepted_D for text in side]) for side in (reference, candidate)]
+    greedy = [np.concatenate([text.agrees_D for text in side]) for side in (reference, candidate)]
+    if not len(accepted[0]):
+        return None
+    texts_D = np.repeat(np.arange(len(candidate)), [len(text.accepted_D) for text in candidate])
+    has_interval = len(np.unique(texts_D)) >= FEWEST_TEXTS
+    return Drafts(
+        num_drafts=len(accepted[0]),
+        reference_accepted=float(accepted[0].mean()),
+        accepted=float(accepted[1].mean()),
+        change=cluster_bootstrap_mean(accepted[1] - accepted[0], texts_D) if has_interval else None,
+        reference_greedy=float(greedy[0].mean()),
+        greedy=float(greedy[1].mean()),
+    )
+
+
+def _not_applied(
+    stored: StoredCheckpoint, reference: list[DraftAcceptance] | str, candidate: list[DraftAcceptance] | str
+) -> Iterator[str]:
+    if stored.kv.number is not None:
+        yield f"KV cache in {stored.kv.number}"
+    if isinstance(candidate, str):
+        yield f"MTP drafts: {candidate}"
+    elif isinstance(reference, str):
+        yield f"MTP drafts of the reference: {reference}"
 
 
 def _widened(mean: Interval, floor: float) -> Interval:

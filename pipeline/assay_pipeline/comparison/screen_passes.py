@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from assay.callbacks import Say
-from assay.errors import AssayError
+from assay.errors import AssayError, QuantizeError
 from assay.records.base import sha256_of_file
 from assay.records.pack import Pack
 from assay.records.screening import AppliedFloor, Numerics, Panel
@@ -18,6 +18,7 @@ from assay_pipeline.targets import take_up_family_of
 if TYPE_CHECKING:
     from assay_quantize.decoding.open_stored import StoredCheckpoint
     from assay_quantize.screen.compare import PassSide
+    from assay_quantize.screen.draft import DraftAcceptance
     from assay_quantize.screen.forward import ScreenPass
     from assay_quantize.screen.layer_model import LayerModel
     from assay_quantize.screen.texts import ScreenText
@@ -44,6 +45,8 @@ class MadePass:
     model: LayerModel
     states: ScreenPass
     sha256: str
+    drafts: list[DraftAcceptance] | str
+    """Of its MTP block; or why there are none."""
 
     def side(self) -> PassSide:
         from assay_quantize.screen.compare import PassSide
@@ -82,7 +85,22 @@ class PassRunner:
             model, texts, self.folder / label, pass_identity(sha256, texts, model),
             lambda line: self.say(f"{label}: {line}"), num_doubled=num_doubled,
         )  # fmt: skip
-        return MadePass(self.model(stored), states, sha256)
+        return MadePass(self.model(stored), states, sha256, self._drafts(label, stored, states, texts))
+
+    def _drafts(
+        self, label: str, stored: StoredCheckpoint, states: ScreenPass, texts: Sequence[ScoredText]
+    ) -> list[DraftAcceptance] | str:
+        from assay_quantize.screen.compare import PassSide
+        from assay_quantize.screen.draft import NoDraft, drafts_of
+
+        model = self.model(stored)
+        decoder = PassSide(stored.location, model.head(), states)
+        try:
+            drafts = drafts_of(stored, texts, decoder, states.folder, model.dtype, self.device)
+        except (NoDraft, QuantizeError) as reason:
+            return str(reason).removeprefix(f"{stored.location}: ")
+        self.say(f"{label}: MTP block")
+        return drafts
 
 
 @dataclass(frozen=True)
@@ -95,6 +113,7 @@ class ScreenReference:
     panel: Panel
     texts: list[ScreenText]
     states: ScreenPass
+    drafts: list[DraftAcceptance] | str
     side_for: Callable[[StoredCheckpoint], PassSide]
     check: Callable[[StoredCheckpoint], None] = lambda _candidate: None
     pack_seal: str | None = None
@@ -111,8 +130,8 @@ def reference_checkpoint(
     runner.say(f"{panel.num_texts} texts, {panel.num_tokens:,} tokens scored")
     made = runner.run(label, stored, folder, [entry.scored for entry in texts])
     return ScreenReference(
-        str(folder), made.sha256, stored.what, panel, texts, made.states,
-        lambda _candidate: MadePass(runner.model(stored), made.states, made.sha256).side(),
+        str(folder), made.sha256, stored.what, panel, texts, made.states, made.drafts,
+        lambda _candidate: replace(made, model=runner.model(stored)).side(),
     )  # fmt: skip
 
 
@@ -124,7 +143,7 @@ def reference_pack(folder: Path, runner: PassRunner) -> ScreenReference:
     runner.say(f"{record.panel.num_texts} texts, {record.panel.num_tokens:,} tokens scored, of {record.reference}")
     as_packed = replace(runner, arithmetic=record.numerics.arithmetic)
     return ScreenReference(
-        str(folder), record.reference_sha256, record.reference_stored_as, record.panel, pack.texts, pack.states,
+        str(folder), record.reference_sha256, record.reference_stored_as, record.panel, pack.texts, pack.states, pack.drafts,
         lambda candidate: pack.side_for(as_packed.model(candidate)), lambda candidate: pack.check(as_packed.model(candidate)),
         record.seal, _floor(record, numerics_of(runner.arithmetic, runner.device)),
     )  # fmt: skip

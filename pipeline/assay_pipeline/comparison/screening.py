@@ -90,9 +90,7 @@ def screen(
             side = made.side()
             values[label] = list(compare_passes(texts, reference.side_for(stored[label]), side))
             routers = router_changes(reference.texts, reference.states, made.states)
-            screened.append(
-                screened_candidate(label, folder, stored[label], made.sha256, gate, reference, values[label], routers)
-            )
+            screened.append(screened_candidate(label, folder, stored[label], made, gate, reference, values[label], routers))
     screened.sort(key=lambda candidate: candidate.drift.kl_mean.value)
     record = Screening(
         reference=reference.location,

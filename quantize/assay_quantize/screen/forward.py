@@ -40,12 +40,12 @@ class ScreenPass:
 
     def state(self, sequence: int) -> State:
         """Behind the last layer, of one text: of the first copy where there are two."""
-        parts = _load(self.folder / f"{_BEHIND}-{self.num_layers - 1:05d}", self.first + sequence)
+        parts = _load(states_folder(self.folder, self.num_layers - 1), self.first + sequence)
         return tuple(part[:1] for part in parts)
 
     def linked(self, folder: Path, num_sequences: int) -> None:
         """Hard links in `folder` to the files of this pass, of states those of the first `num_sequences`."""
-        behind = self.folder / f"{_BEHIND}-{self.num_layers - 1:05d}"
+        behind = states_folder(self.folder, self.num_layers - 1)
         for path in (*sorted(behind.iterdir())[:num_sequences], *sorted(self.folder.glob(f"{_EXPERTS}-*.safetensors"))):
             link = folder / path.relative_to(self.folder)
             link.parent.mkdir(parents=True, exist_ok=True)
@@ -61,6 +61,11 @@ class ScreenPass:
         with safe_open(path, "pt") as file:
             chosen: Tensor = file.get_tensor(str(self.first + sequence))
         return chosen
+
+
+def states_folder(folder: Path, layer: int) -> Path:
+    """Of the states behind `layer`, in the folder of a pass."""
+    return folder / f"{_BEHIND}-{layer:05d}"
 
 
 def device_name(device: str) -> str:
@@ -110,14 +115,14 @@ def run_pass(
     sequences += [torch.tensor([text.ids, text.ids]) for text in texts[:num_doubled]]
     model.use_embedding(torch.cat([ids.reshape(-1) for ids in sequences]))
     for layer in range(begin, model.num_layers):
-        before = folder / f"{_BEHIND}-{layer - 1:05d}" if layer else None
+        before = states_folder(folder, layer - 1) if layer else None
         experts: dict[str, Tensor] = {}
-        with _whole(folder / f"{_BEHIND}-{layer:05d}") as behind:
+        with whole_folder(states_folder(folder, layer)) as behind:
             with model.filled(layer) as module, _chosen_experts(module) as chosen:
                 for number, ids_1T in enumerate(sequences):
                     chosen.clear()
                     state = model.run(layer, ids_1T, None if before is None else _load(before, number))
-                    _save(behind, number, state)
+                    save_state(behind, number, state)
                     if chosen:
                         experts[str(number)] = chosen[0].cpu()
             if experts:
@@ -150,7 +155,7 @@ def _chosen_experts(layer: nn.Module) -> Iterator[list[Tensor]]:
 
 # ------------------------------------------------------------------------------------------------ files
 @contextmanager
-def _whole(folder: Path) -> Iterator[Path]:
+def whole_folder(folder: Path) -> Iterator[Path]:
     """A folder that has its name once everything is in it."""
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -165,7 +170,8 @@ def _file(sequence: int) -> str:
     return f"{sequence:06d}.safetensors"
 
 
-def _save(folder: Path, sequence: int, state: State) -> None:
+def save_state(folder: Path, sequence: int, state: State) -> None:
+    """As `ScreenPass.state` reads it."""
     from safetensors.torch import save_file
 
     path = folder / _file(sequence)

@@ -91,7 +91,7 @@ class LayerModel:
     def __init__(self, stored: StoredCheckpoint, dtype: torch.dtype = torch.float32, device: str = "cpu") -> None:
         self.stored, self.dtype, self.device = stored, dtype, device
         with loading(f"{stored.location}: transformers cannot build it"), torch.device("meta"):
-            self.model = _hollow_model(stored.config, dtype)
+            self.model = _hollow_model(self._config(), dtype)
             self.base = self.model.get_decoder()
         layers = getattr(self.base, "layers", None)
         if not isinstance(layers, nn.ModuleList):
@@ -109,6 +109,14 @@ class LayerModel:
     @property
     def num_layers(self) -> int:
         return len(self._layers)
+
+    def _config(self) -> Mapping[str, Any]:
+        """config.json of the model that is built."""
+        return self.stored.config
+
+    def _name_as_built(self, name: str) -> str:
+        """What a stored tensor would be called as a part of the model that is built."""
+        return name
 
     def _unlike(self, reason: str) -> QuantizeError:
         return QuantizeError(f"{self.stored.location}: cannot be run layer by layer: {reason}")
@@ -138,7 +146,8 @@ class LayerModel:
         sources: dict[str, list[Source]] = defaultdict(list)
         wrapped, root = self._wrapped_root(), self.prefix.rpartition(".")[0]
         for name in (*(weight.name for weight in self.stored.weights), *self.stored.others):
-            own = f"{root}.{name.removeprefix(wrapped)}" if wrapped and name.startswith(wrapped) else name
+            own = self._name_as_built(name)
+            own = f"{root}.{own.removeprefix(wrapped)}" if wrapped and own.startswith(wrapped) else own
             target, pattern = rename_source_key(own, renamings, converters, self.model.base_model_prefix, parameters)
             if target in parameters:
                 sources[target].append(Source(name) if pattern is None else self._part_of(name, pattern, by_pattern[pattern]))

@@ -4,6 +4,7 @@ pack.json             the record (`assay.records.pack`), written last
 config.json           the reference's
 texts.jsonl           token ids and marks of every text, a line each
 head.safetensors      last norm and head, in the dtype of the arithmetic; absent if the pack holds their hash alone
+drafts.safetensors    how often drafts of its MTP block are accepted; absent if there is none that is run
 states/               of a `ScreenPass`: states behind the last layer, experts chosen in every layer
 """
 
@@ -25,6 +26,7 @@ from assay.records.base import sha256_of_file, write_text_atomically
 from assay.records.pack import PACK_NAME, Floor, Pack, seal_of
 from assay.safe_files import read_json_object
 from assay_quantize.screen.compare import PassSide, compare_passes
+from assay_quantize.screen.draft import DRAFTS, DraftAcceptance, read_drafts
 from assay_quantize.screen.forward import ScreenPass
 from assay_quantize.screen.layer_model import LayerModel, text_config
 from assay_quantize.screen.texts import ScreenText
@@ -54,6 +56,12 @@ class OpenPack:
     def states(self) -> ScreenPass:
         """Of the reference."""
         return ScreenPass(self.folder / STATES, self.record.num_layers)
+
+    @property
+    def drafts(self) -> list[DraftAcceptance] | str:
+        """Of the reference's MTP block; or why there are none."""
+        path = self.folder / DRAFTS
+        return read_drafts(path, len(self.texts)) if path.is_file() else self.record.no_drafts or ""
 
     def check(self, candidate: LayerModel) -> None:
         """QuantizeError: the candidate is another model, or has another head and the pack does not hold the reference's."""

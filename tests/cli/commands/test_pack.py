@@ -67,6 +67,7 @@ def test_the_record(run: Run, folder: Path) -> None:
     assert (record.reference, record.stated.source, record.stated.licence) == ("source", "made for this test", None)
     assert sorted({name.partition("/")[0] for name in record.files}) == [
         "config.json",
+        "drafts.safetensors",
         "head.safetensors",
         "states",
         "texts.jsonl",

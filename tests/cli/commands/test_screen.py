@@ -56,6 +56,10 @@ def test_least_divergence_first_and_a_damaged_one_fails(run: Run, folder: Path, 
     assert same.drift.kl_mean == Interval(value=0, low=0, high=0, n=24, coverage=same.drift.kl_mean.coverage)
     assert (same.drift.top1_agreement.value, same.top_k_shared.value, same.reverse_kl_mean.value) == (1, 1, 0)
     assert [(change.layer, change.changed) for change in same.routers] == [(1, 0), (2, 0)]
+    assert same.drafts is not None and same.drafts.change is not None
+    assert (same.drafts.change.low, same.drafts.change.high, same.drafts.accepted) == (0, 0, same.drafts.reference_accepted)
+    assert damaged.drafts is not None and damaged.drafts.accepted != same.drafts.accepted
+    assert same.drafts.num_drafts == record.panel.num_tokens
     assert (same.limit, w4a16.limit_for) == (0.02, damaged.limit_for)
     assert 0 < w4a16.drift.kl_mean.value < damaged.drift.kl_mean.value
     assert {group.name for group in damaged.drift.by_domain} == {"odd", "even"}
