@@ -113,6 +113,18 @@ class Ranking(Part):
     """The interval excludes 1."""
 
 
+class ScreenEstimate(Part):
+    """What was expected before the first pass, of all checkpoints that had none yet. flop: of products with weights."""
+
+    read_bytes: int
+    flop: float
+    state_bytes: int
+    """On the disk, at most."""
+    seconds: float
+    usd: float | None
+    """None: no price was given."""
+
+
 class Screening(Record):
     """Candidates against one reference, over the same texts."""
 
@@ -129,4 +141,6 @@ class Screening(Record):
     candidates: tuple[Screened, ...]
     """The least divergence first."""
     rankings: tuple[Ranking, ...]
+    estimate: ScreenEstimate | None = None
+    """None: passes of a screening before were gone on with."""
     seconds: float

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from assay_quantize.decoding.open_stored import StoredCheckpoint
     from assay_quantize.screen.compare import PassSide
     from assay_quantize.screen.draft import DraftAcceptance
+    from assay_quantize.screen.estimate import PassCost
     from assay_quantize.screen.forward import ScreenPass
     from assay_quantize.screen.layer_model import LayerModel
+    from assay_quantize.screen.pack import OpenPack
     from assay_quantize.screen.texts import ScreenText
     from assay_quantize.sensitivity.texts import ScoredText
 
@@ -87,6 +89,23 @@ class PassRunner:
         )  # fmt: skip
         return MadePass(self.model(stored), states, sha256, self._drafts(label, stored, states, texts))
 
+    def cost(self, label: str, stored: StoredCheckpoint, texts: Sequence[ScoredText]) -> PassCost | None:
+        """What its pass will take. None: it was begun before, and goes on."""
+        from assay_quantize.screen.draft import DraftModel, NoDraft
+        from assay_quantize.screen.estimate import estimate_pass
+        from assay_quantize.screen.forward import PASS_RECORD
+
+        if (self.folder / label / PASS_RECORD).is_file():
+            return None
+        model = self.model(stored)
+        try:
+            DraftModel(stored, model.dtype, self.device)
+            has_draft = True
+        except (NoDraft, QuantizeError):
+            has_draft = False
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return estimate_pass(model, texts, self.folder, has_draft=has_draft)
+
     def _drafts(
         self, label: str, stored: StoredCheckpoint, states: ScreenPass, texts: Sequence[ScoredText]
     ) -> list[DraftAcceptance] | str:
@@ -121,13 +140,9 @@ class ScreenReference:
 
 
 def reference_checkpoint(
-    label: str, stored: StoredCheckpoint, folder: Path, files: Sequence[Path], num_tokens: int, length: int, runner: PassRunner
+    label: str, stored: StoredCheckpoint, folder: Path, texts: list[ScreenText], panel: Panel, runner: PassRunner
 ) -> ScreenReference:
-    from assay_quantize.screen.texts import read_texts
-
-    texts = read_texts(files, folder, num_tokens, length)
-    panel = panel_of(list(map(str, files)), texts)
-    runner.say(f"{panel.num_texts} texts, {panel.num_tokens:,} tokens scored")
+    """Its pass over texts, made."""
     made = runner.run(label, stored, folder, [entry.scored for entry in texts])
     return ScreenReference(
         str(folder), made.sha256, stored.what, panel, texts, made.states, made.drafts,
@@ -135,12 +150,9 @@ def reference_checkpoint(
     )  # fmt: skip
 
 
-def reference_pack(folder: Path, runner: PassRunner) -> ScreenReference:
-    from assay_quantize.screen.pack import open_pack
-
-    pack = open_pack(folder)
-    record = pack.record
-    runner.say(f"{record.panel.num_texts} texts, {record.panel.num_tokens:,} tokens scored, of {record.reference}")
+def reference_pack(pack: OpenPack, runner: PassRunner) -> ScreenReference:
+    """What a pack holds of it."""
+    record, folder = pack.record, pack.folder
     as_packed = replace(runner, arithmetic=record.numerics.arithmetic)
     return ScreenReference(
         str(folder), record.reference_sha256, record.reference_stored_as, record.panel, pack.texts, pack.states, pack.drafts,

@@ -17,12 +17,14 @@ from assay.records.pack import PACK_NAME
 from assay.records.run import folder_name
 from assay.records.screening import Screened, Screening
 from assay.secret_text import hide_password
+from assay_pipeline.comparison.screen_cost import Most, estimated, shown_estimate
 from assay_pipeline.comparison.screen_figures import rankings_of, router_changes, screened_candidate
 from assay_pipeline.comparison.screen_passes import (
     Arithmetic,
     PassRunner,
     numerics_of,
     opened,
+    panel_of,
     reference_checkpoint,
     reference_pack,
 )
@@ -48,6 +50,7 @@ def screen(
     arithmetic: Arithmetic = "fp32",
     device: str = "cpu",
     gates: str = GATES,
+    most: Most | None = None,
     out: Path | None = None,
     say: Say = say_nothing,
 ) -> tuple[Screening, Path]:
@@ -55,11 +58,14 @@ def screen(
 
     checkpoints: folders, the reference first, which may be a pack. pack: stands for the reference, and all are candidates.
     text: files of plain text or JSON lines, unless a pack has them; replies of the reference tell most. num_tokens: scored, of
-    all texts; length: tokens of one, at most. gates: whose limits FAIL is about. out: folder of the record and of the states
+    all texts; length: tokens of one, at most. gates: whose limits FAIL is about. most: what it may take, or it
+    is not begun. out: folder of the record and of the states
     that a killed screening goes on from. AssayError: a checkpoint cannot be read or run so.
     """
     from assay_quantize.calibration.quiet import quiet
     from assay_quantize.screen.compare import compare_passes
+    from assay_quantize.screen.pack import open_pack
+    from assay_quantize.screen.texts import read_texts
 
     started = time.monotonic()
     if pack is None and checkpoints and (Path(checkpoints[0]) / PACK_NAME).is_file():
@@ -75,12 +81,21 @@ def screen(
         ExitStack() as open_files,
     ):
         stored = {label: open_files.enter_context(opened(folder)) for label, folder in folders.items()}
-        if pack is not None:
-            reference = reference_pack(pack, runner)
+        of_pack = None if pack is None else open_pack(pack)
+        first = next(iter(folders))
+        entries = read_texts(text, folders[first], num_tokens, length) if of_pack is None else of_pack.texts
+        panel = panel_of(list(map(str, text)), entries) if of_pack is None else of_pack.record.panel
+        texts = [entry.scored for entry in entries]
+        say(f"{panel.num_texts} texts, {panel.num_tokens:,} tokens scored")
+        estimate = estimated(
+            {label: runner.cost(label, stored[label], texts) for label in folders}, texts, most or Most(), place.records
+        )
+        if estimate is not None:
+            say(f"estimate: {shown_estimate(estimate)}")
+        if of_pack is not None:
+            reference = reference_pack(of_pack, runner)
         else:
-            label = next(iter(folders))
-            reference = reference_checkpoint(label, stored[label], folders.pop(label), text, num_tokens, length, runner)
-        texts = [entry.scored for entry in reference.texts]
+            reference = reference_checkpoint(first, stored[first], folders.pop(first), entries, panel, runner)
         screened: list[Screened] = []
         values: dict[str, list[TextDivergence]] = {}
         for label, folder in folders.items():
@@ -101,6 +116,7 @@ def screen(
         panel=reference.panel,
         candidates=tuple(screened),
         rankings=tuple(rankings_of(screened, values)),
+        estimate=estimate,
         seconds=time.monotonic() - started,
     )
     path = place.records / SCREENING_NAME

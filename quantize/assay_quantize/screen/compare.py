@@ -82,7 +82,7 @@ def compare_passes(texts: Sequence[ScoredText], reference: PassSide, candidate: 
                     raise QuantizeError(
                         f"{candidate.location}: has {ln_q.shape[1]} tokens in its head, the reference {ln_p.shape[1]}"
                     )
-                pieces.append(_values(ln_p, ln_q, ids_1T[0, places + 1]))
+                pieces.append(token_values(ln_p, ln_q, ids_1T[0, places + 1]))
                 first += len(places)
                 at_once = max(1, LOGIT_BYTES // (8 * ln_p.shape[1]))
             yield TextDivergence(**{name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]})
@@ -95,7 +95,8 @@ def _log_softmax(logits_1PV: Tensor, location: str) -> Tensor:
     return ln_p_PV
 
 
-def _values(ln_p: Tensor, ln_q: Tensor, tokens_P: Tensor) -> dict[str, npt.NDArray[np.generic]]:
+def token_values(ln_p: Tensor, ln_q: Tensor, tokens_P: Tensor) -> dict[str, npt.NDArray[np.generic]]:
+    """Fields of `TextDivergence`, of logarithms of probabilities [P, V] in FP64."""
     p, q = ln_p.exp(), ln_q.exp()
     ln_m = torch.logaddexp(ln_p, ln_q) - np.log(2.0)
     top_p, top_q = ln_p.topk(min(TOP_K, ln_p.shape[1])).indices, ln_q.topk(min(TOP_K, ln_p.shape[1])).indices

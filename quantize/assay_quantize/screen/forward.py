@@ -40,7 +40,7 @@ class ScreenPass:
 
     def state(self, sequence: int) -> State:
         """Behind the last layer, of one text: of the first copy where there are two."""
-        parts = _load(states_folder(self.folder, self.num_layers - 1), self.first + sequence)
+        parts = load_state(states_folder(self.folder, self.num_layers - 1), self.first + sequence)
         return tuple(part[:1] for part in parts)
 
     def linked(self, folder: Path, num_sequences: int) -> None:
@@ -121,7 +121,7 @@ def run_pass(
             with model.filled(layer) as module, _chosen_experts(module) as chosen:
                 for number, ids_1T in enumerate(sequences):
                     chosen.clear()
-                    state = model.run(layer, ids_1T, None if before is None else _load(before, number))
+                    state = model.run(layer, ids_1T, None if before is None else load_state(before, number))
                     save_state(behind, number, state)
                     if chosen:
                         experts[str(number)] = chosen[0].cpu()
@@ -179,7 +179,8 @@ def save_state(folder: Path, sequence: int, state: State) -> None:
         save_file({str(number): part.cpu().contiguous() for number, part in enumerate(state)}, path)
 
 
-def _load(folder: Path, sequence: int) -> State:
+def load_state(folder: Path, sequence: int) -> State:
+    """What `save_state` wrote."""
     from safetensors.torch import load_file
 
     parts = load_file(folder / _file(sequence))

@@ -110,6 +110,14 @@ class LayerModel:
     def num_layers(self) -> int:
         return len(self._layers)
 
+    def layer(self, number: int) -> nn.Module:
+        """Decoder layer `number`, without weights."""
+        return self._layers[number]
+
+    def source_names(self) -> set[str]:
+        """The stored tensors that a pass reads."""
+        return {source.name for sources in self._sources.values() for source in sources}
+
     def _config(self) -> Mapping[str, Any]:
         """config.json of the model that is built."""
         return self.stored.config

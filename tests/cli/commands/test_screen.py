@@ -68,7 +68,7 @@ def test_least_divergence_first_and_a_damaged_one_fails(run: Run, folder: Path, 
     assert (ranking.first, ranking.second, ranking.is_ranked) == ("w4a16", "damaged", True)
     assert ranking.ratio is not None and ranking.ratio.high < 1
     again = screened(run, folder, "--out", str(tmp_path / "out"))[1]
-    assert again.model_copy(update={"seconds": record.seconds}) == record
+    assert again.model_copy(update={"seconds": record.seconds, "estimate": record.estimate}) == record
 
 
 def test_what_is_printed(run: Run, folder: Path, tmp_path: Path) -> None:
@@ -131,3 +131,21 @@ def test_wrong_checkpoints(run: Run, folder: Path, tmp_path: Path) -> None:
     save_file({**tensors, name: torch.full_like(tensors[name], np.nan)}, path, {"format": "pt"})
     code, _, err = run("screen", str(folder / "source"), str(broken), *text)
     assert code == 2 and "computes NaN or infinity; `assay inspect --deep` looks for the weight" in err
+
+
+def test_what_it_may_take(run: Run, folder: Path, tmp_path: Path) -> None:
+    words = (
+        "screen", str(folder / "source"), str(folder / "w4a16"), "--text", str(folder / "replies.jsonl"),
+        "--out", str(tmp_path / "out"),
+    )  # fmt: skip
+    assert one_error(run(*words, "--max-cost", "1")) == "--max-cost: say what an hour of this machine costs with --price"
+    for limits in (("--max-hours", "0"), ("--max-cost", "0", "--price", "2")):
+        code, _, err = run(*words, *limits)
+        assert code == 2
+        last = err.splitlines()[-1]
+        assert last.startswith(f"error: {limits[0]}: reads ") and last.endswith("; no number of tokens would fit")
+    code, out, err = run(*words, "--max-hours", "5", "--price", "2", "--json")
+    record = Screening.model_validate_json(out)
+    assert record.estimate is not None and record.estimate.usd == record.estimate.seconds * 2 / 3600
+    assert f"estimate: reads {record.estimate.read_bytes / 1e6:.3g} MB" in err
+    assert Screening.model_validate_json(run(*words, "--json")[1]).estimate is None  # both passes are there

@@ -10,6 +10,7 @@ import typer
 from assay_cli.options import FamilyOption, JsonOption, choice
 from assay_cli.shown.screening import print_screening
 from assay_cli.terminal import emit, results, say
+from assay_pipeline.comparison.screen_cost import Most
 from assay_pipeline.comparison.screening import screen as run_screening
 
 TEXT = typer.Option(
@@ -44,6 +45,16 @@ def screen(
     length: LengthOption = 2048,
     arithmetic: ArithmeticOption = "fp32",
     device: DeviceOption = "cpu",
+    max_hours: Annotated[
+        float | None, typer.Option("--max-hours", min=0.0, help="Do not begin what is estimated to take longer.")
+    ] = None,
+    max_cost: Annotated[
+        float | None,
+        typer.Option("--max-cost", min=0.0, help="Do not begin what is estimated to cost more dollars, at --price."),
+    ] = None,
+    price: Annotated[
+        float | None, typer.Option("--price", min=0.0, max=1e6, help="Dollars for an hour of this machine.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder of the record, and of what a killed screening goes on from.")
     ] = None,
@@ -58,7 +69,8 @@ def screen(
     """
     record, path = run_screening(
         checkpoints, pack=pack, text=text or (), num_tokens=tokens, length=length,
-        arithmetic="bf16" if arithmetic == "bf16" else "fp32", device=device, out=out, say=say,
+        arithmetic="bf16" if arithmetic == "bf16" else "fp32", device=device,
+        most=Most(hours=max_hours, usd=max_cost, price=price), out=out, say=say,
     )  # fmt: skip
     if as_json:
         emit(record)

@@ -1,0 +1,48 @@
+"""What a pass is expected to read, compute and leave on the disk; what it takes is measured in benchmarks/screen/."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_families import glm4_moe, make_tiny
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForCausalLM
+
+from assay_quantize.checkpoint.checkpoint import open_checkpoint
+from assay_quantize.decoding.open_stored import open_stored
+from assay_quantize.screen.estimate import estimate_pass
+from assay_quantize.screen.forward import run_pass
+from assay_quantize.screen.layer_model import LayerModel
+from assay_quantize.sensitivity.texts import ScoredText
+
+
+def test_bytes_states_and_operations(tmp_path: Path) -> None:
+    folder = make_tiny(tmp_path / "source", glm4_moe())
+    draw = np.random.default_rng(0)
+    texts = [ScoredText(tuple(map(int, draw.integers(7, 800, 20 + 9 * number))), 1) for number in range(4)]
+    stored = open_stored(open_checkpoint(folder, allow_quantized=True))
+    cost = estimate_pass(LayerModel(stored), texts, tmp_path, has_draft=False)
+    tensors = {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
+    block = f"model.layers.{LayerModel(stored).num_layers}."
+    assert cost.read_bytes == sum(t.numel() * t.element_size() for name, t in tensors.items() if not name.startswith(block))
+
+    states = run_pass(LayerModel(stored), texts, tmp_path / "pass", "x", lambda _line: None)
+    num_tokens = sum(len(text.ids) for text in texts)
+    behind = [states.state(number)[0] for number in range(len(texts))]
+    assert cost.state_bytes == sum(state.numel() * state.element_size() for state in behind)
+    assert cost.fixed_s > 0 and cost.s_per_token > 0
+    assert cost.seconds(num_tokens) == cost.fixed_s + num_tokens * cost.s_per_token
+    assert {path.name for path in tmp_path.iterdir()} == {"source", "pass"}
+
+    whole = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, experts_implementation="eager").eval()
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        for text in texts:
+            whole(input_ids=torch.tensor([text.ids]), use_cache=False)
+    operations = counter.get_flop_counts()["Global"]
+    products = sum(flop for operation, flop in operations.items() if str(operation) in ("aten.mm", "aten.addmm"))
+    assert products > 0.5 * sum(operations.values())
+    assert cost.flop == pytest.approx(products, rel=0.02)
