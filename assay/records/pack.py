@@ -15,15 +15,6 @@ from assay.records.screening import Numerics, Panel
 PACK_NAME = "pack.json"
 
 
-class StatedTexts(Part):
-    """Where a pack's texts come from, in the words of whoever made it; that no model was trained on them cannot be shown.
-    None: not stated."""
-
-    source: str | None = None
-    licence: str | None = None
-    date: str | None = None
-
-
 class Floor(Part):
     """KL of the reference from itself, in nats, computed another way, over the first few texts.
 
@@ -48,7 +39,6 @@ class Pack(Record):
     reference_stored_as: str
     numerics: Numerics
     panel: Panel
-    stated: StatedTexts
     num_layers: int
     holds_head: bool
     """False: candidates whose head has other values than `head_sha256` are refused."""

@@ -25,6 +25,15 @@ class Numerics(Part):
     transformers: str
 
 
+class StatedTexts(Part):
+    """Where texts come from, in the words of whoever brought them; that no model was trained on them cannot be shown. None: not
+    stated."""
+
+    source: str | None = None
+    licence: str | None = None
+    date: str | None = None
+
+
 class Panel(Part):
     """The texts. sha256: of their tokens and of which of them are scored."""
 
@@ -33,6 +42,7 @@ class Panel(Part):
     num_texts: int
     num_tokens: int
     """Scored."""
+    stated: StatedTexts = StatedTexts()
 
 
 class RouterChange(Part):

@@ -54,7 +54,7 @@ def print_screening(record: Screening, out: Console) -> None:
 
 def print_pack(record: Pack, folder: Path, out: Console) -> None:
     """What was written, what it does not say, and what to do with it."""
-    panel, stated = record.panel, record.stated
+    panel, stated = record.panel, record.panel.stated
     head = "with the head" if record.holds_head else "with a hash of the head"
     out.print(escape(f"{folder}: {record.reference} ({record.reference_stored_as}), {head}"))
     out.print(escape(f"texts: {panel.num_texts}, {panel.num_tokens:,} tokens scored; {record.numerics.arithmetic}"))

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from assay.callbacks import Say, say_nothing
 from assay.errors import AssayError, CheckpointError
-from assay.records.pack import Pack, StatedTexts
+from assay.records.pack import Pack
 from assay.records.run import folder_name
+from assay.records.screening import StatedTexts
 from assay_pipeline.comparison.screen_passes import Arithmetic, PassRunner, numerics_of, opened, panel_of
 from assay_pipeline.interrupted import interruptible
 
@@ -22,7 +23,7 @@ def pack(
     text: Sequence[Path],
     out: Path,
     num_tokens: int = 200_000,
-    length: int = 2048,
+    length: int | None = None,
     arithmetic: Arithmetic = "fp32",
     device: str = "cpu",
     with_head: bool = True,
@@ -32,12 +33,13 @@ def pack(
     """Write a pack of `reference` to `out`; a killed one goes on with its layer.
 
     text, num_tokens, length, arithmetic, device: as of `screen`. with_head: False leaves out the head, of which the hash is
-    held. stated: what is said of the texts. AssayError: `out` holds something else, or the checkpoint cannot be read or run.
+    held. stated: what is said of the texts beside what their files say. AssayError: `out` holds something else, or the
+    checkpoint cannot be read or run.
     """
     from assay_quantize.calibration.quiet import quiet
     from assay_quantize.screen.draft import DRAFTS, write_drafts
     from assay_quantize.screen.pack import CONFIG, FLOOR_TEXTS, STATES, floor, head_sha256, seal, write_head, write_texts
-    from assay_quantize.screen.texts import read_texts
+    from assay_quantize.screen.texts import read_texts, stated_in
 
     if not reference.is_dir():
         raise CheckpointError(f"{reference}: give a checkpoint's folder")
@@ -47,7 +49,8 @@ def pack(
     runner = PassRunner(arithmetic, device, work / "passes", say)
     with quiet(), interruptible(lambda: f"layers that are done are kept in {work}; the same command goes on"):
         texts = read_texts(text, reference, num_tokens, length)
-        panel = panel_of([path.name for path in text], texts)
+        said = {} if stated is None else stated.model_dump(exclude_none=True)
+        panel = panel_of([path.name for path in text], texts, stated_in(text).model_copy(update=said))
         say(f"{panel.num_texts} texts, {panel.num_tokens:,} tokens scored")
         scored = [entry.scored for entry in texts]
         few = scored[:FLOOR_TEXTS]
@@ -76,7 +79,6 @@ def pack(
                 "reference_stored_as": stored.what,
                 "numerics": numerics_of(arithmetic, device),
                 "panel": panel,
-                "stated": stated or StatedTexts(),
                 "num_layers": made.states.num_layers,
                 "holds_head": with_head,
                 "head_sha256": head_sha256(tensors),

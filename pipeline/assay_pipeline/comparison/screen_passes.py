@@ -12,7 +12,7 @@ from assay.callbacks import Say
 from assay.errors import AssayError, QuantizeError
 from assay.records.base import sha256_of_file
 from assay.records.pack import Pack
-from assay.records.screening import AppliedFloor, Numerics, Panel
+from assay.records.screening import AppliedFloor, Numerics, Panel, StatedTexts
 from assay_pipeline.targets import take_up_family_of
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def numerics_of(arithmetic: Arithmetic, device: str) -> Numerics:
     )
 
 
-def panel_of(files: Sequence[str], texts: Sequence[ScreenText]) -> Panel:
+def panel_of(files: Sequence[str], texts: Sequence[ScreenText], stated: StatedTexts) -> Panel:
     """What a record says of texts."""
     from assay_quantize.sensitivity.texts import texts_sha256
 
@@ -202,4 +202,5 @@ def panel_of(files: Sequence[str], texts: Sequence[ScreenText]) -> Panel:
         sha256=texts_sha256(scored),
         num_texts=len(texts),
         num_tokens=sum(text.num_scored for text in scored),
+        stated=stated,
     )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from assay.callbacks import Say, say_nothing
 from assay.errors import AssayError, CheckpointError
 from assay.foreign_text import shown
+from assay.installation import data_file
 from assay.recipes.gate import DivergenceGate, GateRecipe
 from assay.recipes.load import load_recipe
 from assay.records.pack import PACK_NAME
@@ -46,7 +47,7 @@ def screen(
     pack: Path | None = None,
     text: Sequence[Path] = (),
     num_tokens: int = 20_000,
-    length: int = 2048,
+    length: int | None = None,
     arithmetic: Arithmetic = "fp32",
     device: str = "cpu",
     gates: str = GATES,
@@ -57,20 +58,21 @@ def screen(
     """The record, and where it was written.
 
     checkpoints: folders, the reference first, which may be a pack. pack: stands for the reference, and all are candidates.
-    text: files of plain text or JSON lines, unless a pack has them; replies of the reference tell most. num_tokens: scored, of
-    all texts; length: tokens of one, at most. gates: whose limits FAIL is about. most: what it may take, or it
-    is not begun. out: folder of the record and of the states
-    that a killed screening goes on from. AssayError: a checkpoint cannot be read or run so.
+    text: files of plain text or JSON lines; none: the shipped panel, or the texts of the pack; replies of the reference tell
+    most. num_tokens: scored, of all texts; length: of one, at most; None: so that there are about 40 texts. gates: whose limits
+    FAIL is about. most: what it may take, or it is not begun. out: folder of the record and of the states that a killed
+    screening goes on from. AssayError: a checkpoint cannot be read or run so.
     """
     from assay_quantize.calibration.quiet import quiet
     from assay_quantize.screen.compare import compare_passes
     from assay_quantize.screen.pack import open_pack
-    from assay_quantize.screen.texts import read_texts
+    from assay_quantize.screen.texts import read_texts, stated_in
 
     started = time.monotonic()
     if pack is None and checkpoints and (Path(checkpoints[0]) / PACK_NAME).is_file():
         pack, checkpoints = Path(checkpoints[0]), checkpoints[1:]
     _check_sides(checkpoints, pack, text)
+    text = text or [shipped_panel()]
     folders = dict(_labelled(checkpoints))
     gate = _gate(gates)
     place = place_for("screen", ".", out=out, say=say)
@@ -84,7 +86,7 @@ def screen(
         of_pack = None if pack is None else open_pack(pack)
         first = next(iter(folders))
         entries = read_texts(text, folders[first], num_tokens, length) if of_pack is None else of_pack.texts
-        panel = panel_of(list(map(str, text)), entries) if of_pack is None else of_pack.record.panel
+        panel = panel_of(list(map(str, text)), entries, stated_in(text)) if of_pack is None else of_pack.record.panel
         texts = [entry.scored for entry in entries]
         say(f"{panel.num_texts} texts, {panel.num_tokens:,} tokens scored")
         estimate = estimated(
@@ -124,13 +126,16 @@ def screen(
     return record, path
 
 
+def shipped_panel() -> Path:
+    """Texts of assay's own pages and code: a file of JSON lines."""
+    return data_file("recipes") / "panels" / "assay.jsonl"
+
+
 def _check_sides(checkpoints: Sequence[str], pack: Path | None, text: Sequence[Path]) -> None:
     if pack is None and len(checkpoints) < 2:
         raise AssayError("give a reference and a candidate or more, or `--pack PACK` and candidates")
     if not checkpoints:
         raise AssayError("give a candidate's folder beside the pack")
-    if pack is None and not text:
-        raise AssayError("--text FILE: give the texts to compare on, plain text or JSON lines; only a pack brings its own")
     if pack is not None and text:
         raise AssayError(f"--text: {pack} has its own texts; leave --text out")
 

@@ -10,9 +10,13 @@ from typing import Any
 
 from assay.errors import QuantizeError
 from assay.foreign_text import shown
+from assay.records.screening import StatedTexts
 from assay_quantize.calibration.quiet import loading
 from assay_quantize.sensitivity.texts import ScoredText, prompt_ids
 
+TEXTS, SHORTEST, LENGTH = 40, 64, 2048
+STATED = "stated"
+"""Key of a first line that is no text, but says of all texts of the file where they come from: {"stated": {"source": ...}}."""
 MOST_CHARACTERS = 32
 """Of a text, for each token that is taken of it: what is behind is not tokenized."""
 
@@ -29,13 +33,16 @@ class ScreenText:
     num_thinking: int | None = None
 
 
-def read_texts(paths: Sequence[Path], tokenizer_folder: Path, num_tokens: int, length: int) -> list[ScreenText]:
-    """Texts of all files in turns, at most `length` tokens of each, until `num_tokens` are scored; a plain file is one text
-    after the other of `length` tokens.
+def read_texts(paths: Sequence[Path], tokenizer_folder: Path, num_tokens: int, length: int | None) -> list[ScreenText]:
+    """Texts of all files in turns, at most `length` tokens of each are scored, until `num_tokens` are; a plain file is one text
+    after the other of `length` tokens. length: None: so many that there are about `TEXTS` texts, at most `LENGTH`.
 
     QuantizeError: a file or the tokenizer cannot be read, a line means nothing, or nothing is left to score.
     """
     from transformers import AutoTokenizer
+
+    if length is None:
+        length = min(LENGTH, max(SHORTEST, num_tokens // TEXTS))
 
     with loading(f"{tokenizer_folder}: its tokenizer cannot be loaded"):
         tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer_folder)
@@ -78,18 +85,39 @@ def _texts_of(path: Path, tokenizer: Any, length: int) -> Iterator[ScreenText]:
         raise QuantizeError(f"{path}: cannot be read: {problem.strerror or problem}") from None
 
 
-def _of_line(where: str, domain: str, line: str, tokenizer: Any, length: int) -> Iterator[ScreenText]:
+def stated_in(paths: Sequence[Path]) -> StatedTexts:
+    """What the first lines of files of JSON lines state of their texts."""
+    said: dict[str, list[str]] = {}
+    for path in paths:
+        if path.suffix == ".jsonl" and path.is_file():
+            with path.open(encoding="utf-8", errors="replace") as lines:
+                fields = _object(next(lines, ""))
+            stated = fields.get(STATED) if fields else None
+            for name, value in stated.items() if isinstance(stated, dict) else ():
+                if name in StatedTexts.model_fields and isinstance(value, str):
+                    said.setdefault(name, []).append(shown(value, 200))
+    return StatedTexts(**{name: "; ".join(dict.fromkeys(values)) for name, values in said.items()})
+
+
+def _object(line: str) -> dict[str, Any] | None:
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError):
-        fields = None
-    is_text = isinstance(fields, dict) and isinstance(fields.get("text"), str)
-    is_reply = isinstance(fields, dict) and isinstance(fields.get("prompt"), str) and isinstance(fields.get("reply"), str)
+        return None
+    return fields if isinstance(fields, dict) else None
+
+
+def _of_line(where: str, domain: str, line: str, tokenizer: Any, length: int) -> Iterator[ScreenText]:
+    fields = _object(line) or {}
+    if STATED in fields:
+        return
+    is_text = isinstance(fields.get("text"), str)
+    is_reply = isinstance(fields.get("prompt"), str) and isinstance(fields.get("reply"), str)
     if not is_text and not is_reply:
         raise QuantizeError(f'{where}: is no line of a text; write {{"text": ...}} or {{"prompt": ..., "reply": ...}}')
     prompt = prompt_ids(tokenizer, fields["prompt"]) if is_reply else []
     body = _ids(tokenizer, fields["reply" if is_reply else "text"][: MOST_CHARACTERS * length])
-    ids = (*prompt, *body)[:length]
+    ids = (*prompt, *body[:length])
     first = max(1, len(prompt))
     if len(ids) <= first:
         return

@@ -23,7 +23,7 @@ from assay.records.screening import Screened, Screening
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """source, w4a16 of it, replies.jsonl; pack, and plain (without the head) of the source."""
-    from assay.records.pack import StatedTexts
+    from assay.records.screening import StatedTexts
     from assay_pipeline.comparison.packing import pack
     from assay_pipeline.quantizing import quantize
 
@@ -64,7 +64,7 @@ def test_figures_are_those_of_the_reference_itself(run: Run, folder: Path, tmp_p
 def test_the_record(run: Run, folder: Path) -> None:
     record = Pack.load(folder / "pack" / "pack.json")
     assert str(folder) not in "".join(path.read_text() for path in (folder / "pack").glob("*.json*"))
-    assert (record.reference, record.stated.source, record.stated.licence) == ("source", "made for this test", None)
+    assert (record.reference, record.panel.stated.source, record.panel.stated.licence) == ("source", "made for this test", None)
     assert sorted({name.partition("/")[0] for name in record.files}) == [
         "config.json",
         "drafts.safetensors",
@@ -135,7 +135,6 @@ def test_wrong_words(run: Run, folder: Path, tmp_path: Path) -> None:
         ("--pack", pack, source, "--text", text): f"--text: {pack} has its own texts; leave --text out",
         (pack,): "give a candidate's folder beside the pack",
         (source,): "give a reference and a candidate or more, or `--pack PACK` and candidates",
-        (source, source): "--text FILE: give the texts to compare on, plain text or JSON lines; only a pack brings its own",
         ("--pack", str(tmp_path / "no"), source): f"{tmp_path}/no: no such folder; give what `assay pack` wrote",
     }
     for words, error in expected.items():

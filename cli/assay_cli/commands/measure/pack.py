@@ -7,20 +7,21 @@ from typing import Annotated
 
 import typer
 
-from assay.records.pack import StatedTexts
+from assay.records.screening import StatedTexts
 from assay_cli.commands.measure.screen import TEXT, ArithmeticOption, DeviceOption, LengthOption
 from assay_cli.options import FamilyOption, JsonOption
 from assay_cli.shown.screening import print_pack
 from assay_cli.terminal import emit, results, say
 from assay_pipeline.comparison.packing import pack as make_pack
+from assay_pipeline.comparison.screening import shipped_panel
 
 
 def pack(
     reference: Annotated[Path, typer.Argument(metavar="REFERENCE", help="Folder of the checkpoint to compare with.")],
-    text: Annotated[list[Path], TEXT],
     out: Annotated[Path, typer.Option("--out", help="Folder of the pack.")],
+    text: Annotated[list[Path] | None, TEXT] = None,
     tokens: Annotated[int, typer.Option("--tokens", min=2, metavar="NUMBER", help="Tokens that are scored.")] = 200_000,
-    length: LengthOption = 2048,
+    length: LengthOption = None,
     arithmetic: ArithmeticOption = "fp32",
     device: DeviceOption = "cpu",
     head: Annotated[bool, typer.Option("--head/--no-head", help="Hold the head, or its hash alone.")] = True,
@@ -35,8 +36,9 @@ def pack(
     Example: assay pack GLM-4.5-Air --text replies.jsonl --out GLM-4.5-Air-pack
     """
     record = make_pack(
-        reference, text=text, out=out, num_tokens=tokens, length=length, arithmetic="bf16" if arithmetic == "bf16" else "fp32",
-        device=device, with_head=head, stated=StatedTexts(source=text_source, licence=text_licence, date=text_date), say=say,
+        reference, text=text or [shipped_panel()], out=out, num_tokens=tokens, length=length,
+        arithmetic="bf16" if arithmetic == "bf16" else "fp32", device=device, with_head=head,
+        stated=StatedTexts(source=text_source, licence=text_licence, date=text_date), say=say,
     )  # fmt: skip
     if as_json:
         emit(record)

@@ -16,9 +16,16 @@ from assay_pipeline.comparison.screening import screen as run_screening
 TEXT = typer.Option(
     "--text", metavar="FILE",
     help="Plain text, or JSON lines with `text`, or with `prompt` and `reply`: long replies of the reference tell most. "
-    "Several times for several files.",
+    "Several times for several files. Default: assay's own pages and code.",
 )  # fmt: skip
-LengthOption = Annotated[int, typer.Option("--length", min=2, metavar="NUMBER", help="Tokens of one text, at most.")]
+LengthOption = Annotated[
+    int | None,
+    typer.Option(
+        "--length", min=2, metavar="NUMBER",
+        help="Tokens of one text that are scored, at most. Default: a 40th of --tokens, since intervals are over texts; at "
+        "most 2,048.",
+    ),
+]  # fmt: skip
 ArithmeticOption = Annotated[
     str,
     typer.Option(
@@ -42,7 +49,7 @@ def screen(
     ] = None,
     text: Annotated[list[Path] | None, TEXT] = None,
     tokens: Annotated[int, typer.Option("--tokens", min=2, metavar="NUMBER", help="Tokens that are scored.")] = 20_000,
-    length: LengthOption = 2048,
+    length: LengthOption = None,
     arithmetic: ArithmeticOption = "fp32",
     device: DeviceOption = "cpu",
     max_hours: Annotated[

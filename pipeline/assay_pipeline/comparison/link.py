@@ -1,0 +1,130 @@
+"""`assay judge LINK`: one checkpoint instead of two: inspect it, screen it against its base, say what would tell more."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from assay.callbacks import Say, Track, say_nothing, track_nothing
+from assay.errors import AssayError
+from assay.foreign_text import shown
+from assay.records.inspection import Inspection
+from assay.records.link import LinkAnswer, LinkStep
+from assay.records.pack import PACK_NAME
+from assay.records.screening import Screening
+from assay_pipeline.comparison.screen_passes import Arithmetic
+from assay_pipeline.comparison.screening import screen
+from assay_pipeline.diagnosing import inspect
+from assay_pipeline.targets import url_in
+
+
+def judge_link(
+    target: str,
+    *,
+    base: str | None = None,
+    text: Sequence[Path] = (),
+    num_tokens: int = 20_000,
+    arithmetic: Arithmetic = "fp32",
+    device: str = "cpu",
+    out: Path | None = None,
+    say: Say = say_nothing,
+    track: Track = track_nothing,
+) -> LinkAnswer:
+    """target: a folder, a hub id or the URL of files. base: folder or pack of its base; None: the one that it names, if that is
+    in the Hugging Face cache of this machine. text, num_tokens, arithmetic, device, out: as of `screen`.
+
+    AssayError: nothing can be read at `target`, or there is no `base`.
+    """
+    inspection = inspect(target, track=track)
+    folder = Path(target).expanduser()
+    named = inspection.facts.base_model
+    reference = base or (None if named is None else cached(named))
+    screening, reason = None, _not_comparable(inspection, folder, reference)
+    if reason is None and reference is not None:
+        try:
+            screening, _ = screen(
+                [reference, str(folder)],
+                text=text,
+                num_tokens=num_tokens,
+                arithmetic=arithmetic,
+                device=device,
+                out=out,
+                say=say,
+            )
+        except AssayError as problem:
+            if base is not None and inspection.is_clean:
+                raise
+            reason = str(problem)
+    return LinkAnswer(
+        inspection=inspection,
+        base=reference or named,
+        screening=screening,
+        not_screened=reason,
+        steps=tuple(_steps(target, reference, named, screening, folder)),
+    )
+
+
+def server_url(target: str) -> str | None:
+    """The URL of a server, if `target` is one and names no page of the hub and no file."""
+    url = url_in(target)
+    return None if url is None or len([part for part in url.split("/")[3:] if part not in ("", "v1")]) > 0 else url
+
+
+def cached(name: str) -> str | None:
+    """The folder of a hub repository that was downloaded to this machine; None: it was not."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return snapshot_download(name, local_files_only=True)
+    except (HFValidationError, LocalEntryNotFoundError, OSError):
+        return None
+
+
+def _not_comparable(inspection: Inspection, folder: Path, reference: str | None) -> str | None:
+    """Why there is no screening; None: there can be one."""
+    if folder.is_file():
+        return "a GGUF file is inspected only; the folder of a checkpoint is screened"
+    if not folder.is_dir():
+        return "its weights are not on this machine; download it and give the folder"
+    if inspection.facts.method is None and reference is None:
+        return "nothing in it is quantized and it names no base: it may be one itself"
+    if reference is None:
+        named = inspection.facts.base_model
+        return (
+            "it does not name its base; give the base's folder or pack with --base"
+            if named is None
+            else f"its base, {shown(named)}, is not on this machine; give its folder or pack with --base"
+        )
+    return None
+
+
+def _steps(target: str, reference: str | None, named: str | None, screening: Screening | None, folder: Path) -> list[LinkStep]:
+    base = reference or named or "BASE"
+    is_pack = (Path(base) / PACK_NAME).is_file()
+    again = f"assay judge {shlex.quote(target)} --base {shlex.quote(base)}"
+    steps = []
+    if screening is None and folder.is_dir():
+        steps.append(
+            LinkStep(
+                sentence="compare it with its base, token by token, without a server",
+                command=again,
+            )
+        )
+    if screening is not None and any(candidate.word == "UNDERPOWERED" for candidate in screening.candidates):
+        needed = max((candidate.tokens_needed or 0 for candidate in screening.candidates), default=0)
+        if needed:
+            steps.append(
+                LinkStep(
+                    sentence="decide whether it exceeds the limit",
+                    command=f"{again} --tokens {needed} --text REPLIES.jsonl",
+                )
+            )
+    steps.append(
+        LinkStep(
+            sentence="ask both questions, served: whether tasks are lost is not known yet",
+            command=f"assay judge {'BASE' if is_pack else shlex.quote(base)} {shlex.quote(target)}",
+        )
+    )
+    return steps

@@ -1,0 +1,106 @@
+"""`assay judge` of one checkpoint: what it is, what is wrong with it, how far it is from its base, what would tell more."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from command_errors import one_error
+from command_line import Run
+from safetensors.torch import load_file, save_file
+from tiny_families import glm4_moe, make_tiny
+
+from assay.records.link import LinkAnswer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """source, made (its FP8, with a card), damaged: zero scales in one weight of it."""
+    from assay_pipeline.quantizing import quantize
+
+    folder = tmp_path_factory.mktemp("link")
+    make_tiny(folder / "source", glm4_moe())
+    quantize(str(folder / "source"), precision="fp8", out=folder / "made")
+    (folder / "made" / "README.md").write_text("---\nbase_model: nobody/Tiny-GLM\nlicense: mit\n---\n\n# Tiny\n")
+    shutil.copytree(folder / "made", folder / "damaged")
+    path = next((folder / "damaged").glob("*.safetensors"))
+    tensors = load_file(path)
+    name = next(name for name in tensors if name.endswith("weight_scale"))
+    save_file({**tensors, name: tensors[name] * 0}, path, {"format": "pt"})
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+
+
+def answered(run: Run, *words: str | Path) -> tuple[int, LinkAnswer]:
+    code, out, err = run("judge", *map(str, words), "--json")
+    assert code in (0, 1), err
+    return code, LinkAnswer.model_validate_json(out)
+
+
+def test_with_its_base(run: Run, folder: Path, tmp_path: Path) -> None:
+    words = ("--base", folder / "source", "--tokens", "4000", "--out", tmp_path / "out")
+    code, answer = answered(run, folder / "made", *words)
+    assert answer.screening is not None and answer.not_screened is None and answer.inspection.is_clean
+    (candidate,) = answer.screening.candidates
+    assert (code, candidate.label, candidate.word) == (0, "made", "not failed")
+    assert answer.screening.panel.stated.licence == "Apache-2.0"
+    assert [step.command for step in answer.steps] == [f"assay judge {folder}/source {folder}/made"]
+
+
+def test_a_damaged_one(run: Run, folder: Path, tmp_path: Path) -> None:
+    words = ("--base", folder / "source", "--tokens", "2000", "--out", tmp_path / "out")
+    code, answer = answered(run, folder / "damaged", *words)
+    assert code == 1 and [finding.defect for finding in answer.inspection.findings if finding.severity != "note"] == [
+        "scale_zero"
+    ]
+    assert answer.screening is not None and answer.screening.candidates[0].drift.kl_mean.value > 0
+    code, out, _ = run("judge", str(folder / "damaged"), *map(str, words))
+    lines = out.splitlines()
+    assert code == 1 and f"1 defect in {folder}/damaged" in lines
+    assert lines[-1] == (
+        "next: ask both questions, served: whether tasks are lost is not known yet: "
+        f"`assay judge {folder}/source {folder}/damaged`"
+    )
+
+
+def test_base_that_it_names(run: Run, folder: Path, tmp_path: Path) -> None:
+    code, answer = answered(run, folder / "made")
+    assert (code, answer.base, answer.screening) == (0, "nobody/Tiny-GLM", None)
+    assert answer.not_screened == "its base, nobody/Tiny-GLM, is not on this machine; give its folder or pack with --base"
+    assert answer.steps[0].command == f"assay judge {folder}/made --base nobody/Tiny-GLM"
+    repository = tmp_path / "cache" / "models--nobody--Tiny-GLM"
+    shutil.copytree(folder / "source", repository / "snapshots" / "abc")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("abc")
+    code, answer = answered(run, folder / "made", "--tokens", "2000", "--out", tmp_path / "out")
+    assert answer.screening is not None and answer.base == str(repository / "snapshots" / "abc")
+
+
+def test_packs_and_bases_that_are_none(run: Run, folder: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.jsonl"
+    text.write_text(
+        "".join(json.dumps({"text": f"Number {number} follows {number - 1}, always."}) + "\n" for number in range(30))
+    )
+    assert run("pack", str(folder / "source"), "--text", str(text), "--out", str(tmp_path / "pack"))[0] == 0
+    answer = answered(run, folder / "made", "--base", tmp_path / "pack", "--out", tmp_path / "out")[1]
+    assert answer.screening is not None and answer.screening.pack_seal is not None
+    assert answer.steps[-1].command == f"assay judge BASE {folder}/made"
+    assert one_error(run("judge", str(folder / "made"), "--base", str(tmp_path / "nothing"))).startswith(
+        f"{tmp_path}/nothing: no such folder"
+    )
+    answer = answered(run, folder / "source")[1]
+    assert answer.not_screened == "nothing in it is quantized and it names no base: it may be one itself"
+
+
+def test_a_server_alone(run: Run) -> None:
+    assert one_error(run("judge", "localhost:8000")) == (
+        "http://localhost:8000: is a server, and what to compare it with is missing; write `assay judge REFERENCE "
+        "http://localhost:8000`"
+    )
+    assert one_error(run("judge", "/no/such/folder")).startswith("/no/such/folder: no such folder")
