@@ -12,8 +12,12 @@ from assay.records.base import Interval, Part, Record
 from assay.records.divergence import Drift, DriftGroup, TextMean
 
 ScreenWord = Literal["FAIL", "not failed", "UNDERPOWERED"]
-"""FAIL: the divergence surely exceeds the limit. not failed: it surely does not. UNDERPOWERED: the interval holds the limit, or
-there are too few texts for one. No word here says PASS: tasks do."""
+"""FAIL: the divergence surely exceeds the limit. not failed: it surely does not. UNDERPOWERED: the interval holds the limit,
+there are too few texts for one, or it lies above it on texts that are foreign to the reference. No word here says PASS: tasks
+do."""
+FOREIGN_NATS = 1.0
+"""By so much the reference is more surprised by foreign texts than by its own. Of human prose and code in the languages of a
+model it is some tenths."""
 
 
 class Numerics(Part):
@@ -135,6 +139,19 @@ class ScreenEstimate(Part):
     """None: no price was given."""
 
 
+class Surprise(Part):
+    """Of the reference by the texts, in nats a token. nll: mean of -ln p of the token that stands there. entropy: mean of what
+    it would be if the texts were the reference's own words."""
+
+    nll: float
+    entropy: float
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the texts are so far from what the reference writes that limits, which are for its replies, do not apply."""
+        return self.nll - self.entropy > FOREIGN_NATS
+
+
 class Screening(Record):
     """Candidates against one reference, over the same texts."""
 
@@ -148,6 +165,7 @@ class Screening(Record):
     numerics: Numerics
     """Of the candidates."""
     panel: Panel
+    surprise: Surprise
     candidates: tuple[Screened, ...]
     """The least divergence first."""
     rankings: tuple[Ranking, ...]

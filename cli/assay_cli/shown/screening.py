@@ -12,7 +12,9 @@ from assay.records.divergence import TextMean
 from assay.records.pack import Pack
 from assay.records.screening import Screened, Screening
 from assay_cli.terminal import escape, print_rows
+from assay_reports.screening import why
 
+FEW_TEXTS = "fewer than 20 texts have no interval; give more texts"
 _COLOURS = {"FAIL": "bold red", "not failed": "green", "UNDERPOWERED": "yellow"}
 
 
@@ -40,7 +42,7 @@ def print_screening(record: Screening, out: Console) -> None:
         )
     print_rows(("", "candidate", "bits", "KL, nats", "limit", "same first token"), rows, out)
     for candidate in record.candidates:
-        for line in _details(candidate):
+        for line in _details(record, candidate):
             out.print(escape(f"{candidate.label}: {line}"))
     for ranking in record.rankings:
         if ranking.ratio is None:
@@ -74,7 +76,7 @@ def _nats(mean: TextMean) -> str:
     return f"{mean.value:.4f} ({mean.low:.4f} to {mean.high:.4f})" if isinstance(mean, Interval) else f"{mean.value:.4f}"
 
 
-def _details(candidate: Screened) -> list[str]:
+def _details(record: Screening, candidate: Screened) -> list[str]:
     lines = []
     if candidate.floor is not None:
         lines.append(
@@ -94,11 +96,6 @@ def _details(candidate: Screened) -> list[str]:
             f"{drafts.accepted:.1%} of MTP drafts accepted, {drafts.reference_accepted:.1%} of the reference's{change}"
         )
     if candidate.word == "UNDERPOWERED":
-        needed = candidate.tokens_needed
-        lines.append(
-            "the interval holds the limit; " + (f"about {needed:,} tokens would decide" if needed else "more texts are needed")
-            if isinstance(candidate.drift.kl_mean, Interval)
-            else "fewer than 20 texts have no interval; give more texts"
-        )
+        lines.append(why(record, candidate) if isinstance(candidate.drift.kl_mean, Interval) else FEW_TEXTS)
     lines += [f"not computed: {what}" for what in candidate.not_applied]
     return lines

@@ -14,7 +14,7 @@ from assay.records.link import LinkAnswer, LinkStep
 from assay.records.pack import PACK_NAME
 from assay.records.screening import Screening
 from assay_pipeline.comparison.screen_passes import Arithmetic
-from assay_pipeline.comparison.screening import screen
+from assay_pipeline.comparison.screening import PAGE_NAME, screen
 from assay_pipeline.diagnosing import inspect
 from assay_pipeline.targets import url_in
 
@@ -43,7 +43,7 @@ def judge_link(
     screening, reason = None, _not_comparable(inspection, folder, reference)
     if reason is None and reference is not None:
         try:
-            screening, _ = screen(
+            screening, path = screen(
                 [reference, str(folder)],
                 text=text,
                 num_tokens=num_tokens,
@@ -52,6 +52,7 @@ def judge_link(
                 out=out,
                 say=say,
             )
+            say(f"page: {path.with_name(PAGE_NAME)}")
         except AssayError as problem:
             if base is not None and inspection.is_clean:
                 raise

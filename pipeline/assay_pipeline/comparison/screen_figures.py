@@ -12,7 +12,7 @@ from assay.errors import AssayError
 from assay.recipes.gate import DivergenceGate
 from assay.records.base import Interval
 from assay.records.divergence import Drift
-from assay.records.screening import Drafts, Ranking, RouterChange, Screened, ScreenWord
+from assay.records.screening import Drafts, Ranking, RouterChange, Screened, ScreenWord, Surprise
 
 if TYPE_CHECKING:
     from assay_evaluate.divergence.drift import Positions
@@ -87,7 +87,7 @@ def screened_candidate(
     ends = [*(low for low, _ in ENTROPY[1:]), math.inf]
     bits = weight_bits(folder)
     limit = limit_for(gate, bits, None, weight_shares=weight_shares(folder, bits))
-    word, needed = _word(drift, limit.value)
+    word, needed = _word(drift, limit.value, surprise_of(values))
     return Screened(
         label=label,
         location=str(folder),
@@ -154,13 +154,23 @@ def _widened(mean: Interval, floor: float) -> Interval:
     return mean.model_copy(update={"low": low, "high": high, "coverage": "at_least"})
 
 
-def _word(drift: Drift, limit: float) -> tuple[ScreenWord, int | None]:
+def surprise_of(values: Sequence[TextDivergence]) -> Surprise:
+    """The same of every candidate: it is the reference's."""
+    import numpy as np
+
+    return Surprise(
+        nll=-float(np.concatenate([text.ln_p_P for text in values]).mean()),
+        entropy=float(np.concatenate([text.entropy_P for text in values]).mean()),
+    )
+
+
+def _word(drift: Drift, limit: float, surprise: Surprise) -> tuple[ScreenWord, int | None]:
     """What the interval of the mean says of the limit; the scored tokens that would decide, at this spread of texts."""
     mean = drift.kl_mean
     if not isinstance(mean, Interval):
         return "UNDERPOWERED", None
     if mean.low > limit:
-        return "FAIL", None
+        return ("UNDERPOWERED" if surprise.is_foreign else "FAIL"), None
     if mean.high <= limit:
         return "not failed", None
     gap, half_width = abs(mean.value - limit), (mean.high - mean.low) / 2

@@ -19,7 +19,7 @@ from assay.records.run import folder_name
 from assay.records.screening import Screened, Screening
 from assay.secret_text import hide_password
 from assay_pipeline.comparison.screen_cost import Most, estimated, shown_estimate
-from assay_pipeline.comparison.screen_figures import rankings_of, router_changes, screened_candidate
+from assay_pipeline.comparison.screen_figures import rankings_of, router_changes, screened_candidate, surprise_of
 from assay_pipeline.comparison.screen_passes import (
     Arithmetic,
     PassRunner,
@@ -36,7 +36,7 @@ from assay_pipeline.targets import no_such_folder
 if TYPE_CHECKING:
     from assay_quantize.screen.compare import TextDivergence
 
-SCREENING_NAME = "screening.json"
+SCREENING_NAME, PAGE_NAME = "screening.json", "screening.html"
 GATES = "default"
 """Whose limit on `kl_mean`, by the bits of the weights, FAIL is about."""
 
@@ -67,6 +67,7 @@ def screen(
     from assay_quantize.screen.compare import compare_passes
     from assay_quantize.screen.pack import open_pack
     from assay_quantize.screen.texts import read_texts, stated_in
+    from assay_reports.screening import write_screening_page
 
     started = time.monotonic()
     if pack is None and checkpoints and (Path(checkpoints[0]) / PACK_NAME).is_file():
@@ -116,6 +117,7 @@ def screen(
         reference_stored_as=reference.stored_as,
         numerics=numerics_of(arithmetic, device),
         panel=reference.panel,
+        surprise=surprise_of(next(iter(values.values()))),
         candidates=tuple(screened),
         rankings=tuple(rankings_of(screened, values)),
         estimate=estimate,
@@ -123,6 +125,7 @@ def screen(
     )
     path = place.records / SCREENING_NAME
     record.save(path)
+    write_screening_page(record, place.records / PAGE_NAME)
     return record, path
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from browser import Browser, find_chromium
 from command_errors import one_error
 from command_line import Run
 from safetensors.torch import load_file, save_file
@@ -16,6 +17,7 @@ from tiny_families import glm4_moe, make_tiny
 
 from assay.records.base import Interval
 from assay.records.screening import Screening
+from assay_reports.screening import heading
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +82,23 @@ def test_what_is_printed(run: Run, folder: Path, tmp_path: Path) -> None:
     assert out.endswith(
         "A divergence is no verdict on tasks: `assay judge` and `assay evaluate` ask both checkpoints questions.\n"
     )
+
+
+def test_the_page(run: Run, folder: Path, tmp_path: Path) -> None:
+    record = screened(run, folder, "--out", str(tmp_path / "out"))[1]
+    page = tmp_path / "out" / "screening.html"
+    text = page.read_text()
+    assert f"<h1>{heading(record)}</h1>" in text and heading(record).startswith("source-2 is ahead: ")
+    assert "PASS" not in text.partition("<script>")[0] and str(folder) not in text
+    if find_chromium() is None:
+        pytest.skip("there is no Chromium here")
+    for width in (1280, 390):
+        with Browser(width=width) as browser:
+            browser.open(page)
+            assert (browser.console, browser.requests) == ([], [page.as_uri()])
+            assert browser.run("document.documentElement.scrollWidth") <= width
+            marks = browser.run("[...document.querySelectorAll('svg title')].map(t => t.textContent)")
+            assert len(marks) == 6 and any(mark.startswith("damaged, ") for mark in marks)
 
 
 def test_few_texts_have_no_interval_and_no_answer(run: Run, folder: Path, tmp_path: Path) -> None:
@@ -149,3 +168,19 @@ def test_what_it_may_take(run: Run, folder: Path, tmp_path: Path) -> None:
     assert record.estimate is not None and record.estimate.usd == record.estimate.seconds * 2 / 3600
     assert f"estimate: reads {record.estimate.read_bytes / 1e6:.3g} MB" in err
     assert Screening.model_validate_json(run(*words, "--json")[1]).estimate is None  # both passes are there
+
+
+def test_foreign_texts_fail_nobody(run: Run, tmp_path: Path) -> None:
+    """A model that was trained on sums and codes, and English prose: a healthy 4-bit checkpoint diverges there as it may."""
+    from assay_pipeline.quantizing import quantize
+
+    source = Path(__file__).resolve().parents[3] / "examples" / "tiny_glm" / "checkpoint"
+    quantize(str(source), precision="w4a16-channel", out=tmp_path / "made")
+    words = ("screen", str(source), str(tmp_path / "made"), "--tokens", "2000", "--out", str(tmp_path / "out"))
+    code, out, _ = run(*words)
+    record = Screening.load(tmp_path / "out" / "screening.json")
+    (made,) = record.candidates
+    assert isinstance(made.drift.kl_mean, Interval) and made.drift.kl_mean.low > made.limit
+    assert record.surprise.nll > record.surprise.entropy + 5
+    assert (code, made.word) == (0, "UNDERPOWERED")
+    assert "made: not decided: these texts are foreign to the reference (1" in out

@@ -11,6 +11,7 @@ from assay_cli.options import FamilyOption, JsonOption, choice
 from assay_cli.shown.screening import print_screening
 from assay_cli.terminal import emit, results, say
 from assay_pipeline.comparison.screen_cost import Most
+from assay_pipeline.comparison.screening import PAGE_NAME
 from assay_pipeline.comparison.screening import screen as run_screening
 
 TEXT = typer.Option(
@@ -84,5 +85,6 @@ def screen(
     else:
         print_screening(record, results())
     say(f"record: {path}")
+    say(f"page: {path.with_name(PAGE_NAME)}")
     if any(candidate.word == "FAIL" for candidate in record.candidates):
         raise typer.Exit(1)
