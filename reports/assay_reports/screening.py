@@ -142,7 +142,17 @@ def _ends(candidate: Screened) -> tuple[float, float]:
 
 def nats(mean: TextMean) -> str:
     """`0.0123 (0.0110 to 0.0136)`."""
-    return f"{mean.value:.4f} ({mean.low:.4f} to {mean.high:.4f})" if isinstance(mean, Interval) else f"{mean.value:.4f}"
+    value = plain_nats(mean.value)
+    return f"{value} ({plain_nats(mean.low)} to {plain_nats(mean.high)})" if isinstance(mean, Interval) else value
+
+
+def plain_nats(value: float) -> str:
+    """Four decimals, or two digits of what is smaller: `0.0123`, `0.000042`, `0`."""
+    if value == 0:
+        return "0"
+    if abs(value) < LEAST_KL:
+        return "below 0.000001"
+    return f"{value:.4f}" if abs(value) >= 0.001 else f"{value:.{1 - math.floor(math.log10(abs(value)))}f}"
 
 
 def ratio_of(ratio: Interval) -> str:
@@ -161,6 +171,7 @@ def write_screening_page(record: Screening, path: Path) -> None:
     page = jinja.get_template("screening.html.j2").render(
         record=record, heading=heading(record), why=functools.partial(why, record), rankings=rankings(record),
         parts=parts(record), layers=layers(record), files=[name_of(file) for file in record.panel.files],
-        picture=picture(record.candidates), nats=nats, name_of=name_of, said=english, series=SERIES, **document_parts(jinja),
+        picture=picture(record.candidates), nats=nats, plain_nats=plain_nats, name_of=name_of, said=english, series=SERIES,
+        **document_parts(jinja),
     )  # fmt: skip
     write_text_atomically(path, in_page(page))

@@ -8,11 +8,10 @@ from pathlib import Path
 from rich.console import Console
 
 from assay.records.base import Interval
-from assay.records.divergence import TextMean
 from assay.records.pack import Pack
 from assay.records.screening import Screened, Screening
 from assay_cli.terminal import escape, print_rows
-from assay_reports.screening import why
+from assay_reports.screening import nats, plain_nats, why
 
 FEW_TEXTS = "fewer than 20 texts have no interval; give more texts"
 _COLOURS = {"FAIL": "bold red", "not failed": "green", "UNDERPOWERED": "yellow"}
@@ -35,7 +34,7 @@ def print_screening(record: Screening, out: Console) -> None:
                 f"[{_COLOURS[candidate.word]}]{candidate.word}[/]",
                 escape(candidate.label),
                 f"{candidate.bits_per_weight:.2f}",
-                _nats(candidate.drift.kl_mean),
+                nats(candidate.drift.kl_mean),
                 f"{candidate.limit:g}{escape(candidate.limit_for)}",
                 f"{agreement:.1%}",
             )
@@ -72,10 +71,6 @@ def print_pack(record: Pack, folder: Path, out: Console) -> None:
     out.print(escape(f"next: assay screen --pack {shlex.quote(str(folder))} CANDIDATE"))
 
 
-def _nats(mean: TextMean) -> str:
-    return f"{mean.value:.4f} ({mean.low:.4f} to {mean.high:.4f})" if isinstance(mean, Interval) else f"{mean.value:.4f}"
-
-
 def _details(record: Screening, candidate: Screened) -> list[str]:
     lines = []
     if candidate.floor is not None:
@@ -86,7 +81,7 @@ def _details(record: Screening, candidate: Screened) -> list[str]:
     groups = [group for table in (candidate.drift.by_domain, candidate.drift.by_language) for group in table]
     if len(groups) > 1:
         worst = max(groups, key=lambda group: group.kl_mean)
-        lines.append(f"most on {worst.name}, {worst.kl_mean:.4f} nats")
+        lines.append(f"most on {worst.name}, {plain_nats(worst.kl_mean)} nats")
     if candidate.routers:
         worst_layer = max(candidate.routers, key=lambda change: change.changed)
         lines.append(f"layer {worst_layer.layer} sends {worst_layer.changed:.1%} of the tokens to another set of experts")

@@ -371,7 +371,7 @@ class Journal:
     def _load(self, what: str, stored: str | bytes) -> Any:
         """MeasureError: it is not as it was written."""
         try:
-            return json.loads(_unpack(stored))
+            return json.loads(unpacked(stored))
         except (ValueError, TypeError, zlib.error) as error:
             raise MeasureError(
                 f"{self._path}: damaged ({what}: {one_line(str(error))}); move the file away to start a new one"
@@ -427,7 +427,7 @@ def _pack(text: str) -> str | bytes:
     return text if len(text) <= LONG_TEXT else zlib.compress(text.encode(), 6)
 
 
-def _unpack(stored: str | bytes) -> str:
+def unpacked(stored: str | bytes) -> str:
     return stored if isinstance(stored, str) else zlib.decompress(stored).decode()
 
 
@@ -502,6 +502,6 @@ def _rows(path: Path, statement: str, *values: str) -> Iterator[Any]:
 def _object(stored: str | bytes) -> dict[str, Any]:
     """MeasureError: it is not as a journal writes it."""
     try:
-        return dict(json.loads(_unpack(stored)))
+        return dict(json.loads(unpacked(stored)))
     except (ValueError, TypeError, zlib.error) as error:
         raise MeasureError(f"a journal's request or reply is damaged: {one_line(str(error))}") from None

@@ -10,19 +10,25 @@ another document.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import random
+import sqlite3
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from assay.errors import MeasureError
+from assay.foreign_text import one_line
 from assay.recipes.suite import DivergenceSpec, SuiteRecipe
 from assay.records.divergence import TextSet
 from assay.records.measurement import ItemResult
 from assay_evaluate.asking.dialect import sampling
 from assay_evaluate.asking.session import Session
 from assay_evaluate.client.client import NotMeasured
-from assay_evaluate.client.journal import Identity, Journal, Request
+from assay_evaluate.client.journal import Identity, Journal, Request, unpacked
 from assay_evaluate.tasks.items import Item, arithmetic_item, filler_sentence, haystack, writing_item
 
 TASK_WRITE = "divergence.write"
@@ -49,6 +55,11 @@ class Document:
     @property
     def ids(self) -> list[int]:
         return [*self.prompt_ids, *self.reply_ids]
+
+    @property
+    def ids_key(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """What two documents share that are one text."""
+        return self.prompt_ids, self.reply_ids
 
 
 @dataclass(frozen=True)
@@ -105,6 +116,25 @@ def find_texts(journal: Journal, made_from: Any) -> KeptTexts | None:
     ids = ("prompt_ids", "reply_ids")
     documents = tuple(Document(**d | {name: tuple(d[name]) for name in ids}) for d in kept[0]["documents"])
     return KeptTexts(documents, kept[0]["top_k"], kept[0].get("form", "completions"), kept[0].get("no_held_out"))
+
+
+def texts_of_run(run_dir: Path) -> list[Document]:
+    """The texts that the reference of a run wrote and every side scored, as token ids. MeasureError: there are none."""
+    path = run_dir / "journal.db"
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=30)) as db:
+            rows = db.execute("SELECT items FROM items WHERE what = ? ORDER BY rowid", (TASK_WRITE,)).fetchall()
+        kept = [entry for (stored,) in rows for entry in json.loads(unpacked(stored))]
+        ids = ("prompt_ids", "reply_ids")
+        documents = [
+            Document(**fields | {name: tuple(fields[name]) for name in ids}) for entry in kept for fields in entry["documents"]
+        ]
+    except (sqlite3.Error, ValueError, KeyError, TypeError, zlib.error) as error:
+        raise MeasureError(f"{path}: its texts cannot be read: {one_line(str(error))}") from None
+    own = [document for document in documents if document.texts != "held_out" and document.reply_ids]
+    if not own:
+        raise MeasureError(f"{run_dir}: its reference wrote no texts; its suite measures no divergence")
+    return list({document.ids_key: document for document in own}.values())
 
 
 def keep_texts(journal: Journal, made_from: Any, texts: KeptTexts) -> None:

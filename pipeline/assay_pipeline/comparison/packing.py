@@ -14,6 +14,7 @@ from assay.records.pack import Pack
 from assay.records.run import folder_name
 from assay.records.screening import StatedTexts
 from assay_pipeline.comparison.screen_passes import Arithmetic, PassRunner, numerics_of, opened, panel_of
+from assay_pipeline.comparison.screen_texts import read_panel
 from assay_pipeline.interrupted import interruptible
 
 
@@ -39,7 +40,7 @@ def pack(
     from assay_quantize.calibration.quiet import quiet
     from assay_quantize.screen.draft import DRAFTS, write_drafts
     from assay_quantize.screen.pack import CONFIG, FLOOR_TEXTS, STATES, floor, head_sha256, seal, write_head, write_texts
-    from assay_quantize.screen.texts import read_texts, stated_in
+    from assay_quantize.screen.texts import stated_in
 
     if not reference.is_dir():
         raise CheckpointError(f"{reference}: give a checkpoint's folder")
@@ -48,7 +49,7 @@ def pack(
     work = out.with_name(f".{out.name}.partial")
     runner = PassRunner(arithmetic, device, work / "passes", say)
     with quiet(), interruptible(lambda: f"layers that are done are kept in {work}; the same command goes on"):
-        texts = read_texts(text, reference, num_tokens, length)
+        texts = read_panel(text, reference, num_tokens, length)
         said = {} if stated is None else stated.model_dump(exclude_none=True)
         panel = panel_of([path.name for path in text], texts, stated_in(text).model_copy(update=said))
         say(f"{panel.num_texts} texts, {panel.num_tokens:,} tokens scored")

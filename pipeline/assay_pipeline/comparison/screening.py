@@ -29,6 +29,7 @@ from assay_pipeline.comparison.screen_passes import (
     reference_checkpoint,
     reference_pack,
 )
+from assay_pipeline.comparison.screen_texts import read_panel
 from assay_pipeline.interrupted import interruptible
 from assay_pipeline.places import place_for
 from assay_pipeline.targets import no_such_folder
@@ -58,15 +59,15 @@ def screen(
     """The record, and where it was written.
 
     checkpoints: folders, the reference first, which may be a pack. pack: stands for the reference, and all are candidates.
-    text: files of plain text or JSON lines; none: the shipped panel, or the texts of the pack; replies of the reference tell
-    most. num_tokens: scored, of all texts; length: of one, at most; None: so that there are about 40 texts. gates: whose limits
-    FAIL is about. most: what it may take, or it is not begun. out: folder of the record and of the states that a killed
-    screening goes on from. AssayError: a checkpoint cannot be read or run so.
+    text: files of plain text or JSON lines, and folders of runs, of which the texts that their reference wrote count; none: the
+    shipped panel, or the texts of the pack. num_tokens: scored, of all texts; length: of one, at most; None: so that there are
+    about 40 texts. gates: whose limits FAIL is about. most: what it may take, or it is not begun. out: folder of the record and
+    of the states that a killed screening goes on from. AssayError: a checkpoint cannot be read or run so.
     """
     from assay_quantize.calibration.quiet import quiet
     from assay_quantize.screen.compare import compare_passes
     from assay_quantize.screen.pack import open_pack
-    from assay_quantize.screen.texts import read_texts, stated_in
+    from assay_quantize.screen.texts import stated_in
     from assay_reports.screening import write_screening_page
 
     started = time.monotonic()
@@ -86,7 +87,7 @@ def screen(
         stored = {label: open_files.enter_context(opened(folder)) for label, folder in folders.items()}
         of_pack = None if pack is None else open_pack(pack)
         first = next(iter(folders))
-        entries = read_texts(text, folders[first], num_tokens, length) if of_pack is None else of_pack.texts
+        entries = read_panel(text, folders[first], num_tokens, length) if of_pack is None else of_pack.texts
         panel = panel_of(list(map(str, text)), entries, stated_in(text)) if of_pack is None else of_pack.record.panel
         texts = [entry.scored for entry in entries]
         say(f"{panel.num_texts} texts, {panel.num_tokens:,} tokens scored")

@@ -17,6 +17,9 @@ from tiny_families import glm4_moe, make_tiny
 
 from assay.records.base import Interval
 from assay.records.screening import Screening
+from assay_evaluate.client.journal import Journal
+from assay_evaluate.divergence.documents import Document, KeptTexts, keep_texts
+from assay_quantize.sensitivity.texts import ScoredText, texts_sha256
 from assay_reports.screening import heading
 
 
@@ -184,3 +187,36 @@ def test_foreign_texts_fail_nobody(run: Run, tmp_path: Path) -> None:
     assert record.surprise.nll > record.surprise.entropy + 5
     assert (code, made.word) == (0, "UNDERPOWERED")
     assert "made: not decided: these texts are foreign to the reference (1" in out
+
+
+def test_what_the_reference_of_a_run_wrote(run: Run, folder: Path, tmp_path: Path) -> None:
+    """As the very tokens of the journal; the same text twice counts once, and held-out text is nobody's reply."""
+    draw = np.random.default_rng(3)
+    documents = [
+        Document(
+            f"writing/en/{number}", "en", tuple(map(int, draw.integers(7, 800, 5 + number))),
+            tuple(map(int, draw.integers(7, 800, 20))), domain="writing", num_thinking=8,
+        )
+        for number in range(24)
+    ]  # fmt: skip
+    held_out = Document("held/0", "en", (1, 2), (3, 4, 5), texts="held_out")
+    with Journal(tmp_path / "runs" / "journal.db") as journal:
+        keep_texts(journal, "first", KeptTexts((*documents, held_out), 20, "completions"))
+        keep_texts(journal, "second", KeptTexts(tuple(documents[:3]), 20, "completions"))
+    words = ("screen", str(folder / "source"), str(folder / "w4a16"), "--text", str(tmp_path / "runs"))
+    code, out, _ = run(*words, "--json", "--out", str(tmp_path / "out"))
+    record = Screening.model_validate_json(out)
+    expected = [ScoredText((*text.prompt_ids, *text.reply_ids), len(text.prompt_ids)) for text in documents]
+    assert code in (0, 1) and record.panel.sha256 == texts_sha256(expected)
+    assert [(group.name, group.num_positions) for group in record.candidates[0].drift.by_part] == [
+        ("answer", 24 * 12), ("thinking", 24 * 8),
+    ]  # fmt: skip
+    short = run(*words, "--json", "--length", "4", "--tokens", "40", "--out", str(tmp_path / "short"))[1]
+    assert Screening.model_validate_json(short).panel.num_texts == 10
+    other = make_tiny(tmp_path / "other", glm4_moe(vocab_size=500))
+    message = one_error(run("screen", str(other), str(other), "--text", str(tmp_path / "runs"), "--out", str(tmp_path / "out")))
+    assert message.endswith(f"is none of {other}, which has 500: it is a run of another model")
+    message = one_error(run("screen", str(other), str(other), "--text", str(tmp_path), "--out", str(tmp_path / "out")))
+    assert (
+        message == f"{tmp_path}: is a folder and no run; give a file of texts, or the folder of a run that measured divergence"
+    )

@@ -15,8 +15,9 @@ from assay_pipeline.comparison.screening import PAGE_NAME
 from assay_pipeline.comparison.screening import screen as run_screening
 
 TEXT = typer.Option(
-    "--text", metavar="FILE",
-    help="Plain text, or JSON lines with `text`, or with `prompt` and `reply`: long replies of the reference tell most. "
+    "--text", metavar="FILE|RUN",
+    help="Plain text, or JSON lines with `text`, or with `prompt` and `reply`; or the folder of a run, for what its reference "
+    "wrote there: long replies of the reference tell most. "
     "Several times for several files. Default: assay's own pages and code.",
 )  # fmt: skip
 LengthOption = Annotated[
