@@ -75,7 +75,7 @@ def rankings(record: Screening) -> list[str]:
 
 def parts(record: Screening) -> list[tuple[str, list[tuple[str, list[DriftGroup | None]]]]]:
     """(kind of part, rows of its name and every candidate's group of it); None: it has none of that name."""
-    kinds = {
+    kinds: dict[str, list[Sequence[DriftGroup]]] = {
         "domain": [candidate.drift.by_domain for candidate in record.candidates],
         "language": [candidate.drift.by_language for candidate in record.candidates],
         "thinking and answer": [candidate.drift.by_part for candidate in record.candidates],

@@ -11,7 +11,6 @@ from assay.records.base import Interval
 from assay.records.pack import Pack
 from assay.records.screening import Screened, Screening
 from assay_cli.terminal import escape, print_rows
-from assay_reports.screening import nats, plain_nats, why
 
 FEW_TEXTS = "fewer than 20 texts have no interval; give more texts"
 _COLOURS = {"FAIL": "bold red", "not failed": "green", "UNDERPOWERED": "yellow"}
@@ -19,6 +18,8 @@ _COLOURS = {"FAIL": "bold red", "not failed": "green", "UNDERPOWERED": "yellow"}
 
 def print_screening(record: Screening, out: Console) -> None:
     """Least divergence first; then by what parts, and what would tell more."""
+    from assay_reports.screening import nats
+
     panel = record.panel
     out.print(
         escape(
@@ -72,6 +73,8 @@ def print_pack(record: Pack, folder: Path, out: Console) -> None:
 
 
 def _details(record: Screening, candidate: Screened) -> list[str]:
+    from assay_reports.screening import plain_nats, why
+
     lines = []
     if candidate.floor is not None:
         lines.append(

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from assay.callbacks import Say, say_nothing
 from assay.errors import AssayError, CheckpointError
-from assay.records.pack import Pack
+from assay.records.base import sha256_of_file
+from assay.records.pack import PACK_NAME, Pack
 from assay.records.run import folder_name
-from assay.records.screening import StatedTexts
+from assay.records.screening import Numerics, Panel, StatedTexts
 from assay_pipeline.comparison.screen_passes import Arithmetic, PassRunner, numerics_of, opened, panel_of
 from assay_pipeline.comparison.screen_texts import read_panel
 from assay_pipeline.interrupted import interruptible
@@ -33,7 +34,8 @@ def pack(
 ) -> Pack:
     """Write a pack of `reference` to `out`; a killed one goes on with its layer.
 
-    text, num_tokens, length, arithmetic, device: as of `screen`. with_head: False leaves out the head, of which the hash is
+    A whole one of the same weights, texts and numerics is left as it
+    is. text, num_tokens, length, arithmetic, device: as of `screen`. with_head: False leaves out the head, of which the hash is
     held. stated: what is said of the texts beside what their files say. AssayError: `out` holds something else, or the
     checkpoint cannot be read or run.
     """
@@ -44,7 +46,7 @@ def pack(
 
     if not reference.is_dir():
         raise CheckpointError(f"{reference}: give a checkpoint's folder")
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())) and not (out / PACK_NAME).is_file():
         raise AssayError(f"{out}: is not empty; give a new folder as --out")
     work = out.with_name(f".{out.name}.partial")
     runner = PassRunner(arithmetic, device, work / "passes", say)
@@ -53,6 +55,8 @@ def pack(
         said = {} if stated is None else stated.model_dump(exclude_none=True)
         panel = panel_of([path.name for path in text], texts, stated_in(text).model_copy(update=said))
         say(f"{panel.num_texts} texts, {panel.num_tokens:,} tokens scored")
+        if (out / PACK_NAME).is_file():
+            return _same_pack(out, reference, panel, numerics_of(arithmetic, device), with_head)
         scored = [entry.scored for entry in texts]
         few = scored[:FLOOR_TEXTS]
         with opened(reference) as stored:
@@ -90,4 +94,16 @@ def pack(
         out.parent.mkdir(parents=True, exist_ok=True)
         os.replace(folder, out)
         shutil.rmtree(work)
+    return record
+
+
+def _same_pack(out: Path, reference: Path, panel: Panel, numerics: Numerics, with_head: bool) -> Pack:
+    """The pack that is there. AssayError: it is another."""
+    from assay_evaluate.run.identity import checkpoint_sha256
+    from assay_quantize.screen.pack import open_pack
+
+    record = open_pack(out).record
+    asked = (checkpoint_sha256(reference, sha256_of_file), panel, numerics, with_head)
+    if (record.reference_sha256, record.panel, record.numerics, record.holds_head) != asked:
+        raise AssayError(f"{out}: holds another pack, of {record.reference}; give a new folder as --out")
     return record

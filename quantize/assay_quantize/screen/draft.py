@@ -50,17 +50,20 @@ class _Layout(NamedTuple):
     projection: str
     last_norm: str
     head: str | None
-    embedding: str | None
+    """None: it has none of its own."""
     masks_first: bool
 
 
-_BEHIND_DECODER = _Layout(
-    "{layer}.enorm", "{layer}.hnorm", "{layer}.eh_proj", "{layer}.shared_head.norm", "{layer}.shared_head.head",
-    "{layer}.embed_tokens", masks_first=True,
-)  # fmt: skip
-_BESIDE_DECODER = _Layout(
-    "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm", None, None, masks_first=False
-)
+def _behind_decoder(block: str) -> _Layout:
+    """As GLM and DeepSeek-V3 have it, in the layer behind the decoder's."""
+    return _Layout(
+        f"{block}.enorm", f"{block}.hnorm", f"{block}.eh_proj", f"{block}.shared_head.norm", f"{block}.shared_head.head",
+        masks_first=True,
+    )  # fmt: skip
+
+
+_BESIDE_DECODER = _Layout("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm", None, masks_first=False)
+"""As Qwen3-Next has it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,8 +83,7 @@ class DraftModel(LayerModel):
         self._number = num_hidden_layers(stored.config)
         self._block_root = f"{names.layers}.{self._number}" if names.mtp_layers is None else f"{names.mtp_layers}.0"
         self._decoder_root = f"{names.layers}.{self._number}"
-        layout = _BEHIND_DECODER if names.mtp_layers is None else _BESIDE_DECODER
-        self._names = _Layout(*(part.format(layer=self._block_root) if isinstance(part, str) else part for part in layout))
+        self._names = _behind_decoder(self._block_root) if names.mtp_layers is None else _BESIDE_DECODER
         stored_names = {weight.name for weight in stored.weights} | set(stored.others)
         needed = (self._names.embedding_norm, self._names.hidden_norm, self._names.projection, self._names.last_norm)
         if not any(f"{name}.weight" in stored_names for name in needed):

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -99,16 +100,17 @@ def _kind(layer: nn.Module) -> tuple[tuple[str, tuple[int, ...]], ...]:
 
 def _active_weights(model: LayerModel, layer: nn.Module) -> float:
     """That one token meets: of experts the share that it is sent to."""
-    config = model.base.config
+    config: Any = model.base.config
     num_experts = next(
-        (getattr(config, key) for key in ("n_routed_experts", "num_experts", "num_local_experts") if hasattr(config, key)), 1
+        (int(getattr(config, key)) for key in ("n_routed_experts", "num_experts", "num_local_experts") if hasattr(config, key)),
+        1,
     )
-    share = getattr(config, "num_experts_per_tok", num_experts) / max(num_experts, 1)
-    return sum(
-        tensor.numel() * (share if ".experts." in f".{name}" and tensor.dim() == 3 else 1.0)
-        for name, tensor in layer.state_dict().items()
-        if tensor.dim() > 1
-    )
+    share = int(getattr(config, "num_experts_per_tok", num_experts)) / max(num_experts, 1)
+    active = 0.0
+    for name, tensor in layer.state_dict().items():
+        if tensor.dim() > 1:
+            active += tensor.numel() * (share if ".experts." in f".{name}" and tensor.dim() == 3 else 1.0)
+    return active
 
 
 def _read_bytes(model: LayerModel) -> int:

@@ -15,6 +15,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -107,7 +108,7 @@ def write_head(folder: Path, tensors: Mapping[str, Tensor]) -> None:
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, partial)
 
 
-def seal(folder: Path, fields: Mapping[str, object]) -> Pack:
+def seal(folder: Path, fields: dict[str, Any]) -> Pack:
     """The record over everything in the folder, written."""
     values = Pack.model_construct(**fields, files=_hashes(folder), seal="").model_dump(mode="json")
     record = Pack.model_validate_json(json.dumps(values | {"seal": seal_of(values)}))

@@ -84,7 +84,15 @@ def test_what_is_printed(run: Run, folder: Path, tmp_path: Path) -> None:
     assert code == 0 and lines[0] == f"{tmp_path}/pack: source (not quantized), with the head"
     assert lines[2] == "of the texts: source not stated, licence CC0, date not stated"
     assert lines[-1] == f"next: assay screen --pack {tmp_path}/pack CANDIDATE"
-    assert one_error(run(*words)) == f"{tmp_path}/pack: is not empty; give a new folder as --out"
+    before = (tmp_path / "pack" / "pack.json").read_text()
+    assert run(*words, "--text-licence", "CC0")[1] == out and (tmp_path / "pack" / "pack.json").read_text() == before
+    code, _, err = run(*words, "--tokens", "60")
+    assert (code, err.splitlines()[-1]) == (
+        2, f"error: {tmp_path}/pack: holds another pack, of source; give a new folder as --out",
+    )  # fmt: skip
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").touch()
+    assert one_error(run(*words[:-1], str(tmp_path / "other"))) == f"{tmp_path}/other: is not empty; give a new folder as --out"
 
 
 def test_another_arithmetic_widens_by_its_floor(run: Run, folder: Path, tmp_path: Path) -> None:
