@@ -122,7 +122,7 @@ class Ranking(Part):
     first: str
     second: str
     ratio: Interval | None
-    """None: too few texts, or the second loses nothing."""
+    """None: too few texts, or the second loses too little to divide by."""
     is_ranked: bool
     """The interval excludes 1."""
 

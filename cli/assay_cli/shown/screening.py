@@ -46,7 +46,7 @@ def print_screening(record: Screening, out: Console) -> None:
             out.print(escape(f"{candidate.label}: {line}"))
     for ranking in record.rankings:
         if ranking.ratio is None:
-            out.print(escape(f"{ranking.first} and {ranking.second} are not ranked: too few texts"))
+            out.print(escape(f"{ranking.first} and {ranking.second} are not ranked by these texts"))
             continue
         ratio = f"{ranking.ratio.value:.2f} ({ranking.ratio.low:.2f} to {ranking.ratio.high:.2f})"
         word = "loses less than" if ranking.is_ranked else "is not told apart from"

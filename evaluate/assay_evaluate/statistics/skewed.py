@@ -27,6 +27,7 @@ Sources: Fay & Feuer 1997 (Stat. Med. 16:791-801), the added event of the larges
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -61,6 +62,41 @@ def skewed_mean(
         return Interval(value=mean, low=mean, high=mean, n=n, level=level, coverage="at_least")
     low, high = skewed_ends(sums_D, counts_D, stratum_D, level, open_above=not np.isfinite(most))
     return Interval(value=mean, low=max(low, least), high=min(high, most), n=n, level=level, coverage="at_least")
+
+
+def skewed_ratio(numerators_D: ArrayLike, denominators_D: ArrayLike, level: float = 0.95) -> Interval | None:
+    """sum(numerators) / sum(denominators) of clusters that have one of each, with the ratios r at which the mean of
+    numerator - r denominator may be 0 (Fieller 1954). None: some end is not finite: the denominators may add up to 0.
+
+    Of such differences either tail may be the long one, whatever the sample shows, so the wider end of both readings is taken.
+    """
+    a_D, b_D = np.asarray(numerators_D, np.float64), np.asarray(denominators_D, np.float64)
+    if len(a_D) < 2 or b_D.sum() <= 0:
+        return None
+    ratio = float(a_D.sum() / b_D.sum())
+    ones_D, stratum_D = np.ones(len(a_D)), np.zeros(len(a_D), np.intp)
+
+    def ends(r: float) -> tuple[float, float]:
+        low, high = skewed_ends(a_D - r * b_D, ones_D, stratum_D, level)
+        lowest, highest = skewed_ends(r * b_D - a_D, ones_D, stratum_D, level)
+        return min(low, -highest), max(high, -lowest)
+
+    low = 0.0 if ratio == 0 or ends(0.0)[0] <= 0 else _edge(lambda r: ends(r)[0] > 0, 0.0, ratio)
+    far = next((ratio * 2.0**power for power in range(1, 21) if ratio > 0 and ends(ratio * 2.0**power)[1] < 0), None)
+    if ratio == 0:
+        far = next((2.0**power for power in range(-40, 21) if ends(2.0**power)[1] < 0), None)
+    if far is None:
+        return None
+    high = _edge(lambda r: ends(r)[1] >= 0, ratio, far)
+    return Interval(value=ratio, low=low, high=high, n=len(a_D), level=level, coverage="at_least")
+
+
+def _edge(holds: Callable[[float], bool], inside: float, outside: float) -> float:
+    """Where `holds` ends between a place where it does and one where it does not."""
+    for _ in range(50):
+        middle = (inside + outside) / 2
+        inside, outside = (middle, outside) if holds(middle) else (inside, middle)
+    return (inside + outside) / 2
 
 
 def _strata(labels: ArrayLike, index_N: NDArray[np.intp], num_clusters: int) -> NDArray[np.intp]:

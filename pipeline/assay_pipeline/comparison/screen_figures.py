@@ -182,11 +182,9 @@ def rankings_of(screened: Sequence[Screened], values: dict[str, list[TextDiverge
     import numpy as np
 
     from assay.records.divergence import FEWEST_TEXTS
-    from assay_evaluate.statistics.clustered import cluster_bootstrap_ratio
+    from assay_evaluate.statistics.skewed import skewed_ratio
 
     for first, second in itertools.pairwise(screened):
         sums = [np.array([text.kl_P.sum() for text in values[label]]) for label in (first.label, second.label)]
-        ratio = None
-        if len(sums[0]) >= FEWEST_TEXTS and (sums[1] > 0).all():
-            ratio = cluster_bootstrap_ratio(sums[0], sums[1], np.arange(len(sums[0])))
+        ratio = skewed_ratio(*sums) if len(sums[0]) >= FEWEST_TEXTS else None
         yield Ranking(first=first.label, second=second.label, ratio=ratio, is_ranked=ratio is not None and ratio.high < 1)

@@ -3,7 +3,7 @@
 ALONE = "{label}: {word}; its KL from {reference} is {kl} nats{limit}"
 AHEAD = "{first} is ahead: {ratio} times the KL of {second}"
 NOT_APART = "{first} and {second} are not told apart on {num_texts} texts"
-NO_RATIO = "{first} has the least KL; with fewer than 20 texts nothing is ranked"
+NO_RATIO = "{first} has the least KL; these texts rank nothing"
 LIMIT = ", {limit:g} allowed{limit_for}"
 FAILED = "surely beyond what is allowed"
 NOT_FAILED = "surely within what is allowed; whether tasks are lost is not known"

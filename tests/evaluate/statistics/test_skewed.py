@@ -8,7 +8,7 @@ from scipy import stats
 
 from assay.records.base import Interval
 from assay_evaluate.statistics.clustered import cluster_bootstrap_mean
-from assay_evaluate.statistics.skewed import skewed_ends, skewed_mean, unseen_share
+from assay_evaluate.statistics.skewed import skewed_ends, skewed_mean, skewed_ratio, unseen_share
 
 
 def texts(seed: int, num_texts: int = 30) -> tuple[np.ndarray, np.ndarray]:
@@ -156,3 +156,29 @@ def test_where_values_have_no_highest_the_upper_end_is_no_nearer_than_a_normal_t
     degrees = sizes.sum() ** 2 / (sizes**2).sum() - 1
     assert result.high == pytest.approx(-values.mean() + error * stats.t.isf(0.025 / (1 + 150 / degrees), degrees))
     assert (result.low, result.high > bounded.high) == (bounded.low, True)
+
+
+def test_ratio_of_paired_sums() -> None:
+    """Its ends are the ratios at which the wider interval of numerator - r denominator begins to hold 0."""
+    rng = np.random.default_rng(5)
+    b = rng.lognormal(size=60)
+    a = 0.5 * b * rng.lognormal(sigma=0.2, size=60)
+    interval = skewed_ratio(a, b)
+    assert interval is not None
+    assert interval.value == a.sum() / b.sum() and interval.low < interval.value < interval.high < 1
+    ones, stratum = np.ones(60), np.zeros(60, np.intp)
+    for end in (interval.low, interval.high):
+        ends = [*skewed_ends(a - end * b, ones, stratum), *(-x for x in skewed_ends(end * b - a, ones, stratum))]
+        assert min(abs(x) for x in (min(ends), max(ends))) < 1e-9
+    same = skewed_ratio(b, b)
+    assert same is not None and (same.low, same.value, same.high) == pytest.approx((1, 1, 1))
+    nothing = skewed_ratio(np.zeros(60), b)
+    assert nothing is not None and nothing.value == nothing.low == 0 and nothing.high < 1e-9
+
+
+def test_ratio_to_next_to_nothing_has_no_end() -> None:
+    lost = np.zeros(30)
+    lost[0] = 1.0
+    assert skewed_ratio(np.ones(30), lost) is None
+    assert skewed_ratio(np.ones(30), np.zeros(30)) is None
+    assert skewed_ratio([1.0], [1.0]) is None
