@@ -52,7 +52,7 @@ precisions := $(if $(strip $(PRECISIONS)),--precisions $(subst $(space),$(comma)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup preflight preflight-first chosen-first quantize eval report card choose publish gate swe-demo swe-images doctor gpu-check speed test test-fast check lint docs bench bench-quantize full-count fuzz planted simulations choose-start soak alike lost-text sweep chaos damages clean calibrated-rows limits reports families-table
+.PHONY: help setup preflight preflight-first chosen-first quantize eval report card choose publish gate swe-demo swe-images doctor gpu-check speed test test-fast check lint docs bench bench-quantize full-count fuzz planted simulations choose-start soak alike lost-text sweep chaos damages clean calibrated-rows limits reports families-table screened
 
 help: ## show this text
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,18p'
@@ -198,6 +198,12 @@ calibrated-rows: .venv/.ready ## round odd weights by GPTQ, and see that `assay 
 
 reports: .venv/.ready ## run the tests that rebuild public reports and attacks, in minutes; write benchmarks/trust/reports.md
 	@.venv/bin/python benchmarks/trust/reports/report_table.py --write benchmarks/trust/reports.md
+
+screened: .venv/.ready ## screen the demo's checkpoints (after make quantize eval): beside what was served, intervals, rankings, kills; write benchmarks/screen/*.md
+	@demo="$(RUNS)/tiny-glm"; here=benchmarks/screen; .venv/bin/python $$here/served.py $$demo fp8 > $$here/served.md
+	@demo="$(RUNS)/tiny-glm"; here=benchmarks/screen; .venv/bin/python $$here/real_values.py $$demo $$demo/fp8/checkpoint $$demo/w4a16/checkpoint $$demo/w4a16-channel/checkpoint $$demo/nvfp4a16/checkpoint --write $$demo/screened/values.npz
+	@here=benchmarks/screen; .venv/bin/python $$here/intervals.py "$(RUNS)/tiny-glm/screened/values.npz" > $$here/intervals.md
+	@here=benchmarks/screen; .venv/bin/python $$here/kills.py examples/tiny_glm/checkpoint "$(RUNS)/tiny-glm/w4a16/checkpoint" > $$here/kills.md
 
 families-table: setup ## ask vLLM's loaders for GPUs about a model of every family, in minutes; write the table of docs/families.md
 	@support=tests/support; PYTHONPATH=$$support/quantization:$$support/models:$$support/serving .venv/bin/python $$support/models/families_replayed.py

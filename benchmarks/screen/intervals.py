@@ -23,7 +23,7 @@ PANELS = (20, 40, 100, 200)
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("values", type=Path)
-    arguments.add_argument("--draws", type=int, default=2000)
+    arguments.add_argument("--draws", type=int, default=1000)
     arguments.add_argument("--seed", type=int, default=1)
     options = arguments.parse_args()
     with np.load(options.values) as arrays:

@@ -49,9 +49,8 @@ def main() -> None:
         run(options, killed).wait()
         same = figures(whole) == figures(killed)
         states = hashes(whole) == hashes(killed)
-    print(
-        f"{kills} kills between 0 and {took:.1f} s, finished {rounds} times between: figures {verdict(same)}, states {verdict(states)}"
-    )
+    print(f"{kills} kills between 0 and {took:.1f} s of one run, {rounds} runs finished between them:")
+    print(f"figures {verdict(same)}, states {verdict(states)}.")
     sys.exit(0 if same and states else 1)
 
 
