@@ -30,9 +30,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as out:
         record, _ = screen([str(reference), *map(str, folders.values())], text=[options.run], out=Path(out))
     print("# Screened and served\n")
-    print(
-        f"{record.panel.num_texts} replies of the reference, {record.panel.num_tokens:,} tokens, served by vLLM on a CPU; nats.\n"
-    )
+    panel = record.panel
+    print(f"{panel.num_texts} replies of the reference, {panel.num_tokens:,} tokens, served by vLLM on a CPU; nats.\n")
     print("| candidate | stored as | served, lower bound | screened | served, unbiased | same first token, served | screened |")
     print("|---|---|---|---|---|---|---|")
     outside = []
@@ -46,8 +45,8 @@ def main() -> None:
             outside.append(candidate.label)
         shown = nats(unbiased) if unbiased is not None else "-"
         print(
-            f"| {candidate.label} | {candidate.stored_as} | {plain_nats(measured.kl_mean.value)} | {plain_nats(value)} | {shown} "
-            f"| {measured.top1_agreement.value:.2%} | {candidate.drift.top1_agreement.value:.2%} |"
+            f"| {candidate.label} | {candidate.stored_as} | {plain_nats(measured.kl_mean.value)} | {plain_nats(value)} "
+            f"| {shown} | {measured.top1_agreement.value:.2%} | {candidate.drift.top1_agreement.value:.2%} |"
         )
     print(f"\nBelow the lower bound (by more than 2 %) or above the interval: {', '.join(outside) or 'none'}.")
 

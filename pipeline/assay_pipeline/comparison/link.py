@@ -11,12 +11,15 @@ from assay.errors import AssayError
 from assay.foreign_text import shown
 from assay.records.inspection import Inspection
 from assay.records.link import LinkAnswer, LinkStep
+from assay.records.manifest import load_manifest
 from assay.records.pack import PACK_NAME
 from assay.records.screening import Screening
 from assay_pipeline.comparison.screen_passes import Arithmetic
 from assay_pipeline.comparison.screening import PAGE_NAME, screen
 from assay_pipeline.diagnosing import inspect
 from assay_pipeline.targets import url_in
+
+MAY_BE_BASE = "nothing in it is quantized and it names no base: it may be one itself"
 
 
 def judge_link(
@@ -31,15 +34,16 @@ def judge_link(
     say: Say = say_nothing,
     track: Track = track_nothing,
 ) -> LinkAnswer:
-    """target: a folder, a hub id or the URL of files. base: folder or pack of its base; None: the one that it names, if that is
-    in the Hugging Face cache of this machine. text, num_tokens, arithmetic, device, out: as of `screen`.
+    """target: a folder, a hub id or the URL of files. base: folder or pack of its base; None: the one that it was made from, or
+    that it names, if that is on this machine (in the Hugging Face cache). text, num_tokens, arithmetic, device, out: as of
+    `screen`.
 
     AssayError: nothing can be read at `target`, or there is no `base`.
     """
     inspection = inspect(target, track=track)
     folder = Path(target).expanduser()
     named = inspection.facts.base_model
-    reference = base or (None if named is None else cached(named))
+    reference = base or source_here(folder) or (None if named is None else cached(named))
     screening, reason = None, _not_comparable(inspection, folder, reference)
     if reason is None and reference is not None:
         try:
@@ -62,7 +66,7 @@ def judge_link(
         base=reference or named,
         screening=screening,
         not_screened=reason,
-        steps=tuple(_steps(target, reference, named, screening, folder)),
+        steps=tuple(_steps(target, reference, named, screening, folder, is_base=reason == MAY_BE_BASE)),
     )
 
 
@@ -70,6 +74,15 @@ def server_url(target: str) -> str | None:
     """The URL of a server, if `target` is one and names no page of the hub and no file."""
     url = url_in(target)
     return None if url is None or len([part for part in url.split("/")[3:] if part not in ("", "v1")]) > 0 else url
+
+
+def source_here(folder: Path) -> str | None:
+    """The folder that a checkpoint of ours was made from, by its manifest, if it is there."""
+    try:
+        manifest = load_manifest(folder) if folder.is_dir() else None
+    except AssayError:
+        return None
+    return manifest.source if manifest is not None and Path(manifest.source).is_dir() else None
 
 
 def cached(name: str) -> str | None:
@@ -90,7 +103,7 @@ def _not_comparable(inspection: Inspection, folder: Path, reference: str | None)
     if not folder.is_dir():
         return "its weights are not on this machine; download it and give the folder"
     if inspection.facts.method is None and reference is None:
-        return "nothing in it is quantized and it names no base: it may be one itself"
+        return MAY_BE_BASE
     if reference is None:
         named = inspection.facts.base_model
         return (
@@ -101,11 +114,17 @@ def _not_comparable(inspection: Inspection, folder: Path, reference: str | None)
     return None
 
 
-def _steps(target: str, reference: str | None, named: str | None, screening: Screening | None, folder: Path) -> list[LinkStep]:
+def _steps(
+    target: str, reference: str | None, named: str | None, screening: Screening | None, folder: Path, *, is_base: bool
+) -> list[LinkStep]:
     base = reference or named or "BASE"
     is_pack = (Path(base) / PACK_NAME).is_file()
     again = f"assay judge {shlex.quote(target)} --base {shlex.quote(base)}"
     steps = []
+    if is_base:
+        return [
+            LinkStep(sentence="judge a checkpoint that was made of it", command=f"assay judge {shlex.quote(target)} CANDIDATE")
+        ]
     if screening is None and folder.is_dir():
         steps.append(
             LinkStep(

@@ -23,6 +23,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("link")
     make_tiny(folder / "source", glm4_moe())
     quantize(str(folder / "source"), precision="fp8", out=folder / "made")
+    manifest = json.loads((folder / "made" / "assay_manifest.json").read_text())
+    (folder / "made" / "assay_manifest.json").write_text(json.dumps(manifest | {"source": "nobody/Tiny-GLM"}))
     (folder / "made" / "README.md").write_text("---\nbase_model: nobody/Tiny-GLM\nlicense: mit\n---\n\n# Tiny\n")
     shutil.copytree(folder / "made", folder / "damaged")
     path = next((folder / "damaged").glob("*.safetensors"))
@@ -96,6 +98,15 @@ def test_packs_and_bases_that_are_none(run: Run, folder: Path, tmp_path: Path) -
     )
     answer = answered(run, folder / "source")[1]
     assert answer.not_screened == "nothing in it is quantized and it names no base: it may be one itself"
+    assert [step.command for step in answer.steps] == [f"assay judge {folder}/source CANDIDATE"]
+
+
+def test_one_that_was_made_here(run: Run, folder: Path, tmp_path: Path) -> None:
+    from assay_pipeline.quantizing import quantize
+
+    quantize(str(folder / "source"), precision="fp8", out=tmp_path / "own")
+    answer = answered(run, tmp_path / "own", "--tokens", "2000", "--out", tmp_path / "out")[1]
+    assert answer.screening is not None and answer.base == str(folder / "source")
 
 
 def test_a_server_alone(run: Run) -> None:
