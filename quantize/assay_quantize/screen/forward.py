@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +21,10 @@ from torch import Tensor, nn
 
 from assay.atomic_files import naming, replacing
 from assay.callbacks import Say
+from assay.errors import QuantizeError
+from assay.quantities import size
 from assay.records.base import sha256_of, write_text_atomically
-from assay_quantize.screen.layer_model import LayerModel, State
+from assay_quantize.screen.layer_model import LayerInputs, LayerModel, State
 from assay_quantize.sensitivity.texts import ScoredText, texts_sha256
 
 PASS_RECORD = "pass.json"
@@ -114,11 +117,11 @@ def run_pass(
     sequences = [torch.tensor([text.ids]) for text in texts]
     sequences += [torch.tensor([text.ids, text.ids]) for text in texts[:num_doubled]]
     model.use_embedding(torch.cat([ids.reshape(-1) for ids in sequences]))
-    for layer in range(begin, model.num_layers):
+    for layer, inputs in _loaded(model, begin):
         before = states_folder(folder, layer - 1) if layer else None
         experts: dict[str, Tensor] = {}
         with whole_folder(states_folder(folder, layer)) as behind:
-            with model.filled(layer) as module, _chosen_experts(module) as chosen:
+            with model.filled(layer, inputs) as module, _chosen_experts(module) as chosen:
                 for number, ids_1T in enumerate(sequences):
                     chosen.clear()
                     state = model.run(layer, ids_1T, None if before is None else load_state(before, number))
@@ -132,6 +135,26 @@ def run_pass(
             shutil.rmtree(before)
         say(f"layer {layer + 1} of {model.num_layers}")
     return ScreenPass(folder, model.num_layers)
+
+
+def _loaded(model: LayerModel, begin: int) -> Iterator[tuple[int, LayerInputs]]:
+    """Every layer from `begin` on, read while the one before it runs, where there is room for both.
+
+    QuantizeError: there is no room for one.
+    """
+    with ThreadPoolExecutor(max_workers=1) as reader:
+        ahead: Future[LayerInputs] | None = None
+        for layer in range(begin, model.num_layers):
+            if ahead is None and not model.has_room_for(layer):
+                raise QuantizeError(
+                    f"{model.stored.location}: layer {layer} takes {size(model.layer_bytes(layer))} of memory, and less is "
+                    "free; take --arithmetic bf16, or a machine with more"
+                )
+            inputs = model.load(layer) if ahead is None else ahead.result()
+            following = layer + 1
+            has_room = following < model.num_layers and model.has_room_for(following)
+            ahead = reader.submit(model.load, following) if has_room else None
+            yield layer, inputs
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from assay.recipes.text_config import text_of
 from assay_quantize.calibration.quiet import loading
 from assay_quantize.decoding.activations import InputRounding, RoundedInputs
 from assay_quantize.decoding.open_stored import StoredCheckpoint
+from assay_quantize.storage.resident import available_bytes
 
 State = tuple[Tensor, ...]
 """What goes from one layer to the next: hidden states [B, T, H], and for some models more (indexes of the tokens looked at)."""
@@ -49,6 +50,12 @@ class Source(NamedTuple):
     name: str
     expert: int | None = None
     first_row: int = 0
+
+
+class LayerInputs(NamedTuple):
+    """How inputs of a loaded layer's weights are rounded, by the address of the weight."""
+
+    roundings: dict[int, InputRounding]
 
 
 class _Passing(nn.Module):
@@ -260,11 +267,26 @@ class LayerModel:
         return InputRounding(rule, step if rule.granularity == "tensor" else 1.0 / step)
 
     # -------------------------------------------------------------------------------------------- running
+    def load(self, layer: int) -> LayerInputs:
+        """Read the weights of a layer, which may go on in another thread while one before it runs; for `filled`."""
+        return LayerInputs(self._fill(self._layers[layer], f"{self.prefix}.{layer}."))
+
+    def layer_bytes(self, layer: int) -> int:
+        """Of its weights, as it runs."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self._layers[layer].state_dict().values())
+
+    def has_room_for(self, *layers: int) -> bool:
+        """Whether the device holds these beside what it holds, with a fifth of what is free to spare."""
+        needed = sum(self.layer_bytes(layer) for layer in layers)
+        free = available_bytes() if self.device == "cpu" else torch.cuda.mem_get_info()[0]
+        return needed < 0.8 * free
+
     @contextmanager
-    def filled(self, layer: int) -> Iterator[nn.Module]:
-        """One layer has weights; all others pass on their input. Afterwards the layer is gone."""
+    def filled(self, layer: int, inputs: LayerInputs | None = None) -> Iterator[nn.Module]:
+        """One layer has weights; all others pass on their input. Afterwards the layer is gone. inputs: of `load`; None: the
+        layer is not loaded yet."""
         whole = self._layers[layer]
-        roundings = self._fill(whole, f"{self.prefix}.{layer}.")
+        roundings = (inputs or self.load(layer)).roundings
         others: list[nn.Module] = [self._passing if number != layer else whole for number in range(self.num_layers)]
         others[layer + 1 :] = [_End()] * (self.num_layers - layer - 1)
         self.base.layers = nn.ModuleList(others)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from scipy.special import log_softmax, rel_entr
 from tiny_families import glm4_moe, make_tiny
 
+from assay.errors import QuantizeError
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.decoding.open_stored import open_stored
 from assay_quantize.screen.compare import PassSide, compare_passes, other_experts
@@ -130,3 +132,18 @@ def test_a_killed_pass_goes_on_with_its_layer(source: Path, tmp_path: Path) -> N
     assert lines == ["layer 3 of 3"] and files_of(tmp_path / "killed") == expected
     run_pass(open_model(source), texts(), tmp_path / "killed", "another", lines.append)
     assert lines[1:] == ["layer 1 of 3", "layer 2 of 3", "layer 3 of 3"]
+
+
+def test_layers_are_read_ahead_where_there_is_room(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bytes with room for one layer, and an error before any state where there is not even that."""
+    whole = files_of(passed(source, tmp_path / "whole").states.folder)
+    free = itertools.cycle([10**12, 1000])  # room for a layer, and none for the next beside it
+    monkeypatch.setattr("assay_quantize.screen.layer_model.available_bytes", lambda: next(free))
+    asked: list[tuple[int, ...]] = []
+    has_room_for = LayerModel.has_room_for
+    monkeypatch.setattr(LayerModel, "has_room_for", lambda self, *layers: asked.append(layers) or has_room_for(self, *layers))
+    assert files_of(passed(source, tmp_path / "one").states.folder) == whole
+    assert asked == [(0,), (1,), (1,), (2,), (2,)]
+    monkeypatch.setattr("assay_quantize.screen.layer_model.available_bytes", lambda: 1000)
+    with pytest.raises(QuantizeError, match=r"layer 0 takes .* of memory, and less is free; take --arithmetic bf16"):
+        passed(source, tmp_path / "none")
