@@ -10,7 +10,7 @@ from typing import Any
 
 from chaos_attempt import answers
 
-from assay_evaluate.client.journal import _unpack
+from assay_evaluate.client.journal import unpacked
 
 OF_SAMPLED_TEXT = {"divergence.score"}
 """Requests with texts that the reference has sampled: sampled again, in another batch, they may be others."""
@@ -47,7 +47,7 @@ def scores(run_dir: Path) -> dict[tuple[str, str], Any]:
 
 def said_in(row: tuple[Any, ...]) -> tuple[Any, ...]:
     """Of what is kept of a reply, what the model said."""
-    reply = json.loads(_unpack(row[1]))
+    reply = json.loads(unpacked(row[1]))
     return tuple(reply.get(name) for name in ("text", "reasoning", "token_ids", "finish_reason"))
 
 

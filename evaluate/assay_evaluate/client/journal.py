@@ -428,6 +428,7 @@ def _pack(text: str) -> str | bytes:
 
 
 def unpacked(stored: str | bytes) -> str:
+    """A request, a reply or items as they were before they were stored."""
     return stored if isinstance(stored, str) else zlib.decompress(stored).decode()
 
 

@@ -58,7 +58,11 @@ def test_without_a_vllm_to_serve_folders_no_run_is_begun(run: Run, tmp_path: Pat
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["http://127.0.0.1:9"], "assay judge: missing argument 'CANDIDATE...'; `assay judge --help` lists what it takes"),
+        (
+            ["http://127.0.0.1:9"],
+            "http://127.0.0.1:9: is a server, and what to compare it with is missing; write `assay judge REFERENCE "
+            "http://127.0.0.1:9`",
+        ),
         (["no", "where", "--suite", "first"], "no suite recipe called 'first'; did you mean first-look?"),
     ],
 )

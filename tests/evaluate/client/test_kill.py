@@ -31,7 +31,7 @@ from assay.recipes.profile import GivenServer, Hardware, ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
 from assay.records.base import canonical_json
 from assay.records.measurement import Measurement
-from assay_evaluate.client.journal import _unpack
+from assay_evaluate.client.journal import unpacked
 from assay_evaluate.run import asked_again
 from assay_evaluate.run.candidate import Candidate
 from assay_evaluate.run.evaluate import evaluate
@@ -119,7 +119,7 @@ class Scene:
         with sqlite3.connect(self.run_dir / "journal.db") as db:
             tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master")}
             rows = db.execute("SELECT body FROM requests WHERE status = 'answered'").fetchall() if "requests" in tables else []
-        return Counter(_unpack(row[0]) for row in rows)
+        return Counter(unpacked(row[0]) for row in rows)
 
     def finished(self) -> bytes:
         """Both measurements, but for what time it took."""

@@ -164,9 +164,9 @@ def test_many_texts_that_the_candidate_cannot_score(tmp_path: Path) -> None:
 
 def _item_of(folder: Path, prompt: list[int]) -> str:
     """The text's name, by its ids."""
-    from assay_evaluate.client.journal import _unpack
+    from assay_evaluate.client.journal import unpacked
 
     with Journal(folder / "run" / "journal.db") as journal:
         rows = journal._execute("SELECT items FROM items WHERE what = 'divergence.write'")
-    documents = json.loads(_unpack(rows[-1][0]))[0]["documents"]
+    documents = json.loads(unpacked(rows[-1][0]))[0]["documents"]
     return next(str(document["item"]) for document in documents if [*document["prompt_ids"], *document["reply_ids"]] == prompt)

@@ -125,9 +125,9 @@ def run(servers: Servers, folders: dict[str, Path], **spec: Any) -> list[Measure
 def kept_documents(run_dir: Path) -> list[dict[str, Any]]:
     with Journal(run_dir / "journal.db") as journal:
         rows = journal._execute("SELECT items FROM items WHERE what = 'divergence.write'")
-    from assay_evaluate.client.journal import _unpack
+    from assay_evaluate.client.journal import unpacked
 
-    return list(json.loads(_unpack(rows[-1][0]))[0]["documents"])
+    return list(json.loads(unpacked(rows[-1][0]))[0]["documents"])
 
 
 def true_kl(documents: list[dict[str, Any]]) -> list[np.ndarray]:

@@ -24,7 +24,7 @@ from assay.records.serving import Signature, SignedPrompt
 from assay_evaluate.asking import signature
 from assay_evaluate.asking.signature import PROMPTS, take_signature
 from assay_evaluate.client.client import NotMeasured
-from assay_evaluate.client.journal import Journal, _unpack
+from assay_evaluate.client.journal import Journal, unpacked
 from assay_evaluate.run.candidate import Candidate
 from assay_evaluate.run.evaluate import evaluate
 from assay_evaluate.run.weights import sign_given
@@ -339,7 +339,7 @@ def test_what_was_left_open_is_not_trusted_if_weights_are_others_now(tmp_path: P
         run(tmp_path, servers.by_label)
         with Journal(tmp_path / "journal.db") as journal:
             kept = journal._execute("SELECT items FROM items WHERE what = 'weights'")
-        assert sorted(json.loads(_unpack(row[0]))[0]["attempt"] for row in kept) == [0, 1]
+        assert sorted(json.loads(unpacked(row[0]))[0]["attempt"] for row in kept) == [0, 1]
 
 
 # ------------------------------------------------------------------------------------------------ what /v1/models says

@@ -44,7 +44,7 @@ def judge(
         ),
     ],
     candidates: Annotated[
-        list[str] | None, typer.Argument(metavar="[CANDIDATE...]", help="What to judge: URLs or folders.")
+        list[str] | None, typer.Argument(metavar="CANDIDATE", help="What to judge: URLs or folders.")
     ] = None,
     suite: Annotated[
         str,
