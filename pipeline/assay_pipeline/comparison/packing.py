@@ -14,7 +14,7 @@ from assay.records.base import sha256_of_file
 from assay.records.pack import PACK_NAME, Pack
 from assay.records.run import folder_name
 from assay.records.screening import Numerics, Panel, StatedTexts
-from assay_pipeline.comparison.screen_passes import Arithmetic, PassRunner, numerics_of, opened, panel_of
+from assay_pipeline.comparison.screen_passes import Arithmetic, PassRunner, check_device, numerics_of, opened, panel_of
 from assay_pipeline.comparison.screen_texts import read_panel
 from assay_pipeline.interrupted import interruptible
 
@@ -48,6 +48,7 @@ def pack(
         raise CheckpointError(f"{reference}: give a checkpoint's folder")
     if out.exists() and not (out.is_dir() and not any(out.iterdir())) and not (out / PACK_NAME).is_file():
         raise AssayError(f"{out}: is not empty; give a new folder as --out")
+    check_device(device)
     work = out.with_name(f".{out.name}.partial")
     runner = PassRunner(arithmetic, device, work / "passes", say)
     with quiet(), interruptible(lambda: f"layers that are done are kept in {work}; the same command goes on"):

@@ -180,6 +180,14 @@ def _floor(pack: Pack, numerics: Numerics) -> AppliedFloor | None:
     )
 
 
+def check_device(device: str) -> None:
+    """AssayError: it is not here."""
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise AssayError("--device cuda: torch sees no CUDA device here; leave --device out, or install torch for CUDA")
+
+
 def numerics_of(arithmetic: Arithmetic, device: str) -> Numerics:
     """Of this process."""
     import torch

@@ -23,6 +23,7 @@ from assay_pipeline.comparison.screen_figures import rankings_of, router_changes
 from assay_pipeline.comparison.screen_passes import (
     Arithmetic,
     PassRunner,
+    check_device,
     numerics_of,
     opened,
     panel_of,
@@ -77,6 +78,7 @@ def screen(
     text = text or [shipped_panel()]
     folders = dict(_labelled(checkpoints))
     gate = _gate(gates)
+    check_device(device)
     place = place_for("screen", ".", out=out, say=say)
     runner = PassRunner(arithmetic, device, place.records / "passes", say)
     with (

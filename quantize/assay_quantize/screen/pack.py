@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -110,6 +111,9 @@ def write_head(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def seal(folder: Path, fields: dict[str, Any]) -> Pack:
     """The record over everything in the folder, written."""
+    mode = stat.S_IMODE((folder / TEXTS).stat().st_mode)
+    for path in folder.rglob("*.safetensors"):
+        path.chmod(mode)  # safetensors lets nobody else read what it writes
     values = Pack.model_construct(**fields, files=_hashes(folder), seal="").model_dump(mode="json")
     record = Pack.model_validate_json(json.dumps(values | {"seal": seal_of(values)}))
     record.save(folder / PACK_NAME)

@@ -114,4 +114,7 @@ def test_a_server_alone(run: Run) -> None:
         "http://localhost:8000: is a server, and what to compare it with is missing; write `assay judge REFERENCE "
         "http://localhost:8000`"
     )
+    assert one_error(run("judge", "localhost:8000", "localhost:8001", "--base", "x")) == (
+        "--base: is for one checkpoint alone, and 2 were given; leave it out"
+    )
     assert one_error(run("judge", "/no/such/folder")).startswith("/no/such/folder: no such folder")

@@ -75,6 +75,9 @@ def test_the_record(run: Run, folder: Path) -> None:
     assert [(floor.cause, floor.num_texts) for floor in record.floors] == [("batch shape", 16), ("arithmetic", 16)]
     assert 0 <= record.floors[0].kl_mean < 1e-9 < 1e-7 < record.floors[1].kl_mean < record.floors[1].kl_largest < 0.02
     assert not list(folder.glob(".*"))
+    assert {path.stat().st_mode for path in (folder / "pack").rglob("*") if path.is_file()} == {
+        (folder / "replies.jsonl").stat().st_mode
+    }
 
 
 def test_what_is_printed(run: Run, folder: Path, tmp_path: Path) -> None:
@@ -141,6 +144,7 @@ def test_wrong_words(run: Run, folder: Path, tmp_path: Path) -> None:
     pack, source, text = str(folder / "pack"), str(folder / "source"), str(folder / "replies.jsonl")
     expected = {
         ("--pack", pack, source, "--text", text): f"--text: {pack} has its own texts; leave --text out",
+        (source, source, "--device", "tpu"): "--device tpu: did you mean cpu? it takes one of: cpu, cuda",
         (pack,): "give a candidate's folder beside the pack",
         (source,): "give a reference and a candidate or more, or `--pack PACK` and candidates",
         ("--pack", str(tmp_path / "no"), source): f"{tmp_path}/no: no such folder; give what `assay pack` wrote",

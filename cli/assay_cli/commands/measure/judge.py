@@ -93,6 +93,9 @@ def judge(
     """
     from assay_reports.page.findings import first_screen
 
+    alone = {"--base": base, "--text": text, "--out": out}
+    if candidates and (given := [option for option, value in alone.items() if value is not None]):
+        raise AssayError(f"{given[0]}: is for one checkpoint alone, and {len(candidates) + 1} were given; leave it out")
     if not candidates:
         _judge_one(reference, base, text or (), tokens, out, as_json=as_json)
         return

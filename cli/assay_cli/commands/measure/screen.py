@@ -35,7 +35,9 @@ ArithmeticOption = Annotated[
         help="What the model computes in. Figures of different arithmetic are not ranked.",
     ),
 ]  # fmt: skip
-DeviceOption = Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, or cuda.")]
+DeviceOption = Annotated[
+    str, typer.Option("--device", metavar="cpu|cuda", callback=choice("cpu", "cuda"), help="Where the model computes.")
+]
 
 
 def screen(
