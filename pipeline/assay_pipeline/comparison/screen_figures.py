@@ -186,5 +186,5 @@ def rankings_of(screened: Sequence[Screened], values: dict[str, list[TextDiverge
 
     for first, second in itertools.pairwise(screened):
         sums = [np.array([text.kl_P.sum() for text in values[label]]) for label in (first.label, second.label)]
-        ratio = skewed_ratio(*sums) if len(sums[0]) >= FEWEST_TEXTS else None
+        ratio = skewed_ratio(sums[0], sums[1]) if len(sums[0]) >= FEWEST_TEXTS else None
         yield Ranking(first=first.label, second=second.label, ratio=ratio, is_ranked=ratio is not None and ratio.high < 1)

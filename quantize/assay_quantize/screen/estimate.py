@@ -56,6 +56,7 @@ def estimate_pass(model: LayerModel, texts: Sequence[ScoredText], folder: Path, 
         for kind, number in last_of.items():
             flop += kinds[kind] * 2 * _active_weights(model, model.layer(number)) * num_tokens
             times = kinds[kind] + (has_draft and number == model.num_layers - 1)
+            model.check_room_for(number)
             begin = time.perf_counter()
             with model.filled(number):
                 fixed_s += times * (time.perf_counter() - begin)

@@ -21,8 +21,6 @@ from torch import Tensor, nn
 
 from assay.atomic_files import naming, replacing
 from assay.callbacks import Say
-from assay.errors import QuantizeError
-from assay.quantities import size
 from assay.records.base import sha256_of, write_text_atomically
 from assay_quantize.screen.layer_model import LayerInputs, LayerModel, State
 from assay_quantize.sensitivity.texts import ScoredText, texts_sha256
@@ -145,11 +143,8 @@ def _loaded(model: LayerModel, begin: int) -> Iterator[tuple[int, LayerInputs]]:
     with ThreadPoolExecutor(max_workers=1) as reader:
         ahead: Future[LayerInputs] | None = None
         for layer in range(begin, model.num_layers):
-            if ahead is None and not model.has_room_for(layer):
-                raise QuantizeError(
-                    f"{model.stored.location}: layer {layer} takes {size(model.layer_bytes(layer))} of memory, and less is "
-                    "free; take --arithmetic bf16, or a machine with more"
-                )
+            if ahead is None:
+                model.check_room_for(layer)
             inputs = model.load(layer) if ahead is None else ahead.result()
             following = layer + 1
             has_room = following < model.num_layers and model.has_room_for(following)

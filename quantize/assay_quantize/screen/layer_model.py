@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from assay.errors import PlanError, QuantizeError
-from assay.quantities import and_more
+from assay.quantities import and_more, size
 from assay.recipes.families import family_of
 from assay.recipes.family_names import names_of
 from assay.recipes.text_config import text_of
@@ -280,6 +280,14 @@ class LayerModel:
         needed = sum(self.layer_bytes(layer) for layer in layers)
         free = available_bytes() if self.device == "cpu" else torch.cuda.mem_get_info()[0]
         return needed < 0.8 * free
+
+    def check_room_for(self, layer: int) -> None:
+        """QuantizeError: the device has no room for it."""
+        if not self.has_room_for(layer):
+            raise QuantizeError(
+                f"{self.stored.location}: layer {layer} takes {size(self.layer_bytes(layer))} of memory, and less is free; "
+                "take --arithmetic bf16, or a machine with more"
+            )
 
     @contextmanager
     def filled(self, layer: int, inputs: LayerInputs | None = None) -> Iterator[nn.Module]:
