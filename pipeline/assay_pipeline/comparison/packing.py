@@ -34,10 +34,9 @@ def pack(
 ) -> Pack:
     """Write a pack of `reference` to `out`; a killed one goes on with its layer.
 
-    A whole one of the same weights, texts and numerics is left as it
-    is. text, num_tokens, length, arithmetic, device: as of `screen`. with_head: False leaves out the head, of which the hash is
-    held. stated: what is said of the texts beside what their files say. AssayError: `out` holds something else, or the
-    checkpoint cannot be read or run.
+    A whole one of the same weights, texts and numerics is left as it is. text, num_tokens, length, arithmetic, device: as of
+    `screen`. with_head: False leaves out the head, of which the hash is held. stated: what is said of the texts beside what
+    their files say. AssayError: `out` holds something else, or the checkpoint cannot be read or run.
     """
     from assay_quantize.calibration.quiet import quiet
     from assay_quantize.screen.draft import DRAFTS, write_drafts
@@ -46,10 +45,11 @@ def pack(
 
     if not reference.is_dir():
         raise CheckpointError(f"{reference}: give a checkpoint's folder")
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())) and not (out / PACK_NAME).is_file():
-        raise AssayError(f"{out}: is not empty; give a new folder as --out")
     check_device(device)
-    work = out.with_name(f".{out.name}.partial")
+    work = out.absolute().with_name(f".{out.absolute().name}.partial")
+    is_empty = not out.exists() or (out.is_dir() and not any(out.iterdir()))
+    if not is_empty and not (out / PACK_NAME).is_file() and not work.is_dir():  # a killed one was about to move its files
+        raise AssayError(f"{out}: is not empty; give a new folder as --out")
     runner = PassRunner(arithmetic, device, work / "passes", say)
     with quiet(), interruptible(lambda: f"layers that are done are kept in {work}; the same command goes on"):
         texts = read_panel(text, reference, num_tokens, length)
@@ -92,8 +92,10 @@ def pack(
                 "floors": tuple(floors),
             },
         )
-        out.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(folder, out)
+        out.mkdir(parents=True, exist_ok=True)
+        for path in sorted(folder.iterdir(), key=lambda path: path.name == PACK_NAME):  # the record last
+            shutil.rmtree(out / path.name, ignore_errors=True)  # of one that was killed here
+            os.replace(path, out / path.name)
         shutil.rmtree(work)
     return record
 

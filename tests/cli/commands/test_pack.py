@@ -80,7 +80,7 @@ def test_the_record(run: Run, folder: Path) -> None:
     }
 
 
-def test_what_is_printed(run: Run, folder: Path, tmp_path: Path) -> None:
+def test_what_is_printed(run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("pack", str(folder / "source"), "--text", str(folder / "replies.jsonl"), "--out", str(tmp_path / "pack"))
     code, out, _ = run(*words, "--text-licence", "CC0")
     lines = out.splitlines()
@@ -93,9 +93,24 @@ def test_what_is_printed(run: Run, folder: Path, tmp_path: Path) -> None:
     assert (code, err.splitlines()[-1]) == (
         2, f"error: {tmp_path}/pack: holds another pack, of source; give a new folder as --out",
     )  # fmt: skip
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert run(*words[:-1], ".")[0] == 0 and (Path() / "pack.json").is_file()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
     assert one_error(run(*words[:-1], str(tmp_path / "other"))) == f"{tmp_path}/other: is not empty; give a new folder as --out"
+
+
+def test_killed_while_its_files_move(folder: Path, tmp_path: Path) -> None:
+    """A pack is none before its record is there, and the same call goes on."""
+    from assay_pipeline.comparison.packing import pack
+
+    shutil.copytree(folder / "pack", tmp_path / "pack")
+    (tmp_path / "pack" / "pack.json").unlink()
+    (tmp_path / ".pack.partial").mkdir()  # what a kill at that moment leaves
+    again = pack(folder / "source", text=[folder / "replies.jsonl"], out=tmp_path / "pack")
+    assert again.files == Pack.load(folder / "pack" / "pack.json").files
+    assert {path.name for path in tmp_path.iterdir()} == {"pack"}
 
 
 def test_another_arithmetic_widens_by_its_floor(run: Run, folder: Path, tmp_path: Path) -> None:
