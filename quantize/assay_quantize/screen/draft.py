@@ -98,9 +98,16 @@ class DraftModel(LayerModel):
         text: Any = text_of(config)
         for name, value in text_config(config).to_dict().items():
             if isinstance(value, list) and len(value) == self._number:
-                text[name] = [*value, "full_attention" if "full_attention" in value else value[-1]]
+                text[name] = [*value, self._kind_of_block(value)]
         text["num_hidden_layers"] = self._number + 1
         return config
+
+    def _kind_of_block(self, kinds: list[Any]) -> Any:
+        """What the MTP layer is, where the config says of every layer what it is."""
+        if "full_attention" in kinds:
+            return "full_attention"
+        has_indexer = any(name.startswith(f"{self._block_root}.self_attn.indexer.") for name in self._stored_names)
+        return "full" if "full" in kinds and has_indexer else kinds[-1]
 
     def _name_as_built(self, name: str) -> str:
         if name.startswith(f"{self._block_root}."):
@@ -143,9 +150,10 @@ class DraftModel(LayerModel):
         self._fill(self._norm, f"{self.prefix.rpartition('.')[0]}.norm.")
         with whole_folder(states_folder(folder, self._number)) as partial, self.filled(self._number), torch.no_grad():
             for number, ids_1T in enumerate(sequences):
-                state = self._norm(decoder.state(number)[0].to(self.device))
-                given = project(embedding(ids_1T[:, 1:].to(self.device)), state[:, :-1])
-                save_state(partial, number, self.run(self._number, ids_1T[:, :-1], (given,)))
+                hidden, *others = (part.to(self.device) for part in decoder.state(number))
+                given = project(embedding(ids_1T[:, 1:].to(self.device)), self._norm(hidden)[:, :-1])
+                handed_on = (part[:, :-1] for part in others)  # of sparse attention, the tokens that are looked at
+                save_state(partial, number, self.run(self._number, ids_1T[:, :-1], (given, *handed_on)))
         return ScreenPass(folder, self._number + 1)
 
     def draft_head(self) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_families import glm4_moe, make_tiny, qwen3_next
+from tiny_families import deepseek_v3, glm4_moe, glm_moe_dsa, make_tiny, qwen3_next
 from torch import Tensor
 
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
@@ -106,8 +106,9 @@ def assert_equal(made: list[DraftAcceptance], expected: list[DraftAcceptance]) -
         assert (text.agrees_D == whole.agrees_D).all()
 
 
-def test_glm(tmp_path: Path) -> None:
-    folder = make_tiny(tmp_path / "source", glm4_moe())
+@pytest.mark.parametrize("config", [glm4_moe(), deepseek_v3()], ids=lambda config: str(config["model_type"]))
+def test_blocks_behind_the_decoder(tmp_path: Path, config: dict[str, Any]) -> None:
+    folder = make_tiny(tmp_path / "source", config)
     whole = whole_with_one_more_layer(folder, tmp_path / "whole", {})
     block = f"model.layers.{whole.config.num_hidden_layers - 1}"
     names = {
@@ -136,6 +137,21 @@ def test_qwen3_next(tmp_path: Path) -> None:
         "projection": "mtp.fc.weight", "norm": "mtp.norm.weight", "head": "",
     }  # fmt: skip
     assert_equal(accepted(folder, tmp_path), by_hand(whole, tensors_of(folder), names, masks_first=False))
+
+
+def test_sparse_attention(tmp_path: Path) -> None:
+    """Its layers hand on which tokens they look at, and the block is handed them, too."""
+    sparse = make_tiny(tmp_path / "sparse", glm_moe_dsa())
+    made = accepted(sparse, tmp_path / "a")
+    assert [len(text.accepted_D) for text in made] == [len(text.ids) - max(text.first, 2) for text in texts()]
+    assert all(((text.accepted_D > 0) & (text.accepted_D < 1)).all() for text in made)
+    shifted = shutil.copytree(sparse, tmp_path / "shifted")
+    for path in shifted.glob("*.safetensors"):
+        tensors = load_file(path)
+        name = next((name for name in tensors if name.endswith("eh_proj.weight")), None)
+        if name is not None:
+            save_file({**tensors, name: -tensors[name]}, path, {"format": "pt"})
+    assert not np.allclose(made[0].accepted_D, accepted(shifted, tmp_path / "b")[0].accepted_D)
 
 
 @pytest.mark.parametrize("scheme", ["w4a16-g32", "fp8"])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_families import glm4_moe, make_tiny
+from tiny_families import deepseek_v3, glm4_moe, glm_moe_dsa, make_tiny, qwen3_moe, qwen3_next
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
@@ -18,6 +19,20 @@ from assay_quantize.screen.estimate import estimate_pass
 from assay_quantize.screen.forward import run_pass
 from assay_quantize.screen.layer_model import LayerModel
 from assay_quantize.sensitivity.texts import ScoredText
+
+
+@pytest.mark.parametrize(
+    "config", [qwen3_moe(), deepseek_v3(), glm_moe_dsa(), qwen3_next()], ids=lambda config: str(config["model_type"])
+)
+def test_layers_that_hand_on_more_than_hidden_states(tmp_path: Path, config: dict[str, Any]) -> None:
+    folder = make_tiny(tmp_path / "source", config)
+    stored = open_stored(open_checkpoint(folder, allow_quantized=True))
+    texts = [ScoredText(tuple(range(7, 7 + length))) for length in (20, 40)]
+    cost = estimate_pass(LayerModel(stored), texts, tmp_path, has_draft=True)
+    states = run_pass(LayerModel(stored), texts, tmp_path / "pass", "x", lambda _line: None)
+    behind = [part for number in range(len(texts)) for part in states.state(number)]
+    assert cost.state_bytes == pytest.approx(sum(part.numel() * part.element_size() for part in behind), rel=0.01)
+    assert cost.seconds(60) > 0
 
 
 def test_bytes_states_and_operations(tmp_path: Path) -> None:
