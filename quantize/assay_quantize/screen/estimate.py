@@ -63,7 +63,7 @@ def estimate_pass(model: LayerModel, texts: Sequence[ScoredText], folder: Path, 
             begin = time.perf_counter()
             with model.filled(number):
                 fixed_s += times * (time.perf_counter() - begin)
-                given = behind_first or [None] * len(sampled)
+                given: list[State | None] = [*behind_first] or [None] * len(sampled)
                 model.run(number, torch.tensor([sampled[0].ids]), given[0])  # the first call of a kernel takes longer
                 begin = time.perf_counter()
                 for index, text in enumerate(sampled):
