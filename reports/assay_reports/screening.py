@@ -114,7 +114,7 @@ def picture(candidates: Sequence[Screened]) -> Markup:
     def draw(width: int, css: str) -> Markup:
         drawn = Picture(width, height, english.PICTURE.format(points=". ".join(hints)), css)
         across, up = Scale(0, right, 64, width - 12), Scale(low, high, height - 48, 40, is_log=True)
-        axis_left(drawn, up, 64, decades(low, high), lambda value: f"{value:g}", english.KL_AXIS, width - 12)
+        axis_left(drawn, up, 64, decades(low, high), _tick, english.KL_AXIS, width - 12)
         axis_below(drawn, across, height - 48, steps(0, right), lambda value: f"{value:g}", english.BITS_AXIS, 40)
         places: list[tuple[float, float, str]] = []
         taken: list[Box] = []
@@ -133,6 +133,11 @@ def picture(candidates: Sequence[Screened]) -> Markup:
         return drawn.drawn()
 
     return on_screen_and_phone(draw, 560)
+
+
+def _tick(value: float) -> str:
+    """A power of ten without an exponent."""
+    return f"{value:.{max(0, -round(math.log10(value)))}f}"
 
 
 def _ends(candidate: Screened) -> tuple[float, float]:
