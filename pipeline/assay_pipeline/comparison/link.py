@@ -41,7 +41,7 @@ def judge_link(
     AssayError: nothing can be read at `target`, or there is no `base`.
     """
     inspection = inspect(target, track=track)
-    folder = Path(target).expanduser()
+    folder = Path(inspection.checkpoint).expanduser()
     named = inspection.facts.base_model
     reference = base or source_here(folder) or (None if named is None else cached(named))
     screening, reason = None, _not_comparable(inspection, folder, reference)

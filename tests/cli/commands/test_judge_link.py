@@ -99,6 +99,8 @@ def test_packs_and_bases_that_are_none(run: Run, folder: Path, tmp_path: Path) -
     answer = answered(run, folder / "source")[1]
     assert answer.not_screened == "nothing in it is quantized and it names no base: it may be one itself"
     assert [step.command for step in answer.steps] == [f"assay judge {folder}/source CANDIDATE"]
+    answer = answered(run, "tiny-glm")[1]  # of a recipe the folder
+    assert answer.not_screened == "nothing in it is quantized and it names no base: it may be one itself"
 
 
 def test_one_that_was_made_here(run: Run, folder: Path, tmp_path: Path) -> None:
