@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from assay.atomic_files import naming, replacing
 from assay.callbacks import Say
 from assay.records.base import sha256_of, write_text_atomically
+from assay_quantize.calibration.quiet import loading
 from assay_quantize.screen.layer_model import LayerInputs, LayerModel, State
 from assay_quantize.sensitivity.texts import ScoredText, texts_sha256
 
@@ -201,5 +202,7 @@ def load_state(folder: Path, sequence: int) -> State:
     """What `save_state` wrote."""
     from safetensors.torch import load_file
 
-    parts = load_file(folder / _file(sequence))
+    path = folder / _file(sequence)
+    with loading(f"{path}: cannot be read"):
+        parts = load_file(path)
     return tuple(parts[str(number)] for number in range(len(parts)))

@@ -117,6 +117,11 @@ class LayerModel:
     def num_layers(self) -> int:
         return len(self._layers)
 
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens that have an embedding."""
+        return int(self.base.config.vocab_size)
+
     def layer(self, number: int) -> nn.Module:
         """Decoder layer `number`, without weights."""
         return self._layers[number]
@@ -348,7 +353,8 @@ class LayerModel:
         def logits(tokens: Tensor, positions: Tensor, state: State) -> Tensor:
             self._passing.state = _as_given(state, self.device)
             try:
-                with torch.no_grad(), RoundedInputs(roundings):
+                reason = f"{self.stored.location}: transformers cannot run its head"
+                with loading(reason), torch.no_grad(), RoundedInputs(roundings):
                     made: Tensor = self.model(
                         input_ids=tokens.to(self.device), use_cache=False, logits_to_keep=positions.to(self.device)
                     ).logits

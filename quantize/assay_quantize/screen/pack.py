@@ -27,6 +27,7 @@ from assay.quantities import and_more
 from assay.records.base import sha256_of_file, write_text_atomically
 from assay.records.pack import PACK_NAME, Floor, Pack, seal_of
 from assay.safe_files import read_json_object
+from assay_quantize.calibration.quiet import loading
 from assay_quantize.screen.compare import PassSide, compare_passes
 from assay_quantize.screen.draft import DRAFTS, DraftAcceptance, read_drafts
 from assay_quantize.screen.forward import ScreenPass
@@ -68,6 +69,9 @@ class OpenPack:
     def check(self, candidate: LayerModel) -> None:
         """QuantizeError: the candidate is another model, or has another head and the pack does not hold the reference's."""
         _check_same_model(read_json_object(self.folder, CONFIG), candidate)
+        num_tokens, largest = candidate.vocabulary, max(max(text.scored.ids) for text in self.texts)
+        if largest >= num_tokens:
+            raise QuantizeError(f"{self.folder}: token {largest} of its texts is none of {candidate.stored.location}")
         if not self.record.holds_head and head_sha256(candidate.head_tensors()) != self.record.head_sha256:
             raise QuantizeError(
                 f"{candidate.stored.location}: its last norm or head is not the reference's, of which {self.folder} holds "
@@ -78,7 +82,9 @@ class OpenPack:
         """The reference's side of a comparison. candidate: a checked model of the candidate's own, for the reference's head."""
         from safetensors.torch import load_file
 
-        head = candidate.head(load_file(self.folder / HEAD) if self.record.holds_head else None)
+        with loading(f"{self.folder / HEAD}: cannot be read"):
+            tensors = load_file(self.folder / HEAD) if self.record.holds_head else None
+        head = candidate.head(tensors)
         return PassSide(str(self.folder), head, self.states)
 
 
@@ -164,6 +170,8 @@ def _read_texts(path: Path) -> list[ScreenText]:
         try:
             fields = json.loads(line)
             scored = ScoredText(tuple(map(int, fields.pop("ids"))), int(fields.pop("first")))
+            if not 1 <= scored.first < len(scored.ids) or min(scored.ids) < 0:
+                raise ValueError(line)
             texts.append(ScreenText(scored=scored, **fields))
         except (ValueError, KeyError, TypeError, AttributeError):
             raise AssayError(f"{path}:{number}: is no text of a pack; get or make it again") from None

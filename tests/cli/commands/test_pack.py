@@ -15,7 +15,7 @@ from command_line import Run
 from safetensors.torch import load_file, save_file
 from tiny_families import glm4_moe, make_tiny
 
-from assay.records.base import Interval, sha256_of
+from assay.records.base import Interval, sha256_of, sha256_of_file
 from assay.records.pack import Pack
 from assay.records.screening import Screened, Screening
 
@@ -208,6 +208,56 @@ def test_damaged(run: Run, folder: Path, tmp_path: Path, name: str) -> None:
     pack = shutil.copytree(folder / "pack", tmp_path / "pack")
     damage(pack)
     assert expected in one_error(run("screen", "--pack", str(pack), str(folder / "source"), "--out", str(tmp_path / "out")))
+
+
+def _seal(pack: Path) -> None:
+    """As a stranger would who wants to be believed."""
+    fields = json.loads((pack / "pack.json").read_text())
+    texts = [json.loads(line) for line in (pack / "texts.jsonl").read_text().splitlines()]
+    fields["panel"]["sha256"] = sha256_of([[text["ids"], text["first"]] for text in texts])
+    fields["files"] = {
+        path.relative_to(pack).as_posix(): sha256_of_file(path)
+        for path in sorted(pack.rglob("*"))
+        if path.is_file() and path.name != "pack.json"
+    }
+    fields["seal"] = sha256_of({name: entry for name, entry in fields.items() if name != "seal"})
+    (pack / "pack.json").write_text(json.dumps(fields))
+
+
+def _narrow(pack: Path) -> None:
+    path = next((pack / "states").rglob("000003.safetensors"))
+    save_file({name: part[..., :100].contiguous() for name, part in load_file(path).items()}, path)
+
+
+def _text(field: str, value: object) -> Callable[[Path], None]:
+    def edit(pack: Path) -> None:
+        lines = (pack / "texts.jsonl").read_text().splitlines()
+        lines[2] = json.dumps(json.loads(lines[2]) | {field: value})
+        (pack / "texts.jsonl").write_text("\n".join(lines) + "\n")
+
+    return edit
+
+
+SEALED: dict[str, tuple[Callable[[Path], None], str]] = {
+    "states of another width": (_narrow, "transformers cannot run its head"),
+    "no safetensors": (lambda pack: next((pack / "states").rglob("000002.*")).write_bytes(b"x" * 20), "cannot be read"),
+    "no head": (lambda pack: (pack / "head.safetensors").write_bytes(b""), "head.safetensors: cannot be read"),
+    "a token beyond": (_text("ids", [5, 10**6, *range(7, 40)]), "token 1000000 of its texts is none of"),
+    "a token below 0": (_text("ids", [5, -1, *range(7, 40)]), "texts.jsonl:3: is no text of a pack"),
+    "nothing scored": (_text("first", 10**6), "texts.jsonl:3: is no text of a pack"),
+    "deep": (lambda pack: (pack / "config.json").write_text('{"a":' * 100_000), "config.json"),
+}
+
+
+@pytest.mark.parametrize("name", SEALED)
+def test_sealed_nonsense_is_one_line(run: Run, folder: Path, tmp_path: Path, name: str) -> None:
+    damage, expected = SEALED[name]
+    pack = shutil.copytree(folder / "pack", tmp_path / "pack")
+    damage(pack)
+    _seal(pack)
+    code, _, err = run("screen", "--pack", str(pack), str(folder / "source"), "--out", str(tmp_path / "out"))
+    last = err.splitlines()[-1]
+    assert code == 2 and last.startswith("error: ") and expected in last and "Traceback" not in err
 
 
 def test_a_hundred_changed_bytes(folder: Path, tmp_path: Path) -> None:
