@@ -1,6 +1,6 @@
 """Screen checkpoints of generated weights at two sizes: memory, time beside reading and computing alone, and the estimate.
 
-    PYTHONPATH=tests/support/quantization:tests/support/models python benchmarks/screen/large.py [--layers 6 12] [--tokens 8000]
+    python benchmarks/screen/large.py [--layers 6 12] [--tokens 8000]
 
 Models of GLM-4.5's family, 1,024 wide, 64 experts of 512, their last layers' MTP block left out. Reading alone: every layer is
 decoded and thrown away. Computing alone: every layer runs all texts, and only that is timed. The page cache is dropped before
@@ -20,13 +20,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tiny_families import glm4_moe, make_tiny
 
 from assay_pipeline.comparison.screen_passes import opened
 from assay_quantize.screen.estimate import estimate_pass
 from assay_quantize.screen.forward import load_state, run_pass, save_state
 from assay_quantize.screen.layer_model import LayerModel
 from assay_quantize.sensitivity.texts import ScoredText
+
+SUPPORT = Path(__file__).resolve().parents[2] / "tests" / "support"
+sys.path[:0] = [str(SUPPORT / part) for part in ("quantization", "models", "serving")]
+from tiny_families import glm4_moe, make_tiny  # noqa: E402
 
 TEXT_TOKENS = 400
 
