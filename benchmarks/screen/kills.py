@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -40,8 +41,7 @@ def main() -> None:
                 process.wait(draw.uniform(0, took))
                 (killed / "screening.json").unlink(missing_ok=True)
                 rounds += 1
-                for name in ("passes",):  # finished: from the beginning again
-                    subprocess.run(["rm", "-r", str(killed / name)], check=True)
+                shutil.rmtree(killed / "passes")  # finished: from the beginning again
             except subprocess.TimeoutExpired:
                 process.send_signal(signal.SIGKILL)
                 process.wait()
