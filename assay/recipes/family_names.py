@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from assay.errors import PlanError, RecipeError
 from assay.recipes.base import recipe_names, recipes_dir
-from assay.recipes.family import FamilyBlock, FamilyRecipe, Form, NativeQuantization, Stacked
+from assay.recipes.family import FamilyBlock, FamilyRecipe, Form, MtpStep, NativeQuantization, Stacked
 from assay.recipes.load import load_recipe
 from assay.recipes.text_config import num_hidden_layers
 
@@ -48,7 +48,8 @@ class FamilyNames:
 
     outside: whole names, in no layer. layer: inside a decoder layer, and an MTP layer. mtp_layer: more names, only inside an
     MTP layer, or the same ones with another form there. mtp: whole names of an MTP block outside its layers. mtp_required:
-    without these an MTP block is incomplete. mtp_lacks: `MtpNames.lacks`. mtp_experts: whether an MTP layer has routed experts.
+    without these an MTP block is incomplete. mtp_lacks, mtp_step: as in `MtpNames`. mtp_experts: whether an MTP layer has
+    routed experts.
     layers, mtp_layers: what stands in front of the number of a decoder layer, of an MTP layer (None: they follow the decoder
     layers). experts: name of a layer's experts, `mlp.experts`; projections: the weights of one of them, in the order of the
     table. mtp_runtime_layers: `MtpNames.runtime_layers`. kept, kept_in_layers, stacked, kinds, runtime, native_quantization: as
@@ -67,6 +68,7 @@ class FamilyNames:
     mtp_required: tuple[str, ...]
     mtp_experts: bool
     mtp_lacks: tuple[str, ...]
+    mtp_step: MtpStep | None
     layers: str
     mtp_layers: str | None
     mtp_runtime_layers: str | None
@@ -213,6 +215,7 @@ def names_of(family: str) -> FamilyNames:
         mtp_lacks=recipe.mtp.lacks,
         mtp_experts=all(part.mtp.experts for part in parts),
         layers=recipe.layers,
+        mtp_step=recipe.mtp.step,
         mtp_layers=next((part.mtp.layers for part in reversed(parts) if part.mtp.layers is not None), None),
         mtp_runtime_layers=recipe.mtp.runtime_layers,
         experts=of_experts[0].partition(".{expert}")[0] if of_experts else "",

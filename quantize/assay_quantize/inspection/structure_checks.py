@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from assay.errors import PlanError
 from assay.recipes.family_names import classify, names_of, split_layer
-from assay.recipes.mtp import declared_layers, mtp_problems, stored_layers
+from assay.recipes.mtp import declared_layers, mtp_problems, stored_steps
 from assay_quantize.checkpoint.headers import TensorHeader
 from assay_quantize.checkpoint.source_format import ties_head
 from assay_quantize.checkpoint.stored import CACHE_LEAVES, PLAIN, Weight
@@ -319,12 +319,12 @@ def _declared(subject: Subject) -> int | None:
 
 
 def stored_mtp_layers(subject: Subject) -> int | None:
-    """How many MTP layers are stored; None: that cannot be told."""
+    """How many MTP layers are stored, as config.json counts them; None: that cannot be told."""
     if subject.family is None:
         numbers = {split_layer(name) for name in subject.tensors if subject.is_in_mtp(name.rpartition(".")[0])}
         return len({(at.root, at.layer) for at in numbers if at is not None}) or int(bool(numbers))
     try:
-        return len(stored_layers(subject.family, subject.config, subject.tensors))
+        return stored_steps(subject.family, subject.config, subject.tensors)
     except PlanError:
         return None
 

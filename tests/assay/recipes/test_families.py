@@ -164,6 +164,15 @@ def _written_by_transformers(folder: Path, config_class: str, model_class: str, 
              "ssm_state_size": 8, "conv_kernel": 4, "moe_shared_expert_intermediate_size": 48, "n_shared_experts": 1},
             hollow_hybrids.nemotron3_shapes,
         ),
+        (
+            "nemotron_h",
+            ("NemotronHConfig", "NemotronHForCausalLM"),
+            {**SMALL, "hybrid_override_pattern": "M*E", "n_routed_experts": 4, "num_experts_per_tok": 2, "head_dim": 16,
+             "num_attention_heads": 4, "num_key_value_heads": 2, "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2,
+             "ssm_state_size": 8, "conv_kernel": 4, "moe_shared_expert_intermediate_size": 48, "n_shared_experts": 1,
+             "moe_latent_size": 24},
+            hollow_hybrids.nemotron3_shapes,
+        ),
     ],
 )  # fmt: skip
 def test_names_and_shapes_are_those_transformers_writes(
@@ -291,7 +300,7 @@ def test_family_of_each_model(model: str) -> None:
         "qwen3-next-80b-a3b": "qwen3_next", "minimax-m2": "minimax_m2", "qwen3.5-35b-a3b": "qwen3_5_moe",
         "qwen3.5-35b-a3b-text": "qwen3_5_moe_text",
         "kimi-k2.5": "kimi_k25", "ernie-4.5-21b": "ernie4_5_moe", "step-3.5-flash": "step3p5",
-        "mimo-v2-flash": "mimo_v2_flash", "nemotron-3-nano": "nemotron_h",
+        "mimo-v2-flash": "mimo_v2_flash", "nemotron-3-nano": "nemotron_h", "nemotron-3-super": "nemotron_h",
         "deepseek-v4-flash": "deepseek_v4", "deepseek-v4-pro": "deepseek_v4",
     }  # fmt: skip
     assert family_of(hollow.MODELS[model][0]) == expected[model]

@@ -53,7 +53,7 @@ EXAMPLES: dict[str, Example] = {
     "glm4_moe": Example("glm-4.5-air", 2, mtp=True), "glm4_moe_lite": Example("glm-4.7-flash", 2, 4, mtp=True),
     "glm_moe_dsa": Example("glm-5", 2, mtp=True), "kimi_k25": Example("kimi-k2.5", 2),
     "mimo_v2_flash": Example("mimo-v2-flash", 2, mtp=True), "minimax_m2": Example("minimax-m2", 2),
-    "nemotron_h": Example("nemotron-3-nano", 3), "qwen3_5_moe": Example("qwen3.5-35b-a3b", 4, mtp=True),
+    "nemotron_h": Example("nemotron-3-super", 3, mtp=True), "qwen3_5_moe": Example("qwen3.5-35b-a3b", 4, mtp=True),
     "qwen3_moe": Example("qwen3-30b-a3b", 2), "qwen3_next": Example("qwen3-next-80b-a3b", 4, mtp=True),
     "step3p5": Example("step-3.5-flash", 2),
     "qwen3_5_moe_text": Example("qwen3.5-35b-a3b-text", 4, mtp=True),
