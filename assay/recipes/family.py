@@ -133,6 +133,11 @@ class FamilyRecipe(FamilyBlock):
     """Keys of config.json that say how many routed experts a layer has; the first that is there counts."""
     native_quantization: tuple[NativeQuantization, ...] = ()
     """Quantized forms that are a source. Empty: models are released in BF16, and whatever is quantized is a candidate."""
+    expert_schemes: tuple[str, ...] = ()
+    """Schemes of which vLLM loads all parts of an expert. Empty: any, and experts in 16 bits."""
+    packed_as_vllm: bool = False
+    """Codes of single experts are stored under the names of vLLM's parameters, `experts.3.w13_weight_packed`: its loader knows
+    no others (`safetensors_index.name_in_file`)."""
     kinds: tuple[str, ...] = ()
     """Names, or beginnings of names, by which layers of this family differ in kind: what only some layers have."""
     from_config: bool = False

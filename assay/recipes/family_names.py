@@ -52,8 +52,8 @@ class FamilyNames:
     routed experts.
     layers, mtp_layers: what stands in front of the number of a decoder layer, of an MTP layer (None: they follow the decoder
     layers). experts: name of a layer's experts, `mlp.experts`; projections: the weights of one of them, in the order of the
-    table. mtp_runtime_layers: `MtpNames.runtime_layers`. kept, kept_in_layers, stacked, kinds, runtime, native_quantization: as
-    in `FamilyRecipe`.
+    table. mtp_runtime_layers: `MtpNames.runtime_layers`. kept, kept_in_layers, stacked, kinds, runtime, native_quantization,
+    expert_schemes, packed_as_vllm: as in `FamilyRecipe`.
     """
 
     name: str
@@ -80,6 +80,8 @@ class FamilyNames:
     kinds: tuple[str, ...]
     runtime: Mapping[str, str]
     native_quantization: tuple[NativeQuantization, ...]
+    expert_schemes: tuple[str, ...]
+    packed_as_vllm: bool
 
     def runtime_name(self, module: str) -> str:
         """What vLLM calls a module of the checkpoint, before it fuses any; an MTP layer keeps its number."""
@@ -213,9 +215,9 @@ def names_of(family: str) -> FamilyNames:
         mtp=mtp,
         mtp_required=tuple(name for part in parts for name in part.mtp.required),
         mtp_lacks=recipe.mtp.lacks,
+        mtp_step=recipe.mtp.step,
         mtp_experts=all(part.mtp.experts for part in parts),
         layers=recipe.layers,
-        mtp_step=recipe.mtp.step,
         mtp_layers=next((part.mtp.layers for part in reversed(parts) if part.mtp.layers is not None), None),
         mtp_runtime_layers=recipe.mtp.runtime_layers,
         experts=of_experts[0].partition(".{expert}")[0] if of_experts else "",
@@ -226,6 +228,8 @@ def names_of(family: str) -> FamilyNames:
         kinds=recipe.kinds,
         runtime={name: runtime_part for part in parts for name, runtime_part in part.runtime.items()},
         native_quantization=recipe.native_quantization,
+        expert_schemes=recipe.expert_schemes,
+        packed_as_vllm=recipe.packed_as_vllm,
     )
 
 
@@ -382,9 +386,14 @@ def asked_of_vllm(parent: str, leaves: Sequence[str]) -> list[str]:
     """The last components under which vLLM looks for the scheme of these modules.
 
     Of experts without a gate projection it also asks for one that is called None (`CompressedTensorsMoEMethod.get_moe_method`,
-    0.32), and refuses to start if that has another scheme. parent: `mixer.experts.{expert}`.
+    0.32), and refuses to start if that has another scheme; of gate and up in one weight it asks by the names of the two.
+    parent: `mixer.experts.{expert}`.
     """
-    return [*leaves, "None"] if parent.endswith(".{expert}") and len(leaves) == 2 else list(leaves)
+    if not parent.endswith(".{expert}"):
+        return list(leaves)
+    if "gate_up_proj" in leaves:
+        return [*leaves, "gate_proj", "up_proj"]
+    return [*leaves, "None"] if len(leaves) == 2 else list(leaves)
 
 
 def _unquantizable(forms: Mapping[str, Form]) -> list[str]:

@@ -115,8 +115,17 @@ def _layers(subject: Subject) -> dict[int, _Layer]:
 
 @functools.lru_cache(maxsize=2)
 def logical_names(subject: Subject) -> frozenset[str]:
-    """Names as a source has them: weights by their own, stacked experts by those of each expert."""
-    names = set(subject.stored.others)
+    """Names as a source has them: weights by their own, stacked experts and their biases by those of each expert."""
+    stacked = names_of(subject.family).stacked if subject.family is not None else {}
+    names = set()
+    for header in subject.stored.others.values():
+        at = split_layer(header.name)
+        if at is None or at.rest not in stacked:
+            names.add(header.name)
+            continue
+        parts = [part.split("{expert}") for part in stacked[at.rest].parts]
+        experts = range(header.shape[0] if header.shape else 0)
+        names |= {f"{at.root}.{at.layer}.{front}{expert}{rest}" for expert in experts for front, rest in parts}
     for weight in subject.stored.weights.values():
         if not weight.is_stacked:
             names.add(weight.name)
@@ -244,6 +253,8 @@ def unknown_tensor(subject: Subject) -> Iterator[Place]:
             continue
         if SKIPPED_BY_VLLM.fullmatch(name) or _is_scale_of_cache(name) or (weight is None and _is_bias_of_known(subject, name)):
             continue
+        if (at := split_layer(name)) is not None and at.rest in names_of(subject.family).stacked:
+            continue  # biases of all experts
         if _is_behind_all_layers(subject, name):
             continue  # an MTP block; `mtp_undeclared` says so
         try:

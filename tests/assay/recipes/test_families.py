@@ -222,6 +222,14 @@ def test_as_much_as_is_published(model: str, tensors: int, values: int) -> None:
     assert (len(shapes), sum(math.prod(shape) for _, shape in shapes)) == (tensors, values)
 
 
+def test_as_much_as_is_said_of_nemotron_3_super() -> None:
+    """120 billion parameters, without the MTP block, and 1,040 tensors in that."""
+    shapes = dict(hollow_hybrids.nemotron3_shapes(hollow_hybrids.NEMOTRON3_SUPER_CONFIG))
+    block = {name: shape for name, shape in shapes.items() if name.startswith("mtp.")}
+    assert len(block) == 1040
+    assert round(sum(math.prod(shape) for name, shape in shapes.items() if name not in block) / 1e9, 1) == 120.7
+
+
 GLM = {"num_hidden_layers": 78}
 
 
@@ -329,11 +337,7 @@ DRAFTS = "`assay family` drafts a family of what vLLM serves (docs/families.md h
         ({"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_local_experts": 32,
           "quantization_config": {"quant_method": "mxfp4"}},
          "config.json: GptOssForCausalLM cannot be quantized again: it is published with its experts in MXFP4, 4.25 bits a "
-         "weight, and vLLM 0.32 takes no smaller or other form of them in full; serve it as it is "
-         "(docs/decisions/families.md)"),
-        ({"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_local_experts": 32},
-         "config.json: GptOssForCausalLM in 16 bits cannot be quantized: vLLM 0.32 takes INT4 and FP8 of its experts, which "
-         "have biases and rows of gate and up in turns, only in part; serve it as it is (docs/decisions/families.md)"),
+         "weight, and vLLM 0.32 takes no smaller form of them; serve it as it is (docs/decisions/families.md)"),
         ({"architectures": ["NewVLForConditionalGeneration"], "thinker_config": {"text_config": {"n_routed_experts": 8}}},
          "config.json: architecture NewVLForConditionalGeneration is not known; " + DRAFTS),
         ({"architectures": ["NewVLForConditionalGeneration"], "text_config": {"hidden_size": 8}},
