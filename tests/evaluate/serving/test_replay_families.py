@@ -237,8 +237,8 @@ def test_what_vllm_takes_of_gpt_oss(said: dict[str, Replay]) -> None:
         "int4": (
             "FAIL",
             [
-                f"not initialized from the checkpoint: {experts.format(0)}w13_weight_packed, {experts.format(0)}w2_weight_packed, "
-                f"{experts.format(1)}w13_weight_packed and 1 more"
+                f"not initialized from the checkpoint: {experts.format(0)}w13_weight_packed, "
+                f"{experts.format(0)}w2_weight_packed, {experts.format(1)}w13_weight_packed and 1 more"
             ],
         ),
         "int4, vLLM's names": ("PASS", []),
