@@ -6,6 +6,7 @@ Both come from outside: names, sizes and JSON are checked, and every CheckpointE
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -17,6 +18,34 @@ INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 MAX_HEADER_BYTES = 100_000_000
 """What safetensors itself accepts."""
+
+
+_PACKED_AS_VLLM = {"w13_weight_packed": "gate_up_proj.weight_packed", "w2_weight_packed": "down_proj.weight_packed"}
+"""Codes of a single expert of gpt-oss, as vLLM's loader wants them called -> as all other parts of the expert are called."""
+_PACKED_EXPERT = re.compile(rf"(.+\.experts\.(?:0|[1-9]\d*)\.)({'|'.join(_PACKED_AS_VLLM)})")
+
+
+def name_of_part(stored: str) -> str:
+    """What a tensor of a file is called everywhere else: as the other parts of its weight."""
+    match = _PACKED_EXPERT.fullmatch(stored)
+    return stored if match is None else match[1] + _PACKED_AS_VLLM[match[2]]
+
+
+def name_in_file(name: str, *, packed_as_vllm: bool) -> str:
+    """What a tensor is called in the files of a checkpoint. packed_as_vllm: as `FamilyRecipe` has it."""
+    for stored, own in _PACKED_AS_VLLM.items() if packed_as_vllm and ".experts." in name else ():
+        if name.endswith(f".{own}"):
+            return name.removesuffix(own) + stored
+    return name
+
+
+def _by_name_of_part(where: str, by_stored_name: Mapping[str, Any]) -> dict[str, Any]:
+    """The same entries by `name_of_part`. CheckpointError: two names of one tensor."""
+    made = {name_of_part(stored): entry for stored, entry in by_stored_name.items()}
+    if len(made) < len(by_stored_name):
+        twice = next(name for name in by_stored_name if name_of_part(name) != name and name_of_part(name) in by_stored_name)
+        raise CheckpointError(f"{where}: {twice} and {name_of_part(twice)} are one tensor; write it again with one of them")
+    return made
 
 
 def tensor_names(folder: Path) -> frozenset[str] | None:
@@ -46,7 +75,7 @@ def weight_map(where: str, index: Mapping[str, Any]) -> dict[str, str]:
         path = PurePosixPath(file)
         if path.name != file or "\\" in file or not file.isprintable() or not file.endswith(".safetensors"):
             raise CheckpointError(f"{where}: {file!r} is not the name of a safetensors file in the same folder")
-    return file_by_tensor
+    return _by_name_of_part(where, file_by_tensor)
 
 
 def header_entries(where: str, file_bytes: int, read: Callable[[int, int], bytes]) -> tuple[dict[str, Any], int]:
@@ -66,7 +95,7 @@ def header_entries(where: str, file_bytes: int, read: Callable[[int, int], bytes
         raise CheckpointError(f"{where}: truncated inside the header ({file_bytes} bytes); download it again")
     entries = parse_json_object(f"{where}: header", read(8, data_begin), unique_names=True)
     entries.pop("__metadata__", None)
-    return entries, data_begin
+    return _by_name_of_part(where, entries), data_begin
 
 
 def _names_in(folder: Path, shard: str) -> list[str]:

@@ -13,27 +13,19 @@ from assay.errors import PlanError
 from assay.recipes.family_names import families_with, names_of
 from assay.recipes.text_config import changing_text, count_of, text_of
 
-_WITHOUT_FAMILY = {
+_NOT_IN_MXFP4 = {
     "GptOssForCausalLM": (
         "cannot be quantized again: it is published with its experts in MXFP4, 4.25 bits a weight, and vLLM 0.32 takes no "
-        "smaller or other form of them in full; serve it as it is (docs/decisions/families.md)"
+        "smaller form of them; serve it as it is (docs/decisions/families.md)"
     ),
 }
-"""Architectures that vLLM serves and no family will have as things are, with the reason."""
-_WITHOUT_FAMILY_IN_16_BITS = {
-    "GptOssForCausalLM": (
-        "in 16 bits cannot be quantized: vLLM 0.32 takes INT4 and FP8 of its experts, which have biases and rows of gate and "
-        "up in turns, only in part; serve it as it is (docs/decisions/families.md)"
-    ),
-}
-"""The same of checkpoints that are not quantized: fine-tunes."""
+"""Architectures that are published in MXFP4 and have a family only in 16 bits, with the reason."""
 
 
 def family_of(config: Mapping[str, Any]) -> str:
     """The family of a model, from `architectures` and `model_type` of its config.json.
 
-    Raises PlanError: dense model, an architecture of `_WITHOUT_FAMILY` with the reason, or one that is not
-    known.
+    Raises PlanError: dense model, a release that is not quantized again with the reason, or an architecture that is not known.
     """
     architectures = config.get("architectures") or []
     architecture = str(architectures[0]) if isinstance(architectures, list) and architectures else None
@@ -41,6 +33,9 @@ def family_of(config: Mapping[str, Any]) -> str:
     if architecture is None and model_type is None:
         raise PlanError("config.json: names neither `architectures` nor `model_type`; take the one of the model's release")
     what = architecture or f"model_type {model_type!r}"
+    declared = quantization_of(config)
+    if isinstance(declared, dict) and declared.get("quant_method") == "mxfp4" and (reason := _NOT_IN_MXFP4.get(what)):
+        raise PlanError(f"config.json: {what} {reason}")
     families = (
         names.name
         for names in families_with(architecture or str(model_type))
@@ -57,9 +52,6 @@ def family_of(config: Mapping[str, Any]) -> str:
             f"config.json: {what} is of family {family}, whose number of experts is {keys}; this one has {own}: write it as "
             f"{names_of(family).num_experts_keys[0]}, or take the config.json of the model's release"
         )
-    reasons = _WITHOUT_FAMILY if "quantization_config" in config else _WITHOUT_FAMILY_IN_16_BITS
-    if reason := reasons.get(what):
-        raise PlanError(f"config.json: {what} {reason}")
     raise PlanError(
         f"config.json: architecture {what} is not known; `assay family` drafts a family of what vLLM serves "
         "(docs/families.md has the supported ones)"

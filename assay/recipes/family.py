@@ -49,6 +49,18 @@ class Stacked(Section):
     """Its parts take turns, output by output (gpt-oss); else the second follows the first."""
 
 
+class MtpStep(Section):
+    """One step of an MTP block that takes several layers: config.json counts steps, and vLLM builds all their layers."""
+
+    kinds: tuple[str, ...]
+    """Keys of config.json whose value has an element for each layer of a step, a letter or a word; the first that is there
+    counts. Without any, a step is one layer."""
+    first: tuple[str, ...] = ()
+    """Names that the first layer of a step must have beside those of the decoder layer that is most like it."""
+    last: tuple[str, ...] = ()
+    """The same of the last one."""
+
+
 class MtpNames(Section):
     """The MTP block. Its layers have the names of decoder layers as well."""
 
@@ -66,6 +78,8 @@ class MtpNames(Section):
     """Whether an MTP layer has routed experts, as the decoder layers have. If not, `required` names all that it must have."""
     lacks: tuple[str, ...] = ()
     """Beginnings of names that every decoder layer has and no MTP layer: `hc_`."""
+    step: MtpStep | None = None
+    """None: a step is one layer."""
     required: tuple[str, ...] = ()
     """Without these, in each layer or outside, the block is incomplete. Head and embedding are among them only where vLLM does
     not share the model's own."""
@@ -119,6 +133,11 @@ class FamilyRecipe(FamilyBlock):
     """Keys of config.json that say how many routed experts a layer has; the first that is there counts."""
     native_quantization: tuple[NativeQuantization, ...] = ()
     """Quantized forms that are a source. Empty: models are released in BF16, and whatever is quantized is a candidate."""
+    expert_schemes: tuple[str, ...] = ()
+    """Schemes of which vLLM loads all parts of an expert. Empty: any, and experts in 16 bits."""
+    packed_as_vllm: bool = False
+    """Codes of single experts are stored under the names of vLLM's parameters, `experts.3.w13_weight_packed`: its loader knows
+    no others (`safetensors_index.name_in_file`)."""
     kinds: tuple[str, ...] = ()
     """Names, or beginnings of names, by which layers of this family differ in kind: what only some layers have."""
     from_config: bool = False

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from assay.errors import PlanError, RecipeError
 from assay.recipes import own_families
 from assay.recipes.base import recipe_names, recipes_dir
-from assay.recipes.family import FamilyBlock, FamilyRecipe, Form, NativeQuantization, Stacked
+from assay.recipes.family import FamilyBlock, FamilyRecipe, Form, MtpStep, NativeQuantization, Stacked
 from assay.recipes.load import load_recipe
 from assay.recipes.text_config import num_hidden_layers
 
@@ -49,11 +49,12 @@ class FamilyNames:
 
     outside: whole names, in no layer. layer: inside a decoder layer, and an MTP layer. mtp_layer: more names, only inside an
     MTP layer, or the same ones with another form there. mtp: whole names of an MTP block outside its layers. mtp_required:
-    without these an MTP block is incomplete. mtp_lacks: `MtpNames.lacks`. mtp_experts: whether an MTP layer has routed experts.
+    without these an MTP block is incomplete. mtp_lacks, mtp_step: as in `MtpNames`. mtp_experts: whether an MTP layer has
+    routed experts.
     layers, mtp_layers: what stands in front of the number of a decoder layer, of an MTP layer (None: they follow the decoder
     layers). experts: name of a layer's experts, `mlp.experts`; projections: the weights of one of them, in the order of the
-    table. mtp_runtime_layers: `MtpNames.runtime_layers`. kept, kept_in_layers, stacked, kinds, runtime, native_quantization: as
-    in `FamilyRecipe`.
+    table. mtp_runtime_layers: `MtpNames.runtime_layers`. kept, kept_in_layers, stacked, kinds, runtime, native_quantization,
+    expert_schemes, packed_as_vllm: as in `FamilyRecipe`.
     """
 
     name: str
@@ -68,6 +69,7 @@ class FamilyNames:
     mtp_required: tuple[str, ...]
     mtp_experts: bool
     mtp_lacks: tuple[str, ...]
+    mtp_step: MtpStep | None
     layers: str
     mtp_layers: str | None
     mtp_runtime_layers: str | None
@@ -79,6 +81,8 @@ class FamilyNames:
     kinds: tuple[str, ...]
     runtime: Mapping[str, str]
     native_quantization: tuple[NativeQuantization, ...]
+    expert_schemes: tuple[str, ...]
+    packed_as_vllm: bool
 
     def runtime_name(self, module: str) -> str:
         """What vLLM calls a module of the checkpoint, before it fuses any; an MTP layer keeps its number."""
@@ -206,6 +210,7 @@ def names_of(family: str) -> FamilyNames:
         mtp=mtp,
         mtp_required=tuple(name for part in parts for name in part.mtp.required),
         mtp_lacks=recipe.mtp.lacks,
+        mtp_step=recipe.mtp.step,
         mtp_experts=all(part.mtp.experts for part in parts),
         layers=recipe.layers,
         mtp_layers=next((part.mtp.layers for part in reversed(parts) if part.mtp.layers is not None), None),
@@ -218,6 +223,8 @@ def names_of(family: str) -> FamilyNames:
         kinds=recipe.kinds,
         runtime={name: runtime_part for part in parts for name, runtime_part in part.runtime.items()},
         native_quantization=recipe.native_quantization,
+        expert_schemes=recipe.expert_schemes,
+        packed_as_vllm=recipe.packed_as_vllm,
     )
 
 
@@ -374,9 +381,14 @@ def asked_of_vllm(parent: str, leaves: Sequence[str]) -> list[str]:
     """The last components under which vLLM looks for the scheme of these modules.
 
     Of experts without a gate projection it also asks for one that is called None (`CompressedTensorsMoEMethod.get_moe_method`,
-    0.32), and refuses to start if that has another scheme. parent: `mixer.experts.{expert}`.
+    0.32), and refuses to start if that has another scheme; of gate and up in one weight it asks by the names of the two.
+    parent: `mixer.experts.{expert}`.
     """
-    return [*leaves, "None"] if parent.endswith(".{expert}") and len(leaves) == 2 else list(leaves)
+    if not parent.endswith(".{expert}"):
+        return list(leaves)
+    if "gate_up_proj" in leaves:
+        return [*leaves, "gate_proj", "up_proj"]
+    return [*leaves, "None"] if len(leaves) == 2 else list(leaves)
 
 
 def _unquantizable(forms: Mapping[str, Form]) -> list[str]:

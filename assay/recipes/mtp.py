@@ -7,6 +7,7 @@ declare layers that were never uploaded; and 0 is how a dropped block is declare
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ CONFIG_KEYS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_lay
 
 @dataclass(frozen=True)
 class MtpBlock:
-    """What a checkpoint says of its MTP block, in layers.
+    """What a checkpoint says of its MTP block, in layers as config.json counts them: steps.
 
     declared: by config.json; None: it says nothing. stored: by the names of its tensors; None: the names are not known, or the
     family's are not.
@@ -61,7 +62,7 @@ def mtp_block(config: Mapping[str, Any], names: Iterable[str] | None) -> MtpBloc
         family = family_of(config)
     except PlanError:
         return MtpBlock(declared, None)  # vLLM serves more architectures than can be planned
-    return MtpBlock(declared, len(stored_layers(family, config, names)))
+    return MtpBlock(declared, stored_steps(family, config, names))
 
 
 def declared_layers(config: Mapping[str, Any]) -> int | None:
@@ -75,6 +76,18 @@ def stored_layers(family: str, config: Mapping[str, Any], names: Iterable[str]) 
     root, first = _place(family, config)
     places = (split_layer(name) for name in names)
     return tuple(sorted({at.layer for at in places if at is not None and at.root == root and at.layer >= first}))
+
+
+def stored_steps(family: str, config: Mapping[str, Any], names: Iterable[str]) -> int:
+    """How many MTP layers are stored, counted as config.json counts them."""
+    return math.ceil(len(stored_layers(family, config, names)) / layers_of_step(family, config))
+
+
+def layers_of_step(family: str, config: Mapping[str, Any]) -> int:
+    """Stored layers for each MTP layer that config.json declares: two for `mtp_hybrid_override_pattern: "*E"`."""
+    step = names_of(family).mtp_step
+    kinds = [text_of(config).get(key) for key in step.kinds] if step is not None else []
+    return next((len(kind) for kind in kinds if isinstance(kind, str | list) and kind), 1)
 
 
 def names_in_block(family: str, config: Mapping[str, Any], names: Iterable[str]) -> list[str]:
@@ -130,12 +143,13 @@ def mtp_problems(family: str, config: Mapping[str, Any], names: Collection[str])
             rests[at.root, at.layer].add(at.rest)
     stored = [layer for layer_root, layer in rests if layer_root == root and layer >= first]
     beside = sorted(name for name in names if names_of(family).is_beside_mtp_layers(name))
-    declared = declared_layers(config)
+    declared, in_step = declared_layers(config), layers_of_step(family, config)
     # not declared, vLLM builds one layer for what lies beside the layers
-    count = max(len(stored), int(bool(beside))) if declared is None else declared
+    count = max(len(stored), int(bool(beside))) if declared is None else declared * in_step
     for layer in sorted(stored):
         if layer >= first + count:
-            what = f"holds an MTP block, but config.json declares {count} MTP layers"
+            of_several = f" of {in_step} layers each" if in_step > 1 else ""
+            what = f"holds an MTP block, but config.json declares {count // in_step} MTP layers{of_several}"
             if declared is None:
                 what = f"holds an MTP block, but vLLM looks for {count} from {root}.{first} on"
             yield MtpProblem(f"{root}.{layer}", what, CORRECT)
@@ -162,14 +176,22 @@ def _problems_of_layer(
     required = set(names.mtp_required) - names.mtp.keys()
     # ERNIE-4.5's block has a dense MLP, though most layers of the model have experts
     dense = not names.mtp_experts or any(form.part == "dense_mlp" and rest in have for rest, form in names.layer.items())
+    layers = [
+        names_in_layer
+        for (at, layer), names_in_layer in rests.items()
+        if at == names.layers and layer < num_hidden_layers(config)
+    ]
+    alike: set[str] = set()
+    if names.mtp_step is not None:  # a layer is one mixer, and its kind that of the decoder layer with most of its names
+        number, in_step = int(prefix.rpartition(".")[2]), layers_of_step(family, config)
+        required |= set(names.mtp_step.first if number % in_step == 0 else ())
+        required |= set(names.mtp_step.last if (number + 1) % in_step == 0 else ())
+        alike = min(layers, key=lambda rests: (-len(rests & have), len(rests)), default=alike)
+        dense = not any(rest.startswith(f"{names.experts}.") for rest in alike)
+    elif names.mtp_experts:
+        alike = _like(have, layers, f"{names.experts}.0.", dense=dense)
     experts = 0 if dense else num_experts(family, config)
     if names.mtp_experts:
-        layers = [
-            names_in_layer
-            for (at, layer), names_in_layer in rests.items()
-            if at == names.layers and layer < num_hidden_layers(config)
-        ]
-        alike = _like(have, layers, f"{names.experts}.0.", dense=dense)
         required |= {name for name in alike if not name.startswith(names.mtp_lacks)}
         required |= {f"{names.experts}.{expert}.{part}.weight" for expert in range(experts) for part in names.projections}
     for rest in sorted(required - have):

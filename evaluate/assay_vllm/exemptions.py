@@ -20,7 +20,7 @@ _INPUT_SCALES = ("w13_input_global_scale", "w2_input_global_scale")
 def exempt_parameters(model: torch.nn.Module, stored: Collection[str]) -> set[str]:
     """Names of the parameters that need not be loaded. stored: names of all tensors that were read for `model`."""
     shared = shared_draft_heads(model, stored) | shared_draft_embedding(model)
-    return shared | unused_input_scales(model) | uncounted_experts(model, stored)
+    return shared | unused_input_scales(model) | uncounted_experts(model, stored) | unread_shapes(model)
 
 
 def uncounted_experts(model: torch.nn.Module, stored: Collection[str]) -> set[str]:
@@ -32,6 +32,17 @@ def uncounted_experts(model: torch.nn.Module, stored: Collection[str]) -> set[st
     if type(model).__name__ != "GraniteMoeHybridForCausalLM" or not any(_GRANITE_EXPERT in name for name in stored):
         return set()
     return {name for name, _ in model.named_parameters() if f"{_GRANITE_EXPERT}routed_experts." in name}
+
+
+def unread_shapes(model: torch.nn.Module) -> set[str]:
+    """Shapes of packed experts of gpt-oss, which its loader does not know (`_GPT_OSS_STREAMED_EXPERT_SUFFIX_TO_SHARD` in
+    vllm/model_executor/models/gpt_oss.py).
+
+    `CompressedTensorsWNA16MoEMethod` registers them and reads them nowhere.
+    """
+    if type(model).__name__ != "GptOssForCausalLM":
+        return set()
+    return {name for name, _ in model.named_parameters() if name.endswith(("w13_weight_shape", "w2_weight_shape"))}
 
 
 def shared_draft_heads(model: torch.nn.Module, stored: Collection[str]) -> set[str]:

@@ -6,7 +6,7 @@ import families_replayed
 
 from assay.recipes.family_names import family_names
 
-KINDS = {"loads", "group size", "shape", "refused", "arguments", "missing tensor", "no class"}
+KINDS = {"loads", "group size", "shape", "refused", "arguments", "missing tensor", "no class", "no plan"}
 
 
 def test_every_family_has_its_row() -> None:

@@ -25,12 +25,13 @@ from pydantic import ValidationError
 from assay.errors import AssayError
 from assay.foreign_text import one_line, shown
 from assay.installation import setup_command
+from assay.recipes.family_names import names_of
 from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.text_config import text_of
 from assay.records.plan import Plan
 from assay.records.preflight.replay import Finding, Modules, RankMemory, Replay, ReplayedPart
-from assay.safetensors_index import INDEX_NAME, tensor_names
+from assay.safetensors_index import INDEX_NAME, name_in_file, tensor_names
 from assay_evaluate.serving.gpus import GpuFacts, facts_of
 from assay_evaluate.serving.hardware import num_cores
 from assay_evaluate.serving.kernel_evidence import tail
@@ -75,10 +76,12 @@ def planned(plan: Plan, config: Mapping[str, Any]) -> PlannedCheckpoint:
     """The checkpoint that a plan will make. config: its config.json."""
     shards: dict[str, dict[str, tuple[str, Sequence[int]]]] = {}
     schemes: dict[str, str | None] = {}
+    as_vllm = names_of(plan.family).packed_as_vllm
     for tensor in plan.tensors:
         for output in tensor.outputs:
             assert tensor.shard_out is not None, tensor.name
-            shards.setdefault(tensor.shard_out, {})[output.name] = (output.dtype, output.shape)
+            name = name_in_file(output.name, packed_as_vllm=as_vllm)
+            shards.setdefault(tensor.shard_out, {})[name] = (output.dtype, output.shape)
         if tensor.outputs and tensor.name.endswith(".weight") and len(tensor.shape) > 1:
             schemes[tensor.module] = tensor.scheme
     return PlannedCheckpoint(config, shards, schemes)

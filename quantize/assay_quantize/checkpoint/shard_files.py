@@ -14,6 +14,7 @@ from assay.atomic_files import naming
 from assay.errors import CheckpointError
 from assay.records.plan import OutputTensor, Plan, TensorPlan
 from assay.safe_files import open_inside, read_fully
+from assay.safetensors_index import name_in_file
 from assay_quantize.formats.schemes import DTYPE_BYTES
 from assay_quantize.storage.past_cache import Residency, has_direct
 
@@ -138,13 +139,17 @@ def held_bytes(tensors: Sequence[TensorPlan]) -> int:
     return most
 
 
-def header_bytes(tensors: Sequence[TensorPlan]) -> tuple[bytes, dict[str, int]]:
-    """The safetensors header of a planned shard, and for every output where its data starts (from the file's start)."""
+def header_bytes(tensors: Sequence[TensorPlan], *, packed_as_vllm: bool = False) -> tuple[bytes, dict[str, int]]:
+    """The safetensors header of a planned shard, and for every output where its data starts (from the file's start).
+
+    packed_as_vllm: as the plan's family has it.
+    """
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     begins, offset = {}, 0
     for output in layout(tensors)[1]:
         end = offset + output.num_bytes
-        entries[output.name] = {"dtype": output.dtype, "shape": list(output.shape), "data_offsets": [offset, end]}
+        stored = name_in_file(output.name, packed_as_vllm=packed_as_vllm)
+        entries[stored] = {"dtype": output.dtype, "shape": list(output.shape), "data_offsets": [offset, end]}
         begins[output.name], offset = offset, end
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)

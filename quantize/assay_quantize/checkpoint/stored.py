@@ -139,12 +139,12 @@ def weights_of(
     stacked: set[str] = set()
     for header in tensors:
         module, _, leaf = header.name.rpartition(".")
-        if (match := _stacked(header.name)) is not None:
-            module, leaf = match
-            stacked.add(module)
-        elif first := _stacked_by_family(header.name, by_family):
+        if first := _stacked_by_family(header.name, by_family):
             module, leaf = header.name.removesuffix(".weight"), "weight"
             of_expert_0[module] = first
+        elif (match := _stacked(header.name)) is not None:
+            module, leaf = match
+            stacked.add(module)
         elif header.name.endswith(_BITSANDBYTES) or ".quant_state." in header.name:
             module, leaf = header.name.partition(".weight.")[0], "weight." + header.name.partition(".weight.")[2]
         elif leaf not in WEIGHT_LEAVES:

@@ -30,10 +30,11 @@ from assay.callbacks import Progress
 from assay.errors import AssayError, QuantizeError
 from assay.file_data import content_differs, other_data
 from assay.quantities import size
+from assay.recipes.family_names import names_of
 from assay.records.manifest import MANIFEST, Manifest, ShardRecord, load_manifest
 from assay.records.plan import Plan
 from assay.safe_files import open_inside
-from assay.safetensors_index import INDEX_NAME
+from assay.safetensors_index import INDEX_NAME, name_in_file
 from assay_quantize.checkpoint.calibrated_layers import CalibratedFiles
 from assay_quantize.checkpoint.copied_files import copied_of, list_left_out
 from assay_quantize.checkpoint.file_names import CONFIG, JOURNAL
@@ -278,8 +279,12 @@ log = logging.getLogger(__name__)
 
 def index_json(plan: Plan) -> dict[str, Any]:
     """`model.safetensors.index.json`: which shard holds which tensor."""
+    as_vllm = names_of(plan.family).packed_as_vllm
     weight_map = {
-        output.name: shard for shard, tensors in planned_shards(plan).items() for t in tensors for output in t.outputs
+        name_in_file(output.name, packed_as_vllm=as_vllm): shard
+        for shard, tensors in planned_shards(plan).items()
+        for tensor in tensors
+        for output in tensor.outputs
     }
     return {"metadata": {"total_size": plan.bytes_out}, "weight_map": dict(sorted(weight_map.items()))}
 

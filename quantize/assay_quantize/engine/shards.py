@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from assay.callbacks import Progress
+from assay.recipes.family_names import names_of
 from assay.records.manifest import ShardRecord
 from assay.records.plan import Plan, TensorPlan
 from assay_quantize.checkpoint.calibrated_layers import CalibratedFiles
@@ -126,8 +127,9 @@ def write_shard(
     if plan.calibrated is not None:
         assert options.calibrated is not None, "`quantize` checks it"
         calibrated = CalibratedFiles(options.calibrated, plan.calibrated.layers, is_smoothed=scales_inputs(plan))
+    header, _ = header_bytes(tensors, packed_as_vllm=names_of(plan.family).packed_as_vllm)
     with writing(path):
-        writer = OrderedWriter(partial_path(path), header_bytes(tensors)[0], outputs, window=window_of(options.workers))
+        writer = OrderedWriter(partial_path(path), header, outputs, window=window_of(options.workers))
     try:
         work = ShardWork(
             reader, writer, options.kernels, members,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from assay.errors import PlanError
 from assay.recipes.family_names import classify, names_of, split_layer
-from assay.recipes.mtp import declared_layers, mtp_problems, stored_layers
+from assay.recipes.mtp import declared_layers, mtp_problems, stored_steps
 from assay_quantize.checkpoint.headers import TensorHeader
 from assay_quantize.checkpoint.source_format import ties_head
 from assay_quantize.checkpoint.stored import CACHE_LEAVES, PLAIN, Weight
@@ -116,8 +116,17 @@ def _layers(subject: Subject) -> dict[int, _Layer]:
 
 @functools.lru_cache(maxsize=2)
 def logical_names(subject: Subject) -> frozenset[str]:
-    """Names as a source has them: weights by their own, stacked experts by those of each expert."""
-    names = set(subject.stored.others)
+    """Names as a source has them: weights by their own, stacked experts and their biases by those of each expert."""
+    stacked = names_of(subject.family).stacked if subject.family is not None else {}
+    names = set()
+    for header in subject.stored.others.values():
+        at = split_layer(header.name)
+        if at is None or at.rest not in stacked:
+            names.add(header.name)
+            continue
+        parts = [part.split("{expert}") for part in stacked[at.rest].parts]
+        experts = range(header.shape[0] if header.shape else 0)
+        names |= {f"{at.root}.{at.layer}.{front}{expert}{rest}" for expert in experts for front, rest in parts}
     for weight in subject.stored.weights.values():
         if not weight.is_stacked:
             names.add(weight.name)
@@ -245,6 +254,8 @@ def unknown_tensor(subject: Subject) -> Iterator[Place]:
             continue
         if SKIPPED_BY_VLLM.fullmatch(name) or _is_scale_of_cache(name) or (weight is None and _is_bias_of_known(subject, name)):
             continue
+        if (at := split_layer(name)) is not None and at.rest in names_of(subject.family).stacked:
+            continue  # biases of all experts
         if _is_behind_all_layers(subject, name):
             continue  # an MTP block; `mtp_undeclared` says so
         try:
@@ -320,12 +331,12 @@ def _declared(subject: Subject) -> int | None:
 
 
 def stored_mtp_layers(subject: Subject) -> int | None:
-    """How many MTP layers are stored; None: that cannot be told."""
+    """How many MTP layers are stored, as config.json counts them; None: that cannot be told."""
     if subject.family is None:
         numbers = {split_layer(name) for name in subject.tensors if subject.is_in_mtp(name.rpartition(".")[0])}
         return len({(at.root, at.layer) for at in numbers if at is not None}) or int(bool(numbers))
     try:
-        return len(stored_layers(subject.family, subject.config, subject.tensors))
+        return stored_steps(subject.family, subject.config, subject.tensors)
     except PlanError:
         return None
 

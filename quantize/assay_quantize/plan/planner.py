@@ -71,6 +71,7 @@ def make_plan(checkpoint: Checkpoint, recipe: PrecisionRecipe, *, model: str, fa
     declared = checkpoint.whole_config or checkpoint.config
     check_shapes_declared(checkpoint.location, source.family, declared, source.classified, checkpoint.tensors)
     _check_some_experts(source, recipe)
+    _check_schemes_of_experts(source, recipe, tensors)
     if not any(tensor.scheme is not None for tensor in tensors):
         raise PlanError(f"precision {recipe.name}: nothing in {checkpoint.location} is quantized; name roles under `quantize`")
     plan = Plan(
@@ -257,6 +258,18 @@ def _check_some_experts(source: _Source, recipe: PrecisionRecipe) -> None:
         f"family {source.family} ({known}){stored}; a checkpoint with all its experts in 16 bits is not made: name them in the "
         "family's file, or leave routed_expert out of `quantize`"
     )
+
+
+def _check_schemes_of_experts(source: _Source, recipe: PrecisionRecipe, tensors: Sequence[TensorPlan]) -> None:
+    """Experts get a scheme of which vLLM loads everything, where the family says which these are."""
+    known = names_of(source.family).expert_schemes
+    experts = (t for t in tensors if known and source.classified[t.name].expert is not None and t.name.endswith(".weight"))
+    if (other := next((tensor for tensor in experts if tensor.scheme not in known), None)) is not None:
+        how = "in 16 bits, one by one" if other.scheme is None else f"as {other.scheme}"
+        raise PlanError(
+            f"precision {recipe.name}: {other.name} would be stored {how}, and vLLM 0.32 does not load experts of family "
+            f"{source.family} so; their schemes are {', '.join(known)}: take w4a16-g32 or w4a16-experts-g32"
+        )
 
 
 # ------------------------------------------------------------------------------------------------ shapes

@@ -26,6 +26,7 @@ import numpy as np
 
 from assay.errors import AssayError
 from assay.file_data import data_of_files
+from assay.recipes.family_names import names_of
 from assay.records.manifest import ShardRecord
 from assay.records.plan import Plan
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
@@ -140,7 +141,7 @@ class FinishedShards:
         self._headers |= headers
         tensors = contents_by_shard(self._shards[record.name], headers).get(record.name, [])
         findings = Findings()
-        planned, _ = header_bytes(self._shards[record.name])
+        planned, _ = header_bytes(self._shards[record.name], packed_as_vllm=names_of(self._plan.family).packed_as_vllm)
         findings.count("headers")
         with (self._folder / record.name).open("rb") as file:
             if file.read(len(planned)) != planned:

@@ -21,7 +21,7 @@ from assay.records.manifest import Manifest
 from assay.records.plan import OutputTensor, Plan
 from assay.records.run import WRITTEN_ABOUT
 from assay.safe_files import open_inside, read_json_object
-from assay.safetensors_index import INDEX_NAME
+from assay.safetensors_index import INDEX_NAME, name_of_part
 from assay_quantize.checkpoint.checkpoint import Checkpoint
 from assay_quantize.checkpoint.copied_files import TEMPLATES, copied_of, is_copied, is_template_beside
 from assay_quantize.checkpoint.file_names import CONFIG, JOURNAL, WEIGHT_SUFFIXES
@@ -149,6 +149,7 @@ def check_index(folder: Path, stored: Mapping[str, TensorHeader], findings: Find
         findings.damage("index", shard, "is on disk, but the index puts no tensor in it: vLLM never reads it")
     for shard in sorted(listed - on_disk):
         findings.damage("index", shard, "is in the index, but not on disk")
+    weight_map = {name_of_part(name): shard for name, shard in weight_map.items()}
     for name, shard in weight_map.items():
         header = stored.get(name)
         if header is not None and header.shard != shard:
@@ -203,8 +204,8 @@ def library_headers(folder: Path, shard: str) -> dict[str, TensorHeader]:
     headers = {}
     try:
         with safe_open(path, framework="numpy") as opened:
-            for name in opened.offset_keys():
-                part = opened.get_slice(name)
+            for stored_name in opened.offset_keys():
+                part, name = opened.get_slice(stored_name), name_of_part(stored_name)
                 shape, dtype = tuple(part.get_shape()), part.get_dtype()
                 end = begin + math.prod(shape) * BYTES[dtype]
                 headers[name] = TensorHeader(name, dtype, shape, shard, begin, end)

@@ -164,6 +164,15 @@ def _written_by_transformers(folder: Path, config_class: str, model_class: str, 
              "ssm_state_size": 8, "conv_kernel": 4, "moe_shared_expert_intermediate_size": 48, "n_shared_experts": 1},
             hollow_hybrids.nemotron3_shapes,
         ),
+        (
+            "nemotron_h",
+            ("NemotronHConfig", "NemotronHForCausalLM"),
+            {**SMALL, "hybrid_override_pattern": "M*E", "n_routed_experts": 4, "num_experts_per_tok": 2, "head_dim": 16,
+             "num_attention_heads": 4, "num_key_value_heads": 2, "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2,
+             "ssm_state_size": 8, "conv_kernel": 4, "moe_shared_expert_intermediate_size": 48, "n_shared_experts": 1,
+             "moe_latent_size": 24},
+            hollow_hybrids.nemotron3_shapes,
+        ),
     ],
 )  # fmt: skip
 def test_names_and_shapes_are_those_transformers_writes(
@@ -211,6 +220,14 @@ def test_as_much_as_is_published(model: str, tensors: int, values: int) -> None:
     shapes, _ = hollow.as_published(hollow.changed(config), shapes_of(config), model, release=False)
     shapes = list(shapes)
     assert (len(shapes), sum(math.prod(shape) for _, shape in shapes)) == (tensors, values)
+
+
+def test_as_much_as_is_said_of_nemotron_3_super() -> None:
+    """120 billion parameters, without the MTP block, and 1,040 tensors in that."""
+    shapes = dict(hollow_hybrids.nemotron3_shapes(hollow_hybrids.NEMOTRON3_SUPER_CONFIG))
+    block = {name: shape for name, shape in shapes.items() if name.startswith("mtp.")}
+    assert len(block) == 1040
+    assert round(sum(math.prod(shape) for name, shape in shapes.items() if name not in block) / 1e9, 1) == 120.7
 
 
 GLM = {"num_hidden_layers": 78}
@@ -291,7 +308,7 @@ def test_family_of_each_model(model: str) -> None:
         "qwen3-next-80b-a3b": "qwen3_next", "minimax-m2": "minimax_m2", "qwen3.5-35b-a3b": "qwen3_5_moe",
         "qwen3.5-35b-a3b-text": "qwen3_5_moe_text",
         "kimi-k2.5": "kimi_k25", "ernie-4.5-21b": "ernie4_5_moe", "step-3.5-flash": "step3p5",
-        "mimo-v2-flash": "mimo_v2_flash", "nemotron-3-nano": "nemotron_h",
+        "mimo-v2-flash": "mimo_v2_flash", "nemotron-3-nano": "nemotron_h", "nemotron-3-super": "nemotron_h",
         "deepseek-v4-flash": "deepseek_v4", "deepseek-v4-pro": "deepseek_v4",
     }  # fmt: skip
     assert family_of(hollow.MODELS[model][0]) == expected[model]
@@ -320,11 +337,7 @@ DRAFTS = "`assay family` drafts a family of what vLLM serves (docs/families.md h
         ({"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_local_experts": 32,
           "quantization_config": {"quant_method": "mxfp4"}},
          "config.json: GptOssForCausalLM cannot be quantized again: it is published with its experts in MXFP4, 4.25 bits a "
-         "weight, and vLLM 0.32 takes no smaller or other form of them in full; serve it as it is "
-         "(docs/decisions/families.md)"),
-        ({"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_local_experts": 32},
-         "config.json: GptOssForCausalLM in 16 bits cannot be quantized: vLLM 0.32 takes INT4 and FP8 of its experts, which "
-         "have biases and rows of gate and up in turns, only in part; serve it as it is (docs/decisions/families.md)"),
+         "weight, and vLLM 0.32 takes no smaller form of them; serve it as it is (docs/decisions/families.md)"),
         ({"architectures": ["NewVLForConditionalGeneration"], "thinker_config": {"text_config": {"n_routed_experts": 8}}},
          "config.json: architecture NewVLForConditionalGeneration is not known; " + DRAFTS),
         ({"architectures": ["NewVLForConditionalGeneration"], "text_config": {"hidden_size": 8}},

@@ -54,7 +54,7 @@ ABSENT: dict[str, dict[str, str]] = {
     "mimo-v2-flash": {
         **_BIASES, "self_attn.q_norm.weight": "its heads have no norms", "self_attn.k_norm.weight": "its heads have no norms",
     },
-    "nemotron-3-nano": {},
+    "nemotron-3-super": {},
     "deepseek-v4-flash": {},
 }  # fmt: skip
 """Model -> names of the family that its checkpoint lacks, and why."""
@@ -75,6 +75,13 @@ OTHERWISE: dict[str, dict[str, tuple[str, str, str]]] = {
         "attn.wo_a.weight": (
             "linear", "plain", "vLLM can quantize it, but multiplies by it in `deep_gemm_fp8_o_proj`, which takes BF16 or FP8 "
             "blocks whatever the scheme is"
+        ),
+    },
+    "nemotron-3-super": {
+        "eh_proj.weight": ("linear", "plain", "what leads into an MTP block stays as it is in every family"),
+        **dict.fromkeys(
+            ("mixer.fc1_latent_proj.weight", "mixer.fc2_latent_proj.weight"),
+            ("linear", "plain", "every routed token passes them; unquantized, vLLM sums over ranks once less"),
         ),
     },
     "step-3.5-flash": {

@@ -46,10 +46,16 @@ def names_of(model: str) -> list[str]:
         ("glm-5", {}, MtpBlock(1, 1), 1),
         ("glm-4.7", {}, MtpBlock(1, 1), 1),
         ("deepseek-v3", {"num_nextn_predict_layers": None}, MtpBlock(None, 1), 1),
+        ("nemotron-3-nano", {}, MtpBlock(None, 0), 0),
+        ("nemotron-3-super", {}, MtpBlock(1, 1), 1),
+        (
+            "nemotron-3-super", {"mtp_hybrid_override_pattern": None, "mtp_layers_block_type": ["attention", "moe"]},
+            MtpBlock(1, 1), 1,
+        ),
         ("kimi-k2", {}, MtpBlock(0, 0), 0),
         ("kimi-k2", {"num_nextn_predict_layers": 2}, MtpBlock(2, 0), 0),
     ],
-)
+)  # fmt: skip
 def test_config_and_names_together(model: str, config: dict[str, Any], block: MtpBlock, num_layers: int) -> None:
     found = mtp_block({**hollow.MODELS[model][0], **config}, names_of(model))
     assert (found, found.num_layers) == (block, num_layers)

@@ -17,6 +17,7 @@ from assay.recipes.precision import PrecisionRecipe
 from assay.records.plan import Plan
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.engine.quantize import quantize
+from assay_quantize.formats.config_groups import config_json
 from assay_quantize.plan.planner import make_plan
 from assay_quantize.verify.verify import verify
 
@@ -114,12 +115,39 @@ def lacking(folder: Path, model: str, *gone: str) -> Path:
         ("step-3.5-flash", "model.layers.6.", "model.layers.6 is declared in config.json (MTP), but no shard holds any"),
         ("nemotron-3-nano", "backbone.layers.3.mixer.D", "layer 3 has no {rest}, which layer 0 has"),
         ("nemotron-3-nano", "backbone.layers.2.mixer.experts.2.down_proj.weight", "layer 2 has no down_proj of expert 2"),
+        ("nemotron-3-super", "mtp.layers.0.eh_proj.weight", "{gone} is missing from the MTP block"),
+        ("nemotron-3-super", "mtp.layers.0.mixer.v_proj.weight", "{gone} is missing from the MTP block"),
+        ("nemotron-3-super", "mtp.layers.1.mixer.fc1_latent_proj.weight", "{gone} is missing from the MTP block"),
+        ("nemotron-3-super", "mtp.layers.1.mixer.experts.2.up_proj.weight", "{gone} is missing from the MTP block"),
+        ("nemotron-3-super", "mtp.layers.1.mixer.experts.", "mtp.layers.1.mixer.experts.0.down_proj.weight is missing"),
+        ("nemotron-3-super", "mtp.layers.1.final_layernorm.weight", "{gone} is missing from the MTP block"),
+        ("nemotron-3-super", "mtp.layers.1.", "mtp.layers.1 is declared in config.json (MTP), but no shard holds any"),
+        ("nemotron-3-super", "mtp.", "mtp.layers.0 is declared in config.json (MTP), but no shard holds any"),
     ],
 )
 def test_what_is_missing_is_named(model: str, gone: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(PlanError) as caught:
         plan_of(lacking(tmp_path / "source", model, gone), "nvfp4a16")
     assert message.format(gone=gone, rest=gone.partition("layers.")[2][2:]) in str(caught.value)
+
+
+def test_a_step_of_nemotrons_mtp_block_has_two_layers(tmp_path: Path) -> None:
+    """config.json counts it as one; what is kept of it is kept whole, and by `mtp: quantize` only its linears are quantized."""
+    config = hollow_hybrids.cut_to(hollow_hybrids.NEMOTRON3_SUPER_CONFIG, 3) | {"n_routed_experts": 4}
+    source = hollow.write_hollow(tmp_path / "source", config, hollow_hybrids.nemotron3_shapes(config), shards=1)
+    kept, quantized = plan_of(source, "w4a16-g32"), plan_of(source, "w4a16-mtp")
+    assert {tensor.action for tensor in kept.tensors if tensor.role == "mtp"} == {"keep"}
+    assert r"re:(.*\.)?mtp\..*$" in kept.ignore and config_json(kept)["num_nextn_predict_layers"] == 1
+    plain = {tensor.name for tensor in quantized.tensors if tensor.role == "mtp" and tensor.scheme is None}
+    assert {name for name in plain if "norm" not in name} == {
+        "mtp.layers.0.eh_proj.weight", "mtp.layers.1.mixer.gate.weight", "mtp.layers.1.mixer.gate.e_score_correction_bias",
+        "mtp.layers.1.mixer.fc1_latent_proj.weight", "mtp.layers.1.mixer.fc2_latent_proj.weight",
+    }  # fmt: skip
+
+    two = hollow_hybrids.nemotron3_shapes(config | {"mtp_hybrid_override_pattern": "*E*E"})
+    with pytest.raises(PlanError) as caught:
+        plan_of(hollow.write_hollow(tmp_path / "two", config, two, shards=1), "w4a16-g32")
+    assert "mtp.layers.2 holds an MTP block, but config.json declares 1 MTP layers of 2 layers each" in str(caught.value)
 
 
 def test_an_mtp_layer_may_treat_a_weight_otherwise_than_a_decoder_layer(tmp_path: Path) -> None:

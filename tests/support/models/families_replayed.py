@@ -16,15 +16,17 @@ import hollow
 import hollow_moe
 from serving_interpreter import REPOSITORY, with_our_plugin
 
+from assay.errors import PlanError
 from assay.recipes.family import FamilyRecipe
 from assay.recipes.family_names import names_of
 from assay.recipes.load import load_recipe
 from assay.recipes.model import Serving
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
+from assay.records.plan import Plan
 from assay.records.preflight.replay import Replay
 from assay_evaluate.serving.replay import Candidate, planned, replay
-from assay_quantize.checkpoint.checkpoint import open_checkpoint
+from assay_quantize.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from assay_quantize.formats.config_groups import config_json
 from assay_quantize.plan.planner import make_plan
 
@@ -53,7 +55,7 @@ EXAMPLES: dict[str, Example] = {
     "glm4_moe": Example("glm-4.5-air", 2, mtp=True), "glm4_moe_lite": Example("glm-4.7-flash", 2, 4, mtp=True),
     "glm_moe_dsa": Example("glm-5", 2, mtp=True), "kimi_k25": Example("kimi-k2.5", 2),
     "mimo_v2_flash": Example("mimo-v2-flash", 2, mtp=True), "minimax_m2": Example("minimax-m2", 2),
-    "nemotron_h": Example("nemotron-3-nano", 3), "qwen3_5_moe": Example("qwen3.5-35b-a3b", 4, mtp=True),
+    "nemotron_h": Example("nemotron-3-super", 3, mtp=True), "qwen3_5_moe": Example("qwen3.5-35b-a3b", 4, mtp=True),
     "qwen3_moe": Example("qwen3-30b-a3b", 2), "qwen3_next": Example("qwen3-next-80b-a3b", 4, mtp=True),
     "step3p5": Example("step-3.5-flash", 2),
     "qwen3_5_moe_text": Example("qwen3.5-35b-a3b-text", 4, mtp=True),
@@ -88,7 +90,7 @@ class Cell(NamedTuple):
 
 
 def replay_all(families: list[str] | None = None) -> dict[Cell, Replay]:
-    """One record for each cell of these families; None: of all."""
+    """One record for each cell of these families that can be planned; None: of all."""
     cells: dict[Cell, Candidate] = {}
     with tempfile.TemporaryDirectory() as folder:
         recipe = load_recipe(ProfileRecipe, PROFILE).model_copy(
@@ -98,7 +100,7 @@ def replay_all(families: list[str] | None = None) -> dict[Cell, Replay]:
             source = source_of(family, Path(folder) / family)
             opened = open_checkpoint(source)
             serving = Serving(num_speculative_tokens=1 if EXAMPLES[family].mtp else None)
-            plans = {name: make_plan(opened, load_recipe(PrecisionRecipe, name), model="m", family=None) for name in PRECISIONS}
+            plans = {name: plan for name in PRECISIONS if (plan := plan_of(opened, name)) is not None}
             made = {"source": source} | {name: planned(plan, config_json(plan)) for name, plan in plans.items()}
             for ranks in (1, EXAMPLES[family].most_ranks):
                 flags = {
@@ -113,6 +115,14 @@ def replay_all(families: list[str] | None = None) -> dict[Cell, Replay]:
         return dict(zip(cells, replay(list(cells.values())), strict=True))
 
 
+def plan_of(source: Checkpoint, precision: str) -> Plan | None:
+    """None: the family refuses the precision, for vLLM would not load what is made."""
+    try:
+        return make_plan(source, load_recipe(PrecisionRecipe, precision), model="m", family=None)
+    except PlanError:
+        return None
+
+
 def table(records: Mapping[Cell, Replay]) -> str:
     """Markdown; a row for each family."""
     head = ["family", "example", "names from", "ranks", "as published", *PRECISIONS, "MTP drafts"]
@@ -124,7 +134,7 @@ def row(family: str, records: Mapping[Cell, Replay]) -> str:
     example = EXAMPLES[family]
     answers = []
     for what in ("source", *PRECISIONS) if family not in NO_CLASS else ():
-        said = [said_of(records[Cell(family, what, ranks)]) for ranks in dict.fromkeys((1, example.most_ranks))]
+        said = [said_of(records.get(Cell(family, what, ranks))) for ranks in dict.fromkeys((1, example.most_ranks))]
         answers.append(said[0] if len(set(said)) == 1 else ", ".join(said))
     return f"| {' | '.join([*known_cells(family), *(answers or ['no class'] * 3), drafts_of(family)])} |"
 
@@ -140,8 +150,10 @@ def drafts_of(family: str) -> str:
     return "yes" if EXAMPLES[family].mtp else "kept" if has_block else "none"
 
 
-def said_of(record: Replay) -> str:
-    """`loads`, or the kind of the first thing that stands against it."""
+def said_of(record: Replay | None) -> str:
+    """`loads`, or the kind of the first thing that stands against it. None: there is no plan to be replayed."""
+    if record is None:
+        return "no plan"
     return "loads" if record.outcome == "PASS" else next(finding.kind for finding in record.every_finding)
 
 

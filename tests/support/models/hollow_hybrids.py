@@ -71,6 +71,15 @@ NEMOTRON3_NANO_CONFIG: dict[str, Any] = {
     "use_mamba_kernels": True, "vocab_size": 131072,
 }  # fmt: skip
 """nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16 (https://github.com/jax-ml/jax-llm-examples has a copy)."""
+NEMOTRON3_SUPER_CONFIG: dict[str, Any] = NEMOTRON3_NANO_CONFIG | {
+    "hidden_size": 4096, "intermediate_size": 2688, "mamba_num_heads": 128, "moe_intermediate_size": 2688,
+    "hybrid_override_pattern": "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEM*EMEMEMEME",
+    "moe_latent_size": 1024, "moe_shared_expert_intermediate_size": 5376, "moe_shared_expert_overlap": False,
+    "mtp_hybrid_override_pattern": "*E", "n_routed_experts": 512, "num_experts_per_tok": 22, "num_hidden_layers": 88,
+    "num_nextn_predict_layers": 1, "routed_scaling_factor": 5.0,
+}  # fmt: skip
+"""nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16: its widths and pattern as tests of Megatron-Bridge and scripts of Megatron-LM
+have them; its MTP block has 1,040 tensors (https://github.com/ml-explore/mlx-lm/pull/1161)."""
 
 
 def _matrices(prefix: str, **shapes: tuple[int, int]) -> Shapes:
@@ -178,7 +187,7 @@ def _mimo_attention(prefix: str, config: dict[str, Any], *, sliding: bool) -> Sh
 
 # ------------------------------------------------------------------------------------------------ Nemotron 3
 def nemotron3_shapes(config: dict[str, Any]) -> Shapes:
-    """Each layer one mixer: Mamba, experts without a gate projection, or attention."""
+    """Each layer one mixer: Mamba, experts without a gate projection, or attention; an MTP step has several such layers."""
     hidden = config["hidden_size"]
     yield "backbone.embeddings.weight", (config["vocab_size"], hidden)
     kinds = {"M": _mamba, "E": _nemotron_experts, "*": _nemotron_attention}
@@ -187,6 +196,16 @@ def nemotron3_shapes(config: dict[str, Any]) -> Shapes:
         yield from kinds[kind](f"backbone.layers.{layer}.mixer", config)
     yield "backbone.norm_f.weight", (hidden,)
     yield "lm_head.weight", (config["vocab_size"], hidden)
+    step = config.get("mtp_hybrid_override_pattern", "") if config.get("num_nextn_predict_layers") else ""
+    for layer, kind in enumerate(step):
+        prefix = f"mtp.layers.{layer}"
+        if layer == 0:
+            yield f"{prefix}.eh_proj.weight", (hidden, 2 * hidden)
+            yield from _vectors(prefix, hidden, "enorm", "hnorm")
+        yield f"{prefix}.norm.weight", (hidden,)
+        yield from kinds[kind](f"{prefix}.mixer", config)
+        if layer == len(step) - 1:
+            yield f"{prefix}.final_layernorm.weight", (hidden,)
 
 
 def _mamba(prefix: str, config: dict[str, Any]) -> Shapes:
@@ -211,14 +230,18 @@ def _nemotron_experts(prefix: str, config: dict[str, Any]) -> Shapes:
     yield f"{prefix}.gate.weight", (experts, hidden)
     yield f"{prefix}.gate.e_score_correction_bias", (experts,)
     yield from _matrices(f"{prefix}.shared_experts", up_proj=(shared, hidden), down_proj=(hidden, shared))
+    latent = config.get("moe_latent_size") or hidden
+    if latent != hidden:
+        yield from _matrices(prefix, fc1_latent_proj=(latent, hidden), fc2_latent_proj=(hidden, latent))
     for expert in range(experts):
-        yield from _matrices(f"{prefix}.experts.{expert}", up_proj=(width, hidden), down_proj=(hidden, width))
+        yield from _matrices(f"{prefix}.experts.{expert}", up_proj=(width, latent), down_proj=(latent, width))
 
 
 MODELS: dict[str, tuple[dict[str, Any], Any]] = {
     "step-3.5-flash": (STEP35_FLASH_CONFIG, step35_shapes),
     "mimo-v2-flash": (MIMO_V2_FLASH_CONFIG, mimo_v2_flash_shapes),
     "nemotron-3-nano": (NEMOTRON3_NANO_CONFIG, nemotron3_shapes),
+    "nemotron-3-super": (NEMOTRON3_SUPER_CONFIG, nemotron3_shapes),
 }
 """Model -> (config, names and shapes)."""
 

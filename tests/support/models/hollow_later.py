@@ -286,6 +286,33 @@ def bailing_v3_layer(prefix: str, text: Config, number: int) -> Shapes:
     yield from _bailing_mlp(f"{prefix}.mlp", text, number)
 
 
+# ------------------------------------------------------------------------------------------------ gpt-oss in BF16
+GPT_OSS = TEXT | {
+    "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "attention_bias": True, "head_dim": 64,
+    "hidden_size": 2880, "initial_context_length": 4096, "intermediate_size": 2880,
+    "layer_types": ["sliding_attention", "full_attention"], "max_position_embeddings": 131072, "num_attention_heads": 64,
+    "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 8, "num_local_experts": 32,
+    "rms_norm_eps": 1e-05, "rope_theta": 150000, "sliding_window": 128, "swiglu_limit": 7.0, "vocab_size": 201088,
+    "rope_scaling": {
+        "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096, "rope_type": "yarn",
+        "truncate": False,
+    },
+}  # fmt: skip
+"""openai/gpt-oss-20b without its `quantization_config`, as fine-tunes in 16 bits have it."""
+
+
+def gpt_oss_layer(prefix: str, text: Config, number: int) -> Shapes:
+    """Biases everywhere; all experts in one tensor, [experts, inputs, outputs], rows of gate and up in turns."""
+    hidden, width, experts = text["hidden_size"], text["intermediate_size"], text["num_local_experts"]
+    yield from norms_of(prefix, hidden, *NORMS)
+    yield from gqa_of(f"{prefix}.self_attn", text, bias=True)
+    yield f"{prefix}.self_attn.sinks", (text["num_attention_heads"],)
+    yield from linears(f"{prefix}.mlp", bias=True, router=(experts, hidden))
+    for name, inputs, outputs in (("gate_up_proj", hidden, 2 * width), ("down_proj", width, hidden)):
+        yield f"{prefix}.mlp.experts.{name}", (experts, inputs, outputs)
+        yield f"{prefix}.mlp.experts.{name}_bias", (experts, outputs)
+
+
 _WITHOUT_EXPERT_WIDTH = {key: value for key, value in _MORE.items() if key != "moe_intermediate_size"}
 MODELS: dict[str, Model] = {
     "exaone_moe": Model(
@@ -316,6 +343,10 @@ MODELS: dict[str, Model] = {
         "dots.llm1", DOTS1, lambda config: whole_model(config, dots1_layer),
         {**{key: value for key, value in _MORE.items() if key not in ("num_experts", "head_dim")}, "n_routed_experts": 4},
         ("Dots1Config", "Dots1ForCausalLM"),
+    ),
+    "gpt_oss": Model(
+        "gpt-oss-20b in BF16", GPT_OSS, lambda config: whole_model(config, gpt_oss_layer),
+        {**SMALL, "num_local_experts": 4, "intermediate_size": 128}, ("GptOssConfig", "GptOssForCausalLM"),
     ),
     "bailing_moe": Model(
         "Ling-mini-2.0", BAILING_MOE, bailing_moe_shapes, {**_MORE, "moe_shared_expert_intermediate_size": 128}, most_ranks=8,

@@ -28,6 +28,11 @@ MLA = {
 }  # fmt: skip
 """Latent ranks and sizes of heads stay what they are: vLLM's kernels are made for them."""
 _HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
+_NEMOTRON = {
+    **NARROW, **_HEADS, "num_hidden_layers": 3, "intermediate_size": 128, "moe_intermediate_size": 128,
+    "moe_shared_expert_intermediate_size": 256, "n_routed_experts": 4, "num_experts_per_tok": 2, "head_dim": 64,
+    "mamba_num_heads": 8, "n_groups": 2, "ssm_state_size": 64,
+}  # fmt: skip
 TINY: dict[str, dict[str, Any]] = {
     "glm-4.7-flash": {**NARROW, **MLA},
     "deepseek-v3.2": {**NARROW, **MLA},
@@ -57,11 +62,9 @@ TINY: dict[str, dict[str, Any]] = {
         "intermediate_size": 256, "moe_intermediate_size": 128, "n_routed_experts": 4, "num_experts_per_tok": 2, **_HEADS,
         "swa_num_attention_heads": 4, "swa_num_key_value_heads": 4,
     },
-    "nemotron-3-nano": {
-        **hollow_hybrids.cut_to(hollow_hybrids.NEMOTRON3_NANO_CONFIG, 3), **NARROW, "num_hidden_layers": 3, **_HEADS,
-        "intermediate_size": 128, "moe_intermediate_size": 128, "moe_shared_expert_intermediate_size": 256,
-        "n_routed_experts": 4, "num_experts_per_tok": 2, "head_dim": 64, "mamba_num_heads": 8, "n_groups": 2,
-        "ssm_state_size": 64,
+    "nemotron-3-nano": {**hollow_hybrids.cut_to(hollow_hybrids.NEMOTRON3_NANO_CONFIG, 3), **_NEMOTRON},
+    "nemotron-3-super": {
+        **hollow_hybrids.cut_to(hollow_hybrids.NEMOTRON3_SUPER_CONFIG, 3), **_NEMOTRON, "moe_latent_size": 128,
     },
     "deepseek-v4-flash": {
         **hollow_deepseek_v4.cut_to(hollow_deepseek_v4.DEEPSEEK_V4_FLASH_CONFIG, 3), **NARROW, "num_hidden_layers": 3,
@@ -70,7 +73,7 @@ TINY: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """Model of `hollow.MODELS` -> what is small in it."""
-ONE_SHARD = ("minimax-m2", "nemotron-3-nano", "deepseek-v4-flash")
+ONE_SHARD = ("minimax-m2", "nemotron-3-nano", "nemotron-3-super", "deepseek-v4-flash")
 """Models without pairs of `gate_proj` and `up_proj`, between which shards are cut."""
 LISTED = list(hollow.MINIMAX_FP8["modules_to_not_convert"])
 VISION = {
