@@ -66,6 +66,8 @@ class MtpNames(Section):
     """Whether an MTP layer has routed experts, as the decoder layers have. If not, `required` names all that it must have."""
     lacks: tuple[str, ...] = ()
     """Beginnings of names that every decoder layer has and no MTP layer: `hc_`."""
+    not_kept: dict[str, str] = Field(default_factory=dict)
+    """Names of `layer` that only drafts of another kind have, which are not kept -> what kind that is."""
     required: tuple[str, ...] = ()
     """Without these, in each layer or outside, the block is incomplete. Head and embedding are among them only where vLLM does
     not share the model's own."""
@@ -95,6 +97,9 @@ class FamilyBlock(Recipe):
     stacked: dict[str, Stacked] = Field(default_factory=dict)
     """Names, behind the number of a layer, under which checkpoints hold all experts in one tensor. They are read and written as
     single experts, which have the names of `layer`."""
+    joined: dict[str, tuple[str, str, str]] = Field(default_factory=dict)
+    """Names, behind the number of a layer, under which checkpoints hold queries, keys and values in one tensor -> the names of
+    these three in `layer`, as which they are read and written."""
     mtp: MtpNames = MtpNames()
     runtime: dict[str, str] = Field(default_factory=dict)
     """Parts of a checkpoint's names that vLLM's modules call otherwise, whole components: `shared_head.head: head`."""
@@ -119,6 +124,8 @@ class FamilyRecipe(FamilyBlock):
     """Keys of config.json that say how many routed experts a layer has; the first that is there counts."""
     native_quantization: tuple[NativeQuantization, ...] = ()
     """Quantized forms that are a source. Empty: models are released in BF16, and whatever is quantized is a candidate."""
+    apart: dict[str, str] = Field(default_factory=dict)
+    """Keys of config.json that say whether weights are `joined` -> what they say once they are not."""
     kinds: tuple[str, ...] = ()
     """Names, or beginnings of names, by which layers of this family differ in kind: what only some layers have."""
     from_config: bool = False

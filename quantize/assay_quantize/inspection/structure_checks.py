@@ -115,11 +115,14 @@ def _layers(subject: Subject) -> dict[int, _Layer]:
 
 @functools.lru_cache(maxsize=2)
 def logical_names(subject: Subject) -> frozenset[str]:
-    """Names as a source has them: weights by their own, stacked experts by those of each expert."""
+    """Names as a source has them: weights by their own, stacked experts by those of each expert, joined weights one by one."""
     names = set(subject.stored.others)
+    joined = {} if subject.family is None else names_of(subject.family).joined
     for weight in subject.stored.weights.values():
         if not weight.is_stacked:
-            names.add(weight.name)
+            at = split_layer(weight.name) if joined else None
+            members = joined.get(at.rest, ()) if at is not None else ()
+            names |= {f"{at.root}.{at.layer}.{member}" for member in members} if at is not None and members else {weight.name}
             continue
         experts = weight.shape[0] if weight.shape else 0
         for name in weight.representatives:
