@@ -14,12 +14,23 @@ from assay.recipes.family_names import families_with, names_of
 from assay.recipes.text_config import changing_text, count_of, text_of
 
 _WITHOUT_FAMILY = {
+    "DeepseekV41ForCausalLM": (
+        "cannot be quantized yet: it is published in FP8 with a scale for 32 x 32 values and experts in MXFP4, and looks "
+        "n-grams up in tables (engram), which no family has; serve it as it is (docs/families.md)"
+    ),
     "GptOssForCausalLM": (
         "cannot be quantized again: it is published with its experts in MXFP4, 4.25 bits a weight, and vLLM 0.32 takes no "
         "smaller or other form of them in full; serve it as it is (docs/decisions/families.md)"
     ),
 }
-"""Architectures that vLLM serves and no family will have as things are, with the reason."""
+"""Architectures that vLLM serves and no family has as things are, with the reason."""
+_RELEASES_WITHOUT_FAMILY = {
+    ("DeepseekV4ForCausalLM", "vision_n_layers"): (
+        "with a tower (vision_n_layers) cannot be quantized yet: experts are chosen by another bias for images "
+        "(ffn.gate.bias_vl), which no family has; serve it as it is (docs/families.md)"
+    ),
+}
+"""(architecture, key of config.json that is not 0) of releases that differ from others of a family, with the reason."""
 _WITHOUT_FAMILY_IN_16_BITS = {
     "GptOssForCausalLM": (
         "in 16 bits cannot be quantized: vLLM 0.32 takes INT4 and FP8 of its experts, which have biases and rows of gate and "
@@ -32,8 +43,8 @@ _WITHOUT_FAMILY_IN_16_BITS = {
 def family_of(config: Mapping[str, Any]) -> str:
     """The family of a model, from `architectures` and `model_type` of its config.json.
 
-    Raises PlanError: dense model, an architecture of `_WITHOUT_FAMILY` with the reason, or one that is not
-    known.
+    Raises PlanError: dense model, an architecture of `_WITHOUT_FAMILY` or a release of `_RELEASES_WITHOUT_FAMILY` with the
+    reason, or an architecture that is not known.
     """
     architectures = config.get("architectures") or []
     architecture = str(architectures[0]) if isinstance(architectures, list) and architectures else None
@@ -46,7 +57,11 @@ def family_of(config: Mapping[str, Any]) -> str:
         for names in families_with(architecture or str(model_type))
         if (model_type in names.model_types if architecture is None else architecture in names.architectures)
     )
-    if (family := next(families, None)) is not None and num_experts(family, config) > 0:
+    family = next(families, None)
+    for (of_architecture, key), reason in _RELEASES_WITHOUT_FAMILY.items():
+        if architecture == of_architecture and config.get(key):
+            raise PlanError(f"config.json: {what} {reason}")
+    if family is not None and num_experts(family, config) > 0:
         return family
     if not any(count_of(key, text_of(config).get(key)) for key in EXPERT_COUNT_KEYS):
         raise PlanError(f"config.json: {without_experts(what, config)}; assay is for mixture-of-experts (docs/families.md)")
@@ -57,8 +72,8 @@ def family_of(config: Mapping[str, Any]) -> str:
             f"config.json: {what} is of family {family}, whose number of experts is {keys}; this one has {own}: write it as "
             f"{names_of(family).num_experts_keys[0]}, or take the config.json of the model's release"
         )
-    reasons = _WITHOUT_FAMILY if "quantization_config" in config else _WITHOUT_FAMILY_IN_16_BITS
-    if reason := reasons.get(what):
+    in_16_bits = {} if "quantization_config" in config else _WITHOUT_FAMILY_IN_16_BITS
+    if reason := in_16_bits.get(what) or _WITHOUT_FAMILY.get(what):
         raise PlanError(f"config.json: {what} {reason}")
     raise PlanError(
         f"config.json: architecture {what} is not known; `assay family` drafts a family of what vLLM serves "
