@@ -80,6 +80,8 @@ class MtpNames(Section):
     """Beginnings of names that every decoder layer has and no MTP layer: `hc_`."""
     step: MtpStep | None = None
     """None: a step is one layer."""
+    not_kept: dict[str, str] = Field(default_factory=dict)
+    """Names of `layer` that only drafts of another kind have, which are not kept -> what kind that is."""
     required: tuple[str, ...] = ()
     """Without these, in each layer or outside, the block is incomplete. Head and embedding are among them only where vLLM does
     not share the model's own."""
@@ -109,6 +111,9 @@ class FamilyBlock(Recipe):
     stacked: dict[str, Stacked] = Field(default_factory=dict)
     """Names, behind the number of a layer, under which checkpoints hold all experts in one tensor. They are read and written as
     single experts, which have the names of `layer`."""
+    joined: dict[str, tuple[str, str, str]] = Field(default_factory=dict)
+    """Names, behind the number of a layer, under which checkpoints hold queries, keys and values in one tensor -> the names of
+    these three in `layer`, as which they are read and written."""
     mtp: MtpNames = MtpNames()
     runtime: dict[str, str] = Field(default_factory=dict)
     """Parts of a checkpoint's names that vLLM's modules call otherwise, whole components: `shared_head.head: head`."""
@@ -138,6 +143,8 @@ class FamilyRecipe(FamilyBlock):
     packed_as_vllm: bool = False
     """Codes of single experts are stored under the names of vLLM's parameters, `experts.3.w13_weight_packed`: its loader knows
     no others (`safetensors_index.name_in_file`)."""
+    apart: dict[str, str] = Field(default_factory=dict)
+    """Keys of config.json that say whether weights are `joined` -> what they say once they are not."""
     kinds: tuple[str, ...] = ()
     """Names, or beginnings of names, by which layers of this family differ in kind: what only some layers have."""
     from_config: bool = False

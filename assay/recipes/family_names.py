@@ -49,12 +49,11 @@ class FamilyNames:
 
     outside: whole names, in no layer. layer: inside a decoder layer, and an MTP layer. mtp_layer: more names, only inside an
     MTP layer, or the same ones with another form there. mtp: whole names of an MTP block outside its layers. mtp_required:
-    without these an MTP block is incomplete. mtp_lacks, mtp_step: as in `MtpNames`. mtp_experts: whether an MTP layer has
-    routed experts.
-    layers, mtp_layers: what stands in front of the number of a decoder layer, of an MTP layer (None: they follow the decoder
-    layers). experts: name of a layer's experts, `mlp.experts`; projections: the weights of one of them, in the order of the
-    table. mtp_runtime_layers: `MtpNames.runtime_layers`. kept, kept_in_layers, stacked, kinds, runtime, native_quantization,
-    expert_schemes, packed_as_vllm: as in `FamilyRecipe`.
+    without these an MTP block is incomplete. mtp_lacks, mtp_step, mtp_not_kept: as in `MtpNames`. mtp_experts: whether an MTP
+    layer has routed experts. layers, mtp_layers: what stands in front of the number of a decoder layer, of an MTP layer (None:
+    they follow the decoder layers). experts: name of a layer's experts, `mlp.experts`; projections: the weights of one of them,
+    in the order of the table. mtp_runtime_layers: `MtpNames.runtime_layers`. kept, kept_in_layers, stacked, joined, apart, kinds,
+    runtime, native_quantization, expert_schemes, packed_as_vllm: as in `FamilyRecipe`.
     """
 
     name: str
@@ -70,6 +69,7 @@ class FamilyNames:
     mtp_experts: bool
     mtp_lacks: tuple[str, ...]
     mtp_step: MtpStep | None
+    mtp_not_kept: Mapping[str, str]
     layers: str
     mtp_layers: str | None
     mtp_runtime_layers: str | None
@@ -78,6 +78,8 @@ class FamilyNames:
     kept: tuple[str, ...]
     kept_in_layers: tuple[str, ...]
     stacked: Mapping[str, Stacked]
+    joined: Mapping[str, tuple[str, str, str]]
+    apart: Mapping[str, str]
     kinds: tuple[str, ...]
     runtime: Mapping[str, str]
     native_quantization: tuple[NativeQuantization, ...]
@@ -174,7 +176,7 @@ def _whole(recipe: FamilyRecipe) -> FamilyRecipe:
             "required": tuple(name for part in parts for name in part.mtp.required),
         }
     )
-    tables = {table: merged(table) for table in ("outside", "layer", "stacked", "runtime")}
+    tables = {table: merged(table) for table in ("outside", "layer", "stacked", "joined", "runtime")}
     return recipe.model_copy(update={**tables, "mtp": mtp, "blocks": ()})
 
 
@@ -211,6 +213,7 @@ def names_of(family: str) -> FamilyNames:
         mtp_required=tuple(name for part in parts for name in part.mtp.required),
         mtp_lacks=recipe.mtp.lacks,
         mtp_step=recipe.mtp.step,
+        mtp_not_kept=recipe.mtp.not_kept,
         mtp_experts=all(part.mtp.experts for part in parts),
         layers=recipe.layers,
         mtp_layers=next((part.mtp.layers for part in reversed(parts) if part.mtp.layers is not None), None),
@@ -220,6 +223,8 @@ def names_of(family: str) -> FamilyNames:
         kept=recipe.kept,
         kept_in_layers=recipe.kept_in_layers,
         stacked={name: stacked for part in parts for name, stacked in part.stacked.items()},
+        joined={name: members for part in parts for name, members in part.joined.items()},
+        apart=recipe.apart,
         kinds=recipe.kinds,
         runtime={name: runtime_part for part in parts for name, runtime_part in part.runtime.items()},
         native_quantization=recipe.native_quantization,

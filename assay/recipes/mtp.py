@@ -128,6 +128,16 @@ COMPLETE = "complete the download, or leave the block out with `--mtp drop`"
 CORRECT = "correct the number, or leave the block out with `--mtp drop`"
 
 
+def draft_not_kept(family: str, names: Iterable[str]) -> tuple[str, str] | None:
+    """(a tensor, what kind of draft it is of) where the stored block is of a kind that is not kept; None: it is not."""
+    kinds = names_of(family).mtp_not_kept
+    places = ((name, split_layer(name)) for name in names) if kinds else ()
+    root = names_of(family).mtp_layers
+    return next(
+        ((name, kinds[at.rest]) for name, at in places if at is not None and at.root == root and at.rest in kinds), None
+    )
+
+
 def mtp_problems(family: str, config: Mapping[str, Any], names: Collection[str]) -> Iterator[MtpProblem]:
     """What is wrong with the MTP block: it is there if it is declared, declared if it is there, and whole.
 
@@ -136,6 +146,8 @@ def mtp_problems(family: str, config: Mapping[str, Any], names: Collection[str])
     """
     if not (names_of(family).mtp or names_of(family).mtp_layer):
         return  # MiniMax-M3 declares layers that no release has
+    if draft_not_kept(family, names) is not None:
+        return
     root, first = _place(family, config)
     rests: dict[tuple[str, int], set[str]] = defaultdict(set)  # (root, layer) -> names behind the layer's number
     for at in map(split_layer, names):

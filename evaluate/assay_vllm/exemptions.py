@@ -20,7 +20,19 @@ _INPUT_SCALES = ("w13_input_global_scale", "w2_input_global_scale")
 def exempt_parameters(model: torch.nn.Module, stored: Collection[str]) -> set[str]:
     """Names of the parameters that need not be loaded. stored: names of all tensors that were read for `model`."""
     shared = shared_draft_heads(model, stored) | shared_draft_embedding(model)
-    return shared | unused_input_scales(model) | uncounted_experts(model, stored) | unread_shapes(model)
+    unused = unused_input_scales(model) | unused_speech_embedding(model)
+    return shared | unused | uncounted_experts(model, stored) | unread_shapes(model)
+
+
+def unused_speech_embedding(model: torch.nn.Module) -> set[str]:
+    """The embedding of words of the transformer that encodes speech in MiMo-V2.5, which no release has.
+
+    `MimoAudioEncoder` (vllm/model_executor/models/mimo_audio.py) builds a whole `Qwen2Model` of transformers, and gives it
+    `inputs_embeds` only (`apply_input_local_transformer`).
+    """
+    if type(model).__name__ != "MiMoV2OmniForCausalLM":
+        return set()
+    return {"audio_encoder.input_local_transformer.embed_tokens.weight"} & {name for name, _ in model.named_parameters()}
 
 
 def uncounted_experts(model: torch.nn.Module, stored: Collection[str]) -> set[str]:

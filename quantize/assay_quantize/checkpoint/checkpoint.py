@@ -24,6 +24,7 @@ from assay_quantize.checkpoint.copied_files import copied_files
 from assay_quantize.checkpoint.file_names import CONFIG
 from assay_quantize.checkpoint.fused_experts import split_experts
 from assay_quantize.checkpoint.headers import TensorHeader, read_shard_header
+from assay_quantize.checkpoint.joined_attention import split_attention
 from assay_quantize.checkpoint.source_format import (
     check_config_readable,
     find_companions,
@@ -98,16 +99,26 @@ def open_checkpoint(folder: Path, *, allow_quantized: bool = False) -> Checkpoin
 
 
 def as_source(checkpoint: Checkpoint) -> Checkpoint:
-    """The tensors that a plan is made for: packed weights by their own names, fused experts one by one, scales checked.
+    """The tensors that a plan is made for: packed weights by their own names, fused experts one by one, queries, keys and
+    values apart, scales checked.
 
-    Raises CheckpointError for tensors that cannot be read (`source_format.py`, `fused_experts.py`).
+    Raises CheckpointError for tensors that cannot be read (`source_format.py`, `fused_experts.py`, `joined_attention.py`).
     """
     where, config = checkpoint.location, checkpoint.config
     tensors, squeezed = squeeze_scales(checkpoint.tensors)
     tensors, packed = name_packed(config, tensors)
     tensors, split = split_experts(where, config, tensors)
+    tensors, of_attention = split_attention(where, config, tensors)
     unused = find_companions(where, config, tensors).of_activations
-    notes = (*packed, *split, *squeezed, *list_notes(config, tensors), *left_out_notes(unused), *tied_note(config, tensors))
+    notes = (
+        *packed,
+        *split,
+        *of_attention,
+        *squeezed,
+        *list_notes(config, tensors),
+        *left_out_notes(unused),
+        *tied_note(config, tensors),
+    )
     return replace(checkpoint, tensors=tensors, notes=(*checkpoint.notes, *notes))
 
 

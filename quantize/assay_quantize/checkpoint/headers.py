@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from assay.errors import CheckpointError
 from assay.safe_files import open_inside
 from assay.safetensors_index import header_entries
-from assay_quantize.checkpoint.strided import Strides
+from assay_quantize.checkpoint.strided import Pieces, Strides
 from assay_quantize.formats.schemes import DTYPE_BYTES
 
 MAX_DIMENSIONS = 8
@@ -25,7 +25,7 @@ MAX_DIMENSIONS = 8
 class TensorHeader(NamedTuple):
     """One tensor. `begin` and `end` are offsets from the start of the file `shard`, so the data is `file[begin:end]`.
 
-    strides: where its values lie between them, if not one behind the other.
+    strides: where its values lie between them, if not one behind the other; of `Pieces` `begin` is that of the stored tensor.
     """
 
     name: str
@@ -34,12 +34,15 @@ class TensorHeader(NamedTuple):
     shard: str
     begin: int
     end: int
-    strides: Strides | None = None
+    strides: Strides | Pieces | None = None
 
     @property
     def num_bytes(self) -> int:
         """Of its values."""
-        return self.end - self.begin if self.strides is None else math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+        if self.strides is None:
+            return self.end - self.begin
+        shared = self.strides.shared if isinstance(self.strides, Pieces) else 1
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype] // shared
 
 
 def read_shard_header(folder: Path, shard: str) -> dict[str, TensorHeader]:

@@ -121,8 +121,9 @@ def block_of(
 ) -> tuple[int, int] | None:  # fmt: skip
     """(rows, columns) of an [O, I] weight that share one of its scales; None when the shapes do not go together.
 
-    FP8: per block [ceil(O/rows), ceil(I/columns)], per channel [O] or [O, 1], per tensor [] or [1]. INT4: [O, I/group],
-    whatever `block` says, where a group is a number of whole words. FP4: [O, I/32].
+    FP8: per block [ceil(O/rows), ceil(I/columns)], per channel [O] or [O, 1], per tensor [] or [1], per row and columns of a
+    block [O, ceil(I/columns)] (`joined_attention.py`). INT4: [O, I/group], whatever `block` says, where a group is a number of
+    whole words. FP4: [O, I/32].
     """
     if len(shape) != 2:
         return None
@@ -136,7 +137,9 @@ def block_of(
         return block
     if math.prod(scale_shape) == 1:
         return rows, columns
-    return (1, columns) if scale_shape in ((rows,), (rows, 1)) else None
+    if scale_shape in ((rows,), (rows, 1)):
+        return 1, columns
+    return (1, block[1]) if scale_shape == (rows, math.ceil(columns / block[1])) else None
 
 
 # ------------------------------------------------------------------------------------------------ tensors
@@ -297,7 +300,7 @@ def name_packed(
     INT4 only where config.json declares it: `find_companions` refuses packed weights of any other kind.
     """
     if not declares_int4(config):
-        return _name_fp4(tensors)
+        return _name_fp4(config, tensors)
     made: dict[str, TensorHeader] = {}
     count = 0
     for name, header in tensors.items():
@@ -310,13 +313,24 @@ def name_packed(
     return made, (f"{count:,} weights are packed INT4; they are read as BF16",) if count else ()
 
 
-def _name_fp4(tensors: Mapping[str, TensorHeader]) -> tuple[dict[str, TensorHeader], tuple[str, ...]]:
-    """What is stored as I8 beside scales that are exponents is FP4; I8 beside any other scales is refused as before."""
+def _name_fp4(
+    config: Mapping[str, Any], tensors: Mapping[str, TensorHeader]
+) -> tuple[dict[str, TensorHeader], tuple[str, ...]]:
+    """What is stored as I8 beside scales that are exponents is FP4 (DeepSeek-V4); I8 beside any other scales is refused as
+    before. So are bytes beside bytes, where config.json says that experts are MXFP4 (MiMo-V2.6)."""
     made = dict(tensors)
+    in_bytes = (declared_quantization(config) or {}).get("store_dtype") == "mxfp4"
     for name, header in tensors.items():
+        if not name.endswith(".weight") or header.dtype not in ("I8", "U8") or len(header.shape) != 2:
+            continue
+        rows, num_bytes = header.shape
+        fp4 = header._replace(dtype=FP4, shape=(rows, num_bytes * CODES_PER_ELEMENT["U8"]))
+        exponents = tensors.get(f"{name}_scale")
         scale = tensors.get(f"{name.removesuffix('.weight')}.{BARE_SCALE}")
-        if name.endswith(".weight") and header.dtype == "I8" and len(header.shape) == 2 and scale and scale.dtype == E8M0:
-            rows, num_bytes = header.shape
-            made[name] = header._replace(dtype=FP4, shape=(rows, num_bytes * CODES_PER_ELEMENT["U8"]))
+        if header.dtype == "I8" and scale is not None and scale.dtype == E8M0:
+            made[name] = fp4
+        elif header.dtype == "U8" and in_bytes and exponents is not None and exponents.dtype == "U8":
+            made[name] = fp4
+            made[exponents.name] = exponents._replace(dtype=E8M0)
     count = sum(header.dtype == FP4 for header in made.values())
     return made, (f"{count:,} weights are FP4; they are read as BF16",) if count else ()

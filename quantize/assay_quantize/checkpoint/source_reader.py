@@ -81,7 +81,7 @@ class SourceReader:
         source the plan was made from, scales that are not finite.
         """
         header = self._header(tensor)
-        if header.strides is not None:
+        if header.strides is not None and tensor.scale is None:
             return self._read_strided(header, begin, end, buffer)
         count, per_row = end - begin, header.num_bytes // header.shape[0] if header.shape[0] else 0
         if loans is not None and tensor.scale is None and self._ahead is not None:
@@ -94,7 +94,10 @@ class SourceReader:
         flat = self._memory(rows_bytes(tensor, count), buffer)
         # what has fewer bytes as it is stored lies at the end: it is spread out over the memory from its beginning
         stored = flat[flat.nbytes - count * per_row :]
-        self._read_into(stored.data, header, begin * per_row)
+        if header.strides is None:
+            self._read_into(stored.data, header, begin * per_row)
+        else:
+            self._read_strided(header, begin, end, stored)
         if tensor.scale is not None:
             self._dequantize(tensor, stored, begin, end, flat)
         rows: npt.NDArray[Any] = flat.view(STORAGE[tensor.logical_dtype]).reshape(count, *header.shape[1:])
@@ -166,7 +169,10 @@ class SourceReader:
         groups = math.ceil(tensor.shape[1] / block[1])
         row_bytes = groups * DTYPE_BYTES[header.dtype]
         flat = np.empty((last - first) * row_bytes, np.uint8)
-        self._read_into(flat.data, header, first * row_bytes)
+        if header.strides is None:
+            self._read_into(flat.data, header, first * row_bytes)
+        else:
+            self._read_strided(header, first, last, flat)
         scale_BG = float_rows(flat.view(STORAGE[header.dtype]), header.dtype).reshape(last - first, groups)
         if not np.isfinite(scale_BG).all():
             count = int((~np.isfinite(scale_BG)).sum())

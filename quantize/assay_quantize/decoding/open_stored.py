@@ -20,6 +20,7 @@ from assay_quantize.checkpoint.checkpoint import Checkpoint
 from assay_quantize.checkpoint.declaration import MODELOPT_CONFIG, read_declaration
 from assay_quantize.checkpoint.fused_experts import is_fused, split_experts
 from assay_quantize.checkpoint.headers import TensorHeader
+from assay_quantize.checkpoint.joined_attention import split_attention
 from assay_quantize.checkpoint.shard_files import OpenShards
 from assay_quantize.checkpoint.source_reader import STORAGE
 from assay_quantize.checkpoint.stored import ATTENTION_LEAVES, CODE_LEAVES, QUANTIZED_LEAVES
@@ -197,11 +198,14 @@ class StoredCheckpoint:
         """The elements of a part that belong to rows [begin, end) of the weight, in memory of their own."""
         import torch
 
-        from assay_quantize.checkpoint.torch_tensors import TORCH_DTYPES
+        from assay_quantize.checkpoint.torch_tensors import TORCH_DTYPES, read_rows
 
         if self._shards is None:
             raise CheckpointError(f"{self.location}: its weights are on the hub; download it first and give the folder")
         header, shape = part.header, part.header.shape
+        if header.strides is not None:
+            low, high = (0, shape[0]) if part.axis is None else part.span(begin, end)
+            return read_rows(self._shards.read_into, header, low, high)
         size = DTYPE_BYTES[header.dtype]
         if header.strides is not None:
             return self._read_strided(part, begin, end)
@@ -262,6 +266,10 @@ def open_stored(
     tensors = gpt_oss_experts.split_experts(checkpoint.tensors)
     problems: list[Problem] = []
     tensors = _split_plain_experts(checkpoint, tensors, problems)
+    try:
+        tensors, _ = split_attention(checkpoint.location, checkpoint.config, tensors)
+    except CheckpointError as error:
+        problems.append(Problem("attention", str(error).removeprefix(f"{checkpoint.location}: ")))
     kv_scales = {name: ATTENTION_LEAVES[leaf] for name in tensors if (leaf := name.rpartition(".")[2]) in ATTENTION_LEAVES}
     modules: dict[str, dict[str, TensorHeader]] = {}
     for name, header in tensors.items():

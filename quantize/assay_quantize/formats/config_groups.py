@@ -110,12 +110,14 @@ def _weights(row: Scheme) -> dict[str, Any]:
 
 
 def config_json(plan: Plan) -> dict[str, Any]:
-    """The new checkpoint's config: the source's, with `quantization_config`, and no MTP layers if none are kept.
+    """The new checkpoint's config: the source's, with `quantization_config`, weights that were joined said to be apart, and no
+    MTP layers if none are kept.
 
     A block may be declared and not be there: tools that fine-tune save a model without it, and its config as it was.
     """
     config = unquantized(plan.config)
     if plan.drops_mtp or (declared_layers(plan.config) and not plan.keeps_mtp):
         config = declaring_none(config)
+    config |= {key: value for key, value in names_of(plan.family).apart.items() if key in config}
     config["quantization_config"] = quantization_config(plan)
     return config

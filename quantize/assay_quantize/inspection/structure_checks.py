@@ -116,8 +116,9 @@ def _layers(subject: Subject) -> dict[int, _Layer]:
 
 @functools.lru_cache(maxsize=2)
 def logical_names(subject: Subject) -> frozenset[str]:
-    """Names as a source has them: weights by their own, stacked experts and their biases by those of each expert."""
+    """Names as a source has them: stacked experts and their biases by those of each expert, joined weights one by one."""
     stacked = names_of(subject.family).stacked if subject.family is not None else {}
+    joined = names_of(subject.family).joined if subject.family is not None else {}
     names = set()
     for header in subject.stored.others.values():
         at = split_layer(header.name)
@@ -129,7 +130,9 @@ def logical_names(subject: Subject) -> frozenset[str]:
         names |= {f"{at.root}.{at.layer}.{front}{expert}{rest}" for expert in experts for front, rest in parts}
     for weight in subject.stored.weights.values():
         if not weight.is_stacked:
-            names.add(weight.name)
+            at = split_layer(weight.name) if joined else None
+            members = joined.get(at.rest, ()) if at is not None else ()
+            names |= {f"{at.root}.{at.layer}.{member}" for member in members} if at is not None and members else {weight.name}
             continue
         experts = weight.shape[0] if weight.shape else 0
         for name in weight.representatives:

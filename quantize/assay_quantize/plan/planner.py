@@ -19,7 +19,7 @@ from assay.recipes.calibrated.texts import without_folders
 from assay.recipes.families import family_of, num_experts
 from assay.recipes.family_names import Classified, classify, ignore_patterns, names_of, recorded_family, split_layer
 from assay.recipes.load import load_recipe
-from assay.recipes.mtp import mtp_problems, stored_layers
+from assay.recipes.mtp import draft_not_kept, mtp_problems, stored_layers
 from assay.recipes.precision import ROLES, PrecisionRecipe, layer_numbers
 from assay.recipes.runtime_names import fused_members, packed_modules
 from assay.recipes.text_config import num_hidden_layers, text_of
@@ -62,6 +62,9 @@ def make_plan(checkpoint: Checkpoint, recipe: PrecisionRecipe, *, model: str, fa
     inlined = names_of(source.family).mtp_layers is None
     mtp_layers = stored_layers(source.family, checkpoint.config, source.classified) if inlined else ()
     _check_layers(source)
+    if recipe.mtp != "drop" and (draft := draft_not_kept(source.family, source.classified)) is not None:
+        name, kind = draft
+        raise PlanError(f"{checkpoint.location}: {name} is of {kind}, which is not kept; leave it out with `--mtp drop`")
     # vLLM loads a checkpoint that lacks MTP experts without a word and then drafts at 0 % acceptance
     problems = [] if recipe.mtp == "drop" else list(mtp_problems(source.family, checkpoint.config, source.classified))
     if problems:

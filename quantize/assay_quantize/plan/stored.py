@@ -19,6 +19,7 @@ from assay_quantize.checkpoint.checkpoint import Checkpoint
 from assay_quantize.checkpoint.declaration import declared_block, declared_quantization
 from assay_quantize.checkpoint.fused_experts import is_fused
 from assay_quantize.checkpoint.headers import TensorHeader
+from assay_quantize.checkpoint.joined_attention import split_attention
 from assay_quantize.checkpoint.stored import BARE_SCALE, WEIGHT_SCALE_LEAVES
 from assay_quantize.formats.schemes import CODES_PER_ELEMENT, PART_LEAVES, SCHEMES, module_of
 
@@ -115,7 +116,8 @@ def stored_in(checkpoint: Checkpoint, family: str, what: str) -> StoredModel:
     block_rows, _ = declared_block(checkpoint.location, checkpoint.config)
     modules: dict[str, dict[str, TensorHeader]] = defaultdict(dict)
     weights: list[StoredWeight] = []
-    for name, header in checkpoint.tensors.items():
+    tensors, _ = split_attention(checkpoint.location, checkpoint.config, checkpoint.tensors)
+    for name, header in tensors.items():
         leaf = name.rpartition(".")[2]
         if leaf in _PARTS:
             modules[module_of(name)][leaf] = header
@@ -132,13 +134,20 @@ def stored_in(checkpoint: Checkpoint, family: str, what: str) -> StoredModel:
     return StoredModel(what, family, checkpoint.config, tuple(weights), native_fp8, kv_cache)
 
 
+def _is_mxfp4(stored: TensorHeader, parts: Mapping[str, TensorHeader]) -> bool:
+    """Experts of DeepSeek-V4, and of MiMo-V2.6, under the name of the weight."""
+    if stored.dtype == "I8":
+        return BARE_SCALE in parts
+    return stored.dtype == "U8" and "weight_scale" in parts and parts["weight_scale"].dtype == "U8"
+
+
 def _put_together(name: str, parts: Mapping[str, TensorHeader], block_rows: int) -> StoredWeight:
     """The weight of one module; what shares a scale follows from the shapes: [O, I/group], [O/block, I/block] or [O, 1]."""
     num_bytes = sum(part.num_bytes for part in parts.values())
     packed = parts.get("weight_packed")
     stored = packed or parts.get("weight")
     shape = () if stored is None else stored.shape
-    is_fp4 = stored is not None and stored.dtype == "I8" and BARE_SCALE in parts
+    is_fp4 = packed is None and stored is not None and _is_mxfp4(stored, parts)
     if stored is not None and (packed is not None or is_fp4):
         shape = (*shape[:-1], shape[-1] * (2 if is_fp4 else CODES_PER_ELEMENT.get(stored.dtype, 1)))
     word_rows = 8 if "weight_zero_point" in parts else 1

@@ -308,7 +308,8 @@ def test_family_of_each_model(model: str) -> None:
         "qwen3-next-80b-a3b": "qwen3_next", "minimax-m2": "minimax_m2", "qwen3.5-35b-a3b": "qwen3_5_moe",
         "qwen3.5-35b-a3b-text": "qwen3_5_moe_text",
         "kimi-k2.5": "kimi_k25", "ernie-4.5-21b": "ernie4_5_moe", "step-3.5-flash": "step3p5",
-        "mimo-v2-flash": "mimo_v2_flash", "nemotron-3-nano": "nemotron_h", "nemotron-3-super": "nemotron_h",
+        "mimo-v2-flash": "mimo_v2_flash", "mimo-v2.5": "mimo_v2",
+        "nemotron-3-nano": "nemotron_h", "nemotron-3-super": "nemotron_h",
         "deepseek-v4-flash": "deepseek_v4", "deepseek-v4-pro": "deepseek_v4",
     }  # fmt: skip
     assert family_of(hollow.MODELS[model][0]) == expected[model]
@@ -338,6 +339,13 @@ DRAFTS = "`assay family` drafts a family of what vLLM serves (docs/families.md h
           "quantization_config": {"quant_method": "mxfp4"}},
          "config.json: GptOssForCausalLM cannot be quantized again: it is published with its experts in MXFP4, 4.25 bits a "
          "weight, and vLLM 0.32 takes no smaller form of them; serve it as it is (docs/decisions/families.md)"),
+        ({"architectures": ["DeepseekV41ForCausalLM"], "text_config": {"n_routed_experts": 384}, "quantization_config": {}},
+         "config.json: DeepseekV41ForCausalLM cannot be quantized yet: it is published in FP8 with a scale for 32 x 32 values "
+         "and experts in MXFP4, and looks n-grams up in tables (engram), which no family has; serve it as it is "
+         "(docs/families.md)"),
+        ({"architectures": ["DeepseekV4ForCausalLM"], "n_routed_experts": 256, "vision_n_layers": 24},
+         "config.json: DeepseekV4ForCausalLM with a tower (vision_n_layers) cannot be quantized yet: experts are chosen by "
+         "another bias for images (ffn.gate.bias_vl), which no family has; serve it as it is (docs/families.md)"),
         ({"architectures": ["NewVLForConditionalGeneration"], "thinker_config": {"text_config": {"n_routed_experts": 8}}},
          "config.json: architecture NewVLForConditionalGeneration is not known; " + DRAFTS),
         ({"architectures": ["NewVLForConditionalGeneration"], "text_config": {"hidden_size": 8}},
@@ -446,9 +454,9 @@ def test_a_number_of_experts_under_a_key_that_the_family_has_not() -> None:
          "'other' (got 'atention'); did you mean 'attention'?"),
         ("layer:\n  a.weight: {role: attention, knd: linear}\n",
          "unknown key 'layer.a.weight.knd'; did you mean 'kind'? Allowed: fused, kind, role, split"),
-        ("layr: {}\n", "unknown key 'layr'; did you mean 'layer'? Allowed: architectures, blocks, description, from_config, "
-         "kept, kept_in_layers, kinds, layer, layers, model_types, mtp, name, native_quantization, num_experts, "
-         "outside, reasoning_parser, runtime, schema, stacked"),
+        ("layr: {}\n", "unknown key 'layr'; did you mean 'layer'? Allowed: apart, architectures, blocks, description, "
+         "from_config, joined, kept, kept_in_layers, kinds, layer, layers, model_types, mtp, name, native_quantization, "
+         "num_experts, outside, reasoning_parser, runtime, schema, stacked"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_family_file(tmp_path: Path, text: str, problem: str) -> None:

@@ -42,6 +42,10 @@ DIFFERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "MiniMaxM3SparseForConditionalGeneration": ({"qkv_proj": (*QKV["qkv_proj"], "index_q_proj", "index_k_proj")}, QKV),
     # vLLM names q, k and v with and without what is fused with them, and not what its class fuses of latent attention
     "BailingMoeV3ForCausalLM": ({"fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa")}, QKV),
+    # its model takes q, k and v as well, and what wraps it asks by the name of the fused module (recipes/families/mimo_v2.yaml)
+    "MiMoV2ForCausalLM": (QKV, {}),
+    # what its model fuses of latent attention stays in 16 bits
+    "BailingMoeV2_5ForCausalLM": ({"fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa")}, {}),
     # a dense MLP's names, which these models do not have
     "OlmoeForCausalLM": (GATE_UP, {}),
     "Qwen3VLMoeForConditionalGeneration": (GATE_UP, {}),

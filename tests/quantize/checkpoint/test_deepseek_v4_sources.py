@@ -212,3 +212,36 @@ def test_a_source_that_lacks_something_is_refused(tmp_path: Path, gone: str, mes
     source = hollow.write_hollow(tmp_path / "lacking", config, iter(shapes), shards=1)
     with pytest.raises(PlanError, match=message):
         plan_of(source, "w4a16")
+
+
+def test_a_draft_of_another_kind_is_left_out_or_refused(tmp_path: Path) -> None:
+    """Flash-0731 drafts by three stages, with a projection before the first and heads behind the last (DSpark)."""
+    config, shapes_of = hollow.MODELS["deepseek-v4-flash"]
+    config = {**hollow_deepseek_v4.cut_to(config, 4), "n_routed_experts": 4, "num_nextn_predict_layers": 3}
+    config |= {"compress_ratios": [0, 4, 128, 4, 0, 0, 0], "dspark_markov_rank": 256}
+    hidden = config["hidden_size"]
+    of_mtp = ("e_proj.", "h_proj.", "enorm.", "hnorm.", "norm.", "hc_head_")
+    shapes = [
+        item for item in shapes_of(config) if not item[0].startswith(tuple(f"mtp.{n}.{p}" for n in range(3) for p in of_mtp))
+    ]
+    shapes += [
+        ("mtp.0.main_proj.weight", (hidden, 3 * hidden)), ("mtp.0.main_norm.weight", (hidden,)),
+        ("mtp.2.norm.weight", (hidden,)), ("mtp.2.hc_head_base", (config["hc_mult"],)), ("mtp.2.hc_head_scale", (1,)),
+        ("mtp.2.hc_head_fn", (config["hc_mult"], config["hc_mult"] * hidden)),
+        ("mtp.2.markov_head.markov_w1.weight", (config["vocab_size"], 256)),
+        ("mtp.2.markov_head.markov_w2.weight", (config["vocab_size"], 256)),
+        ("mtp.2.confidence_head.proj.weight", (1, hidden + 256)),
+    ]  # fmt: skip
+    config["quantization_config"] = hollow_deepseek_v4.QUANTIZATION
+    published, dtypes = hollow_deepseek_v4.as_published(iter(shapes))
+    source = hollow.write_hollow(tmp_path / "0731", config, published, shards=1, dtypes=dtypes)
+    with pytest.raises(PlanError) as caught:
+        plan_of(source, "w4a16")
+    assert str(caught.value) == (
+        f"{source}: mtp.0.main_proj.weight is of a DSpark draft, which is not kept; leave it out with `--mtp drop`"
+    )
+    plan = plan_of(source, "w4a16-nomtp")
+    assert {tensor.action for tensor in plan.tensors if tensor.name.startswith("mtp.")} == {"drop"}
+    assert {tensor.action for tensor in plan.tensors if ".experts." in tensor.name and tensor.name.endswith(".w1.weight")} == {
+        "quantize", "drop"
+    }  # fmt: skip

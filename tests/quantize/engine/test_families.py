@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from deepseek_v4_checkpoints import decoded_deepseek_v4
+from mimo_checkpoints import decoded_mimo
 from quantized_checkpoints import quantize_weight, scheme_of
 from small_models import TINY, as_published, make_tiny_model
 from tiny_checkpoints import decompressed_int4, dequantized, read_shards
@@ -63,7 +64,10 @@ def test_each_family_is_quantized_and_verified(
 
 def as_read(source: Path, folder: Path, model: str) -> dict[str, torch.Tensor]:
     """The weights that a plan names, by compressed-tensors and torch: INT4, FP4 and FP8 as BF16, experts in 3-D one by one."""
-    dense = {"kimi-k2.5": decompressed_int4, "minimax-m2": dequantized, "deepseek-v4-flash": decoded_deepseek_v4}
+    dense = {
+        "kimi-k2.5": decompressed_int4, "minimax-m2": dequantized, "deepseek-v4-flash": decoded_deepseek_v4,
+        "mimo-v2.5": decoded_mimo,
+    }  # fmt: skip
     weights = stored(dense[model](source, folder / "dense") if model in dense else source)
     for name in [name for name in weights if name.endswith((".experts.gate_up_proj", ".experts.down_proj"))]:
         experts, _, leaf = name.rpartition(".")

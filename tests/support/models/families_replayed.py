@@ -54,6 +54,7 @@ EXAMPLES: dict[str, Example] = {
     "deepseek_v4": Example("deepseek-v4-flash", 3, mtp=True), "ernie4_5_moe": Example("ernie-4.5-21b", 2, 4, mtp=True),
     "glm4_moe": Example("glm-4.5-air", 2, mtp=True), "glm4_moe_lite": Example("glm-4.7-flash", 2, 4, mtp=True),
     "glm_moe_dsa": Example("glm-5", 2, mtp=True), "kimi_k25": Example("kimi-k2.5", 2),
+    "mimo_v2": Example("mimo-v2.5", 2, mtp=True),
     "mimo_v2_flash": Example("mimo-v2-flash", 2, mtp=True), "minimax_m2": Example("minimax-m2", 2),
     "nemotron_h": Example("nemotron-3-super", 3, mtp=True), "qwen3_5_moe": Example("qwen3.5-35b-a3b", 4, mtp=True),
     "qwen3_moe": Example("qwen3-30b-a3b", 2), "qwen3_next": Example("qwen3-next-80b-a3b", 4, mtp=True),
@@ -64,7 +65,7 @@ EXAMPLES: dict[str, Example] = {
 """Family -> the model that speaks for it."""
 NO_CLASS = ("hunyuan_v1_moe", "dots1")
 """Families for which vLLM 0.32 has no class: it would build transformers' model, which is not replayed."""
-MAKERS_CONFIGS = ("bailing_moe", "bailing_hybrid")
+MAKERS_CONFIGS = ("bailing_moe", "bailing_hybrid", "mimo_v2")
 """Values of `model_type` whose configuration class is remote code."""
 
 

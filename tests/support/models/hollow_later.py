@@ -110,7 +110,7 @@ def afmoe_layer(prefix: str, text: Config, number: int) -> Shapes:
     yield from experts_of(f"{moe}.experts", text["num_experts"], hidden, width)
 
 
-# ------------------------------------------------------------------------------------------------ Laguna, Command A+
+# ------------------------------------------------------------------------------------------------ Laguna, North-Mini-Code
 LAGUNA = TEXT | {
     "architectures": ["LagunaForCausalLM"], "model_type": "laguna", "attention_bias": False, "gating": "per-head",
     "head_dim": 128, "hidden_size": 2048, "intermediate_size": 8192,
@@ -140,19 +140,25 @@ def laguna_layer(prefix: str, text: Config, number: int) -> Shapes:
 
 
 COHERE2_MOE = TEXT | {
-    "architectures": ["Cohere2MoeForCausalLM"], "model_type": "cohere2_moe", "attention_bias": False, "head_dim": 128,
-    "hidden_size": 8192, "intermediate_size": 22528, "layer_norm_eps": 1e-05, "layer_types": _WINDOWS, "logit_scale": 0.0625,
-    "max_position_embeddings": 8192, "mlp_layer_types": ["sparse"] * 4, "norm_topk_prob": True, "num_attention_heads": 64,
-    "num_experts": 8, "num_experts_per_tok": 2, "num_hidden_layers": 40, "num_key_value_heads": 64, "num_shared_experts": 0,
-    "rope_theta": 10000.0, "sliding_window": 4096, "tie_word_embeddings": True, "vocab_size": 256000,
+    "architectures": ["Cohere2MoeForCausalLM"], "model_type": "cohere2_moe", "attention_bias": False,
+    "expert_selection_fn": "sigmoid", "first_k_dense_replace": 1, "head_dim": 128, "hidden_size": 2048,
+    "intermediate_size": 768, "layer_norm_eps": 1e-05, "layer_types": _WINDOWS[::-1], "max_position_embeddings": 500000,
+    "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "norm_topk_prob": False, "num_attention_heads": 32,
+    "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 49, "num_key_value_heads": 4, "num_shared_experts": 0,
+    "prefix_dense_intermediate_size": 3072, "prefix_dense_sliding_window_pattern": 1, "rms_norm_eps": 1e-06,
+    "rope_theta": 50000.0, "sliding_window": 4096, "tie_word_embeddings": True, "use_parallel_block": True,
+    "use_qk_norm": False, "vocab_size": 262144,
 }  # fmt: skip
-"""The defaults of transformers' class: no published config was at hand."""
+"""CohereLabs/North-Mini-Code-1.0 (https://github.com/ml-explore/mlx-lm/pull/1487 says the same of it)."""
 
 
 def cohere2_moe_layer(prefix: str, text: Config, number: int) -> Shapes:
     hidden, width, moe = text["hidden_size"], text["intermediate_size"], f"{prefix}.mlp"
     yield from norms_of(prefix, hidden, "input_layernorm")
     yield from gqa_of(f"{prefix}.self_attn", text)
+    if text["mlp_layer_types"][number] == "dense":
+        yield from mlp_of(moe, hidden, text["prefix_dense_intermediate_size"])
+        return
     yield f"{moe}.gate.weight", (text["num_experts"], hidden)
     if text["num_shared_experts"]:
         yield from mlp_of(f"{moe}.shared_experts", hidden, width * text["num_shared_experts"])
@@ -231,7 +237,8 @@ def bailing_moe_layer(prefix: str, text: Config, number: int) -> Shapes:
 
 
 def _bailing_mlp(moe: str, text: Config, number: int) -> Shapes:
-    hidden, shared = text["hidden_size"], text["moe_shared_expert_intermediate_size"] * text["num_shared_experts"]
+    width = text.get("moe_shared_expert_intermediate_size", text["moe_intermediate_size"])
+    hidden, shared = text["hidden_size"], width * text["num_shared_experts"]
     if number < text["first_k_dense_replace"]:
         yield from mlp_of(moe, hidden, text["intermediate_size"])
         return
@@ -242,8 +249,60 @@ def _bailing_mlp(moe: str, text: Config, number: int) -> Shapes:
 
 
 def bailing_moe_shapes(config: Config) -> Shapes:
-    shapes = whole_model(config, bailing_moe_layer if "layer_group_size" not in config else bailing_v3_layer)
+    """With the MTP layers that Ling 2.5 declares."""
+    layers = {"BailingMoeV3ForCausalLM": bailing_v3_layer, "BailingMoeV2_5ForCausalLM": bailing_v25_layer}
+    shapes = whole_model(config, layers.get(config["architectures"][0], bailing_moe_layer))
     yield from ((name.replace("embed_tokens", "word_embeddings"), shape) for name, shape in shapes)
+    hidden, count = config["hidden_size"], config["num_hidden_layers"]
+    for number in range(count, count + config.get("num_nextn_predict_layers", 0)):
+        prefix = f"model.layers.{number}"
+        yield from norms_of(prefix, hidden, *NORMS, "enorm", "hnorm", "final_layernorm")
+        yield f"{prefix}.eh_proj.weight", (hidden, 2 * hidden)
+        yield from _bailing_latent_attention(f"{prefix}.attention", config)
+        yield from _bailing_mlp(f"{prefix}.mlp", config, number)
+
+
+BAILING_V2_5 = TEXT | {
+    "architectures": ["BailingMoeV2_5ForCausalLM"], "model_type": "bailing_hybrid", "embedding_dropout": 0.0,
+    "first_k_dense_replace": 1, "group_norm_size": 4, "head_dim": 128, "hidden_size": 2048, "intermediate_size": 5120,
+    "kv_lora_rank": 512, "layer_group_size": 5, "linear_silu": False, "max_position_embeddings": 32768,
+    "moe_intermediate_size": 512, "moe_router_enable_expert_bias": True, "n_group": 8, "num_attention_heads": 16,
+    "num_experts": 256, "num_experts_per_tok": 8, "num_hidden_layers": 20, "num_key_value_heads": 4,
+    "num_nextn_predict_layers": 1, "num_shared_experts": 1, "output_dropout": 0.0, "partial_rotary_factor": 0.5,
+    "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-06, "rope_interleave": True,
+    "rope_parameters": {"rope_theta": 600000, "rope_type": "default"}, "routed_scaling_factor": 1.0, "router_dtype": "fp32",
+    "score_function": "sigmoid", "topk_group": 4, "use_bias": False, "use_qk_norm": True, "use_qkv_bias": False,
+    "v_head_dim": 128, "vocab_size": 157184,
+}  # fmt: skip
+"""The defaults of the makers' class, with an MTP layer (https://github.com/inclusionAI/Ring-V2.5 has it, and names of tensors);
+Ring-2.5-1T's own config was not at hand."""
+
+
+def bailing_v25_layer(prefix: str, text: Config, number: int) -> Shapes:
+    """Layers of linear attention with a gate, then one of latent attention."""
+    hidden, head, attention = text["hidden_size"], text["head_dim"], f"{prefix}.attention"
+    wide = text["num_attention_heads"] * head
+    yield from norms_of(prefix, hidden, *NORMS)
+    if (number + 1) % text["layer_group_size"]:
+        yield from linears(attention, query_key_value=(3 * wide, hidden), g_proj=(wide, hidden), dense=(hidden, wide))
+        yield from norms_of(attention, head, "query_layernorm", "key_layernorm")
+        yield from norms_of(attention, wide, "g_norm")
+    else:
+        yield from _bailing_latent_attention(attention, text)
+    yield from _bailing_mlp(f"{prefix}.mlp", text, number)
+
+
+def _bailing_latent_attention(attention: str, text: Config) -> Shapes:
+    hidden, heads, rank = text["hidden_size"], text["num_attention_heads"], text["kv_lora_rank"]
+    key, rope, value = text["qk_nope_head_dim"], text["qk_rope_head_dim"], text["v_head_dim"]
+    if (q_rank := text["q_lora_rank"]) is None:
+        yield from linears(attention, q_proj=(heads * (key + rope), hidden))
+    else:
+        yield from linears(attention, q_a_proj=(q_rank, hidden), q_b_proj=(heads * (key + rope), q_rank))
+        yield from norms_of(attention, q_rank, "q_a_layernorm")
+    yield from linears(attention, kv_a_proj_with_mqa=(rank + rope, hidden), kv_b_proj=(heads * (key + value), rank))
+    yield from linears(attention, dense=(hidden, heads * value))
+    yield from norms_of(attention, rank, "kv_a_layernorm")
 
 
 BAILING_V3 = TEXT | {
@@ -276,13 +335,8 @@ def bailing_v3_layer(prefix: str, text: Config, number: int) -> Shapes:
         yield f"{attention}.dt_bias", (wide,)
         yield from norms_of(attention, head, "o_norm")
     else:
-        rank, q_rank, key = text["kv_lora_rank"], text["q_lora_rank"], text["qk_nope_head_dim"]
-        rope, value = text["qk_rope_head_dim"], text["v_head_dim"]
-        yield from linears(attention, q_a_proj=(q_rank, hidden), kv_a_proj_with_mqa=(rank + rope, hidden))
-        yield from linears(attention, q_b_proj=(heads * (key + rope), q_rank), kv_b_proj=(heads * (key + value), rank))
-        yield from linears(attention, g_proj=(heads, hidden), dense=(hidden, heads * value))
-        yield from norms_of(attention, q_rank, "q_a_layernorm")
-        yield from norms_of(attention, rank, "kv_a_layernorm")
+        yield from _bailing_latent_attention(attention, text)
+        yield from linears(attention, g_proj=(heads, hidden))
     yield from _bailing_mlp(f"{prefix}.mlp", text, number)
 
 
@@ -331,8 +385,9 @@ MODELS: dict[str, Model] = {
         {**_MORE, "shared_expert_intermediate_size": 128}, ("LagunaConfig", "LagunaForCausalLM"), layers=4,
     ),
     "cohere2_moe": Model(
-        "defaults", COHERE2_MOE, lambda config: whole_model(config, cohere2_moe_layer),
-        {**_WITHOUT_EXPERT_WIDTH, "num_shared_experts": 1}, ("Cohere2MoeConfig", "Cohere2MoeForCausalLM"), layers=4,
+        "North-Mini-Code-1.0", COHERE2_MOE, lambda config: whole_model(config, cohere2_moe_layer),
+        {**_WITHOUT_EXPERT_WIDTH, "num_shared_experts": 1, "prefix_dense_intermediate_size": 256},
+        ("Cohere2MoeConfig", "Cohere2MoeForCausalLM"), layers=4,
     ),
     "hunyuan_v1_moe": Model(
         "Hunyuan-A13B", HUNYUAN_MOE, lambda config: whole_model(config, hunyuan_moe_layer),
@@ -351,6 +406,11 @@ MODELS: dict[str, Model] = {
     "bailing_moe": Model(
         "Ling-mini-2.0", BAILING_MOE, bailing_moe_shapes, {**_MORE, "moe_shared_expert_intermediate_size": 128}, most_ranks=8,
         in_fp32=r"mlp\.gate\.weight",
+    ),
+    "bailing_moe_v2_5": Model(
+        "defaults", BAILING_V2_5, bailing_moe_shapes,
+        {**_MORE, "num_hidden_layers": 2, "group_norm_size": 2, "layer_group_size": 2, "q_lora_rank": 128}, layers=5,
+        most_ranks=4, mtp=True, in_fp32=r"mlp\.gate\.weight",
     ),
     "bailing_moe_v3": Model(
         "Ling-3.0-tiny", BAILING_V3, bailing_moe_shapes,

@@ -17,6 +17,7 @@ from typing import Any
 
 import hollow_deepseek_v4
 import hollow_hybrids
+import hollow_mimo
 from published_configs import ERNIE_45_21B, KIMI_K25, MINIMAX_FP8, MINIMAX_M2, QWEN35_35B, QWEN35_35B_TEXT
 
 from assay_quantize.checkpoint.fused_experts import FUSED_PARTS
@@ -114,6 +115,8 @@ FP8_RELEASES = ("deepseek-v3", "deepseek-v3.2", "kimi-k2", "minimax-m2", "mimo-v
 FP8_BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 STACKED_RELEASES = ("step-3.5-flash",)
 """Models that are published with the experts of a layer in three 3-D tensors."""
+JOINED_RELEASES = ("mimo-v2.5",)
+"""Models that are published in FP8 with queries, keys and values of a layer in one tensor."""
 DEEPSEEK_V4 = ("deepseek-v4-flash", "deepseek-v4-pro")
 """Models that are published with experts in FP4 and other linears in FP8."""
 O_PROJ_IN_16_BITS = ("mimo-v2-flash",)
@@ -613,6 +616,14 @@ def as_published(config: dict[str, Any], shapes: Shapes, model: str, *, release:
     if model in DEEPSEEK_V4:
         config["quantization_config"] = hollow_deepseek_v4.QUANTIZATION
         return hollow_deepseek_v4.as_published(shapes)
+    if model in JOINED_RELEASES:
+        every = list(shapes)
+        ignored = [
+            name.removesuffix(".weight") for name, _ in every if re.fullmatch(r"model\.layers\..*\.o_proj\.weight", name)
+        ]
+        ignored.append("model.decoder.self_attn.o_proj")
+        config["quantization_config"] = {**FP8_BLOCKS, "store_dtype": "fp8", "ignored_layers": ignored}
+        return hollow_mimo.as_published(config, iter(every), IN_FP8)
     if model in STACKED_RELEASES:
         return hollow_hybrids.stacked(shapes), {}
     if model in CHANNEL_RELEASES and release:
@@ -686,6 +697,7 @@ MODELS: dict[str, tuple[dict[str, Any], Any]] = {
     "kimi-k2.5": (KIMI_K25, kimi_k25_shapes),
     "ernie-4.5-21b": (ERNIE_45_21B, ernie_shapes),
     **hollow_hybrids.MODELS,
+    "mimo-v2.5": (hollow_mimo.MIMO_V25_CONFIG, hollow_mimo.mimo_v25_shapes),
     "deepseek-v4-flash": (hollow_deepseek_v4.DEEPSEEK_V4_FLASH_CONFIG, hollow_deepseek_v4.deepseek_v4_shapes),
     "deepseek-v4-pro": (hollow_deepseek_v4.DEEPSEEK_V4_PRO_CONFIG, hollow_deepseek_v4.deepseek_v4_shapes),
 }

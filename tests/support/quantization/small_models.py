@@ -8,8 +8,10 @@ from typing import Any
 import hollow
 import hollow_deepseek_v4
 import hollow_hybrids
+import hollow_mimo
 import torch
 from deepseek_v4_checkpoints import store_as_deepseek_v4
+from mimo_checkpoints import store_as_mimo
 from tiny_checkpoints import (
     cut_into_shards,
     random_tensors,
@@ -62,6 +64,16 @@ TINY: dict[str, dict[str, Any]] = {
         "intermediate_size": 256, "moe_intermediate_size": 128, "n_routed_experts": 4, "num_experts_per_tok": 2, **_HEADS,
         "swa_num_attention_heads": 4, "swa_num_key_value_heads": 4,
     },
+    "mimo-v2.5": {
+        **hollow_hybrids.cut_to(hollow_mimo.MIMO_V25_CONFIG, 3), **NARROW, "num_hidden_layers": 3, "intermediate_size": 256,
+        "moe_intermediate_size": 128, "n_routed_experts": 4, "num_experts_per_tok": 2, **_HEADS, "swa_num_attention_heads": 4,
+        "swa_num_key_value_heads": 4,
+        "audio_config": {
+            **hollow_mimo.MIMO_V25_CONFIG["audio_config"], "audio_channels": 2, "group_size": 1, "input_local_attn_heads": 2,
+            "input_local_dim": 64, "input_local_head_dim": 32, "input_local_intermediate_size": 96, "input_local_layers": 1,
+            "out_hidden_size": 256, "speech_vocab_size": "32",
+        },
+    },
     "nemotron-3-nano": {**hollow_hybrids.cut_to(hollow_hybrids.NEMOTRON3_NANO_CONFIG, 3), **_NEMOTRON},
     "nemotron-3-super": {
         **hollow_hybrids.cut_to(hollow_hybrids.NEMOTRON3_SUPER_CONFIG, 3), **_NEMOTRON, "moe_latent_size": 128,
@@ -79,6 +91,10 @@ LISTED = list(hollow.MINIMAX_FP8["modules_to_not_convert"])
 VISION = {
     "qwen3.5-35b-a3b": {
         "depth": 1, "hidden_size": 64, "intermediate_size": 96, "num_heads": 2, "num_position_embeddings": 16,
+        "out_hidden_size": 256,
+    },
+    "mimo-v2.5": {
+        "depth": 2, "hidden_size": 64, "intermediate_size": 96, "num_heads": 2, "num_key_value_heads": 1,
         "out_hidden_size": 256,
     },
     "kimi-k2.5": {
@@ -116,6 +132,8 @@ def as_published(source: Path, folder: Path, model: str) -> Path:
     """A checkpoint of `make_tiny_model`, in FP8 or with its experts in INT4 or FP4 where the model is published so."""
     if model in hollow.DEEPSEEK_V4:
         return store_as_deepseek_v4(source, folder)
+    if model in hollow.JOINED_RELEASES:
+        return store_as_mimo(source, folder)
     if model in hollow.INT4_RELEASES:
         return store_as_int4(source, folder)
     return store_as_fp8(source, folder, listed=LISTED) if model == "minimax-m2" else source
