@@ -39,8 +39,8 @@ _RELEASES_NOT_QUANTIZED = {
 def family_of(config: Mapping[str, Any]) -> str:
     """The family of a model, from `architectures` and `model_type` of its config.json.
 
-    Raises PlanError: dense model, an architecture or a release that is not quantized with the reason, or an architecture that is
-    not known.
+    Raises PlanError: dense model, an architecture or a release that is not quantized (with the reason), or an architecture that
+    is not known.
     """
     architectures = config.get("architectures") or []
     architecture = str(architectures[0]) if isinstance(architectures, list) and architectures else None

@@ -52,8 +52,8 @@ class FamilyNames:
     without these an MTP block is incomplete. mtp_lacks, mtp_step, mtp_not_kept: as in `MtpNames`. mtp_experts: whether an MTP
     layer has routed experts. layers, mtp_layers: what stands in front of the number of a decoder layer, of an MTP layer (None:
     they follow the decoder layers). experts: name of a layer's experts, `mlp.experts`; projections: the weights of one of them,
-    in the order of the table. mtp_runtime_layers: `MtpNames.runtime_layers`. kept, kept_in_layers, stacked, joined, apart, kinds,
-    runtime, native_quantization, expert_schemes, packed_as_vllm: as in `FamilyRecipe`.
+    in the order of the table. mtp_runtime_layers: `MtpNames.runtime_layers`. kept, kept_in_layers, stacked, joined, apart,
+    kinds, runtime, native_quantization, expert_schemes, packed_as_vllm: as in `FamilyRecipe`.
     """
 
     name: str

@@ -44,15 +44,15 @@ def split_attention(
     for name, header in tensors.items():
         at = split_layer(name) if joined else None
         if at is None or (whole := _whole(at.rest)) not in joined or _is_packed(name, tensors):
-            parts = [header]
+            parts = {name: header}
         else:
             members = [f"{at.root}.{at.layer}.{member}" for member in joined[whole]]
-            parts = list(_split(location, config, header, tensors, f"{at.root}.{at.layer}.{whole}", members))
+            split = _split(location, config, header, tensors, f"{at.root}.{at.layer}.{whole}", members)
+            parts = {part.name: part for part in split}
             count += at.rest == whole
-        for part in parts:
-            if part.name in made or (len(parts) > 1 and part.name in tensors):
-                raise CheckpointError(f"{location}: {part.name} is there on its own and inside {name}; download it again")
-            made[part.name] = part
+        if (twice := next((part for part in parts if part in made or (len(parts) > 1 and part in tensors)), None)) is not None:
+            raise CheckpointError(f"{location}: {twice} is there on its own and inside {name}; download it again")
+        made |= parts
     note = f"{count:,} tensors hold queries, keys and values of a layer; they are read as three each"
     return made, (note,) if count else ()
 

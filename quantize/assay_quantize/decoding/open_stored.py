@@ -22,7 +22,6 @@ from assay_quantize.checkpoint.fused_experts import is_fused, split_experts
 from assay_quantize.checkpoint.headers import TensorHeader
 from assay_quantize.checkpoint.joined_attention import split_attention
 from assay_quantize.checkpoint.shard_files import OpenShards
-from assay_quantize.checkpoint.source_reader import STORAGE
 from assay_quantize.checkpoint.stored import ATTENTION_LEAVES, CODE_LEAVES, QUANTIZED_LEAVES
 from assay_quantize.decoding import gpt_oss_experts
 from assay_quantize.decoding.methods import method_of
@@ -202,50 +201,20 @@ class StoredCheckpoint:
 
         if self._shards is None:
             raise CheckpointError(f"{self.location}: its weights are on the hub; download it first and give the folder")
-        header, shape = part.header, part.header.shape
-        if header.strides is not None:
-            low, high = (0, shape[0]) if part.axis is None else part.span(begin, end)
-            return read_rows(self._shards.read_into, header, low, high)
-        size = DTYPE_BYTES[header.dtype]
-        if header.strides is not None:
-            return self._read_strided(part, begin, end)
+        header, shape, read_into = part.header, part.header.shape, self._shards.read_into
         if part.axis is None:
-            ranges, shape = [(0, header.num_bytes)], shape
-        elif part.axis == 0:
-            low, high = part.span(begin, end)
-            row_bytes = header.num_bytes // shape[0]
-            ranges, shape = [(low * row_bytes, high * row_bytes)], (high - low, *shape[1:])
-        else:
-            low, high = part.span(begin, end)
-            ranges = [((row * shape[1] + low) * size, (row * shape[1] + high) * size) for row in range(shape[0])]
-            if (low, high) == (0, shape[1]):
-                ranges = [(0, header.num_bytes)]
-            shape = (shape[0], high - low)
-        flat = np.empty(sum(stop - start for start, stop in ranges), np.uint8)
-        position = 0
-        for start, stop in ranges:
-            view = flat[position : position + stop - start].data
+            return read_rows(read_into, header, 0, shape[0] if shape else 1).reshape(shape)
+        low, high = part.span(begin, end)
+        if part.axis == 0:
+            return read_rows(read_into, header, low, high)
+        if (low, high) == (0, shape[1]):
+            return read_rows(read_into, header, 0, shape[0])
+        size = DTYPE_BYTES[header.dtype]
+        flat = np.empty((shape[0], (high - low) * size), np.uint8)
+        for row in range(shape[0]):
             what = f"truncated: ends inside {header.name}; download it again"
-            self._shards.read_into(view, header.shard, header.begin + start, what)
-            position += stop - start
-        return torch.from_numpy(flat).view(TORCH_DTYPES[header.dtype]).reshape(shape)
-
-    def _read_strided(self, part: Part, begin: int, end: int) -> Tensor:
-        """The same of a part that lies in its file with gaps: one expert of several that are stored transposed."""
-        import torch
-
-        from assay_quantize.checkpoint.strided import read_strided
-        from assay_quantize.checkpoint.torch_tensors import TORCH_DTYPES
-
-        header, shards = part.header, self._shards
-        assert shards is not None and header.strides is not None and part.axis in (None, 0), "plain experts alone lie so"
-        low, high = (0, header.shape[0]) if part.axis is None else part.span(begin, end)
-
-        def read(view: memoryview, offset: int) -> None:
-            shards.read_into(view, header.shard, offset, f"truncated: ends inside {header.name}; download it again")
-
-        rows = read_strided(read, header.begin, header.strides, header.shape, STORAGE[header.dtype], low, high)
-        return torch.from_numpy(rows).view(TORCH_DTYPES[header.dtype])
+            read_into(flat[row].data, header.shard, header.begin + (row * shape[1] + low) * size, what)
+        return torch.from_numpy(flat).view(TORCH_DTYPES[header.dtype])
 
 
 # ------------------------------------------------------------------------------------------------ opening

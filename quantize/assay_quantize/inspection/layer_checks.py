@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from assay.recipes.family_names import names_of, split_layer
 from assay_quantize.checkpoint.declaration import DEFAULT_BLOCK, declared_blocks, is_block
 from assay_quantize.checkpoint.stored import GLOBAL_LEAVES, INPUT_LEAVES, Weight, packed_bits
 from assay_quantize.formats.vllm_rules import MixedSchemes, RuntimeModule
@@ -323,10 +324,17 @@ def _scale_problem(weight: Weight, scale: tuple[int, ...], subject: Subject) -> 
         return None if fits else f"{told}; one for each row, or for whole groups of its columns, was expected"
     if weight.form == "fp8_block":
         flat = (scale[0], scale[2]) if len(scale) == 4 else scale  # ModelOpt: [blocks of rows, 1, blocks of columns, 1]
-        blocks = _declared_blocks(subject)
-        fits = any(flat == (math.ceil(rows / height), math.ceil(columns / width)) for height, width in blocks)
+        blocks, shares = _declared_blocks(subject), _shares(subject, weight.module)
+        fits = any(flat == (shares * math.ceil(rows / shares / height), math.ceil(columns / width)) for height, width in blocks)
         return None if fits else f"{told}; one for each block of {blocks[0][0]} x {blocks[0][1]} was expected"
     return None
+
+
+def _shares(subject: Subject, module: str) -> int:
+    """In how many parts, each with blocks of its own, queries, keys and values in one tensor are stored."""
+    at = split_layer(f"{module}.weight")
+    is_joined = at is not None and subject.family is not None and at.rest in names_of(subject.family).joined
+    return subject.number("num_key_value_heads") or 1 if is_joined else 1
 
 
 def _declared_blocks(subject: Subject) -> list[tuple[int, int]]:

@@ -71,7 +71,9 @@ def width_unlike_config(subject: Subject) -> Iterator[Place]:
         if part in ("router", "embedding", "lm_head"):
             expected = [("hidden_size", hidden, columns)]
         elif leaf in ("gate_proj", "up_proj", "w1", "w3", "down_proj", "w2") and part in (*inner, "shared_expert"):
-            expected = [("hidden_size", hidden, rows if is_down else columns)]
+            latent = subject.number("moe_latent_size") if part == "routed_expert" else None
+            width = ("hidden_size", hidden) if latent is None else ("moe_latent_size", latent)
+            expected = [(*width, rows if is_down else columns)]
             if part in inner and subject.family in _SAME_WIDTH_IN_ALL_LAYERS:
                 key = "moe_intermediate_size" if part == "routed_expert" else "intermediate_size"
                 expected.append((key, inner[part], columns if is_down else rows))

@@ -56,7 +56,8 @@ def store_as_mimo(source: Path, folder: Path, *, mxfp4: bool = False) -> Path:
         if not path.name.endswith((".safetensors", ".index.json")):
             shutil.copy(path, folder)
     config = json.loads((source / "config.json").read_text())
-    quantization = {**hollow.FP8_BLOCKS, "store_dtype": "mxfp4" if mxfp4 else "fp8"}
+    ignored = [f"model.layers.{layer}.self_attn.o_proj" for layer in range(config["num_hidden_layers"])]
+    quantization = {**hollow.FP8_BLOCKS, "store_dtype": "mxfp4" if mxfp4 else "fp8", "ignored_layers": ignored}
     write_json(folder / "config.json", {**config, "quantization_config": quantization})
     ranks = config["num_key_value_heads"]
     files: dict[str, dict[str, torch.Tensor]] = {}

@@ -152,8 +152,11 @@ INT4_EXPERTS = {
     }},
 }  # fmt: skip
 """`quantization_config` of Kimi-K2-Thinking and Kimi-K2.5."""
-LISTED_RELEASES = ("qwen3-30b-a3b", "qwen3-next-80b-a3b", "qwen3.5-35b-a3b", "qwen3.5-35b-a3b-text")
-"""Model recipes whose FP8 reference lists what it keeps in `modules_to_not_convert`: vLLM would quantize their routers."""
+LISTED_RELEASES = (
+    "nemotron-3-super", "qwen3-30b-a3b", "qwen3-next-80b-a3b", "qwen3.5-35b-a3b", "qwen3.5-35b-a3b-text",
+)  # fmt: skip
+"""Model recipes whose FP8 reference lists what it keeps in `modules_to_not_convert`: vLLM would quantize their routers, or
+`eh_proj`."""
 IN_FP8 = re.compile(
     r".*(?<!\.eh)(?<!\.weights)_proj(_with_mqa|_qkvz)?\.weight|.*\.indexer\.(wq_b|wk)\.weight|.*\.experts\.\d+\.w[123]\.weight"
 )
