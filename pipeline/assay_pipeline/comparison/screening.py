@@ -18,6 +18,7 @@ from assay.records.pack import PACK_NAME
 from assay.records.run import folder_name
 from assay.records.screening import Screened, Screening
 from assay.secret_text import hide_password
+from assay_pipeline.comparison.pack_source import pack_folder
 from assay_pipeline.comparison.screen_cost import Most, estimated, shown_estimate
 from assay_pipeline.comparison.screen_figures import rankings_of, router_changes, screened_candidate, surprise_of
 from assay_pipeline.comparison.screen_passes import (
@@ -46,7 +47,7 @@ GATES = "default"
 def screen(
     checkpoints: Sequence[str],
     *,
-    pack: Path | None = None,
+    pack: str | Path | None = None,
     text: Sequence[Path] = (),
     num_tokens: int = 20_000,
     length: int | None = None,
@@ -59,7 +60,8 @@ def screen(
 ) -> tuple[Screening, Path]:
     """The record, and where it was written.
 
-    checkpoints: folders, the reference first, which may be a pack. pack: stands for the reference, and all are candidates.
+    checkpoints: folders, the reference first, which may be a pack. pack: a folder, or a data set of the hub; it stands for the
+    reference, and all are candidates.
     text: files of plain text or JSON lines, and folders of runs, of which the texts that their reference wrote count; none: the
     shipped panel, or the texts of the pack. num_tokens: scored, of all texts; length: of one, at most; None: so that there are
     about 40 texts. gates: whose limits FAIL is about. most: what it may take, or it is not begun. out: folder of the record and
@@ -75,6 +77,7 @@ def screen(
     if pack is None and checkpoints and (Path(checkpoints[0]) / PACK_NAME).is_file():
         pack, checkpoints = Path(checkpoints[0]), checkpoints[1:]
     _check_sides(checkpoints, pack, text)
+    place_of_pack = None if pack is None else pack_folder(pack, say)
     text = text or [shipped_panel()]
     folders = dict(_labelled(checkpoints))
     gate = _gate(gates)
@@ -87,7 +90,7 @@ def screen(
         ExitStack() as open_files,
     ):
         stored = {label: open_files.enter_context(opened(folder)) for label, folder in folders.items()}
-        of_pack = None if pack is None else open_pack(pack)
+        of_pack = None if place_of_pack is None else open_pack(place_of_pack)
         first = next(iter(folders))
         entries = read_panel(text, folders[first], num_tokens, length) if of_pack is None else of_pack.texts
         panel = panel_of(list(map(str, text)), entries, stated_in(text)) if of_pack is None else of_pack.record.panel
@@ -137,7 +140,7 @@ def shipped_panel() -> Path:
     return data_file("recipes") / "panels" / "assay.jsonl"
 
 
-def _check_sides(checkpoints: Sequence[str], pack: Path | None, text: Sequence[Path]) -> None:
+def _check_sides(checkpoints: Sequence[str], pack: str | Path | None, text: Sequence[Path]) -> None:
     if pack is None and len(checkpoints) < 2:
         raise AssayError("give a reference and a candidate or more, or `--pack PACK` and candidates")
     if not checkpoints:

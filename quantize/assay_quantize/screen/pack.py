@@ -22,10 +22,9 @@ import torch
 from torch import Tensor
 
 from assay.atomic_files import replacing
-from assay.errors import AssayError, CheckpointError, QuantizeError
-from assay.quantities import and_more
-from assay.records.base import sha256_of_file, write_text_atomically
-from assay.records.pack import PACK_NAME, Floor, Pack, seal_of
+from assay.errors import AssayError, QuantizeError
+from assay.records.base import write_text_atomically
+from assay.records.pack import PACK_NAME, Floor, Pack, read_sealed, seal_of, sealed_files
 from assay.safe_files import read_json_object
 from assay_quantize.calibration.quiet import loading
 from assay_quantize.screen.compare import PassSide, compare_passes
@@ -120,7 +119,7 @@ def seal(folder: Path, fields: dict[str, Any]) -> Pack:
     mode = stat.S_IMODE((folder / TEXTS).stat().st_mode)
     for path in folder.rglob("*.safetensors"):
         path.chmod(mode)  # safetensors lets nobody else read what it writes
-    values = Pack.model_construct(**fields, files=_hashes(folder), seal="").model_dump(mode="json")
+    values = Pack.model_construct(**fields, files=sealed_files(folder), seal="").model_dump(mode="json")
     record = Pack.model_validate_json(json.dumps(values | {"seal": seal_of(values)}))
     record.save(folder / PACK_NAME)
     return record
@@ -128,16 +127,7 @@ def seal(folder: Path, fields: dict[str, Any]) -> Pack:
 
 def open_pack(folder: Path) -> OpenPack:
     """AssayError: it is no pack, or not the one that was sealed; the first file that is other is named."""
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder}: no such folder; give what `assay pack` wrote")
-    record = Pack.load(folder / PACK_NAME)
-    files = _hashes(folder)
-    if files != record.files:
-        lacking, surplus = sorted(record.files.keys() - files.keys()), sorted(files.keys() - record.files.keys())
-        changed = sorted(name for name in files.keys() & record.files.keys() if files[name] != record.files[name])
-        parts = ((lacking, "lacks"), (surplus, "has besides"), (changed, "was changed in"))
-        problem = "; ".join(f"{word} {and_more(names)}" for names, word in parts if names)
-        raise AssayError(f"{folder}: is not the pack that was sealed: it {problem}; get or make it again")
+    record = read_sealed(folder)
     texts = _read_texts(folder / TEXTS)
     if texts_sha256([text.scored for text in texts]) != record.panel.sha256:
         raise AssayError(f"{folder / TEXTS}: is not the panel that {PACK_NAME} names; get or make the pack again")
@@ -150,18 +140,6 @@ def floor(cause: str, texts: Sequence[ScoredText], usual: PassSide, other: PassS
     return Floor.model_validate(
         {"cause": cause, "num_texts": len(means), "kl_mean": sum(means) / len(means), "kl_largest": max(means)}
     )
-
-
-def _hashes(folder: Path) -> dict[str, str]:
-    """Every file but the record, by its path in the folder. AssayError: something is no plain file."""
-    hashes = {}
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if path.is_symlink() or not (path.is_file() or path.is_dir()):
-            raise AssayError(f"{path}: is no plain file; a pack has no others")
-        if path.is_file() and name != PACK_NAME:
-            hashes[name] = sha256_of_file(path)
-    return hashes
 
 
 def _read_texts(path: Path) -> list[ScreenText]:

@@ -13,7 +13,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import httpx
 from huggingface_hub import CommitOperationAdd, HfApi, RepoFile, constants, hf_hub_url
@@ -38,6 +38,7 @@ from assay.hub_session import guard_hub
 from assay.records.run import CARD
 from assay_reports.publish.files import WEIGHT_SUFFIXES, LocalFile
 
+RepoType = Literal["model", "dataset"]
 _BRANCH = re.compile(r"[A-Za-z0-9_./-]{1,200}")
 FILES_AT_ONCE = 4
 """Uploaded side by side; a group that is whole is not sent again after an interruption."""
@@ -112,9 +113,9 @@ def hub_session() -> Iterator[HfApi]:
             enable_progress_bars()
 
 
-def _list_files(api: HfApi, repository: str, revision: str) -> dict[str, RepoFile]:
+def _list_files(api: HfApi, repository: str, revision: str, repo_type: RepoType) -> dict[str, RepoFile]:
     """Path -> what the hub states of it, at a branch or commit."""
-    tree = api.list_repo_tree(repository, recursive=True, revision=revision)
+    tree = api.list_repo_tree(repository, recursive=True, revision=revision, repo_type=repo_type)
     return {file.path: file for file in tree if isinstance(file, RepoFile)}
 
 
@@ -125,6 +126,7 @@ def upload(
     *,
     revision: str,
     private: bool,
+    repo_type: RepoType = "model",
     message: str,
     still_the_same: Callable[[], bool],
     on_progress: Callable[[str], None],
@@ -135,29 +137,31 @@ def upload(
     refuses (login, rights, quota, rate, a conflicting push), breaks off, or holds weights of something else.
     """
     try:
-        api.create_repo(repository, private=True if private else None, exist_ok=True)
-        if private and not api.repo_info(repository).private:
+        api.create_repo(repository, private=True if private else None, repo_type=repo_type, exist_ok=True)
+        if private and not api.repo_info(repository, repo_type=repo_type).private:
             raise AssayError(f"{repository}: exists and is public; make it private on the hub first, or leave --private out")
         if revision != constants.DEFAULT_REVISION:
-            api.create_branch(repository, branch=revision, exist_ok=True)
-        _check_metadata(api, files, repository)
-        remote = _list_files(api, repository, revision)
+            api.create_branch(repository, branch=revision, repo_type=repo_type, exist_ok=True)
+        _check_metadata(api, files, repository, repo_type)
+        remote = _list_files(api, repository, revision, repo_type)
         _refuse_strangers(remote, files, repository)
         changed = [file for file in files if not _is_same(remote.get(file.path), file)]
-        operations = _send(api, changed, repository, revision, on_progress)
+        operations = _send(api, changed, repository, revision, repo_type, on_progress)
         if not still_the_same():
-            raise AssayError(
-                f"{repository}: the checkpoint changed while it was uploaded; nothing was committed; verify it again"
-            )
+            what = "checkpoint changed while it was uploaded; nothing was committed; verify it again"
+            if repo_type == "dataset":
+                what = "pack changed while it was uploaded; nothing was committed; get or make it again"
+            raise AssayError(f"{repository}: the {what}")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            done = api.create_commit(repository, operations, commit_message=message, revision=revision)
+            done = api.create_commit(repository, operations, commit_message=message, revision=revision, repo_type=repo_type)
     except HUB_ERRORS as error:
         if isinstance(error, AssayError):
             raise
         raise _publish_error(repository, error) from None
     lines = tuple(" ".join(str(warning.message).split()) for warning in caught if issubclass(warning.category, UserWarning))
-    return Uploaded(f"{api.endpoint}/{repository}", done.oid, len(files) - len(changed), lines)
+    place = f"datasets/{repository}" if repo_type == "dataset" else repository
+    return Uploaded(f"{api.endpoint}/{place}", done.oid, len(files) - len(changed), lines)
 
 
 def _is_same(remote: RepoFile | None, file: LocalFile) -> bool:
@@ -171,11 +175,11 @@ def _git_hash(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
-def _check_metadata(api: HfApi, files: Sequence[LocalFile], repository: str) -> None:
+def _check_metadata(api: HfApi, files: Sequence[LocalFile], repository: str, repo_type: RepoType) -> None:
     """What `create_commit` asks as well, after the hours that an upload takes: whether the hub takes the card's metadata."""
     card = next(file for file in files if file.path == CARD).read().decode()
     answer = http_backoff(
-        "POST", f"{api.endpoint}/api/validate-yaml", json={"content": card, "repoType": "model"}, headers=build_hf_headers()
+        "POST", f"{api.endpoint}/api/validate-yaml", json={"content": card, "repoType": repo_type}, headers=build_hf_headers()
     )
     if answer.status_code == 400:
         messages = "; ".join(str(error.get("message")) for error in answer.json().get("errors", ()))
@@ -194,14 +198,17 @@ def _refuse_strangers(remote: dict[str, RepoFile], files: Sequence[LocalFile], r
 
 
 def _send(
-    api: HfApi, files: Sequence[LocalFile], repository: str, revision: str, on_progress: Callable[[str], None]
-) -> list[CommitOperationAdd]:
+    api: HfApi, files: Sequence[LocalFile], repository: str, revision: str, repo_type: RepoType,
+    on_progress: Callable[[str], None],
+) -> list[CommitOperationAdd]:  # fmt: skip
     """What the commit will name; large files are in the hub's storage then."""
     operations: list[CommitOperationAdd] = []
     for begin in range(0, len(files), FILES_AT_ONCE):
         part = files[begin : begin + FILES_AT_ONCE]
         group = [_addition(file) for file in part]
-        api.preupload_lfs_files(repository, group, revision=revision, num_threads=FILES_AT_ONCE, free_memory=True)
+        api.preupload_lfs_files(
+            repository, group, revision=revision, repo_type=repo_type, num_threads=FILES_AT_ONCE, free_memory=True
+        )
         for file, addition in zip(part, group, strict=True):
             _check_read(file, addition.upload_info.sha256.hex())
         operations += group
@@ -235,17 +242,17 @@ class ReadBack(NamedTuple):
     num_whole: int
 
 
-def read_back(api: HfApi, files: Sequence[LocalFile], repository: str, commit: str) -> ReadBack:
+def read_back(api: HfApi, files: Sequence[LocalFile], repository: str, commit: str, repo_type: RepoType = "model") -> ReadBack:
     """Compare every file at `commit`. AssayError: the hub does not answer, so nothing is known."""
     try:
-        differences = tuple(_differences(api, files, repository, commit))
+        differences = tuple(_differences(api, files, repository, commit, repo_type))
     except HUB_ERRORS as error:
         raise _publish_error(repository, error) from None
     return ReadBack(differences, sum(file.num_bytes <= WHOLE_BYTES for file in files))
 
 
-def _differences(api: HfApi, files: Sequence[LocalFile], repository: str, commit: str) -> Iterator[str]:
-    remote = _list_files(api, repository, commit)
+def _differences(api: HfApi, files: Sequence[LocalFile], repository: str, commit: str, repo_type: RepoType) -> Iterator[str]:
+    remote = _list_files(api, repository, commit, repo_type)
     for file in files:
         stated = remote.get(file.path)
         if stated is None:
@@ -256,14 +263,14 @@ def _differences(api: HfApi, files: Sequence[LocalFile], repository: str, commit
             yield f"{file.path}: SHA-256 there {stated.lfs.sha256[:12]}..., here {file.sha256[:12]}..."
         elif stated.lfs is None and stated.blob_id != _git_hash(file.read()):
             yield f"{file.path}: the hub states another hash of its content"
-        elif not _same_bytes(file, repository, commit):
+        elif not _same_bytes(file, repository, commit, repo_type):
             yield f"{file.path}: its hash is right, and other bytes are downloaded"
 
 
-def _same_bytes(file: LocalFile, repository: str, commit: str) -> bool:
+def _same_bytes(file: LocalFile, repository: str, commit: str, repo_type: RepoType) -> bool:
     is_whole = file.num_bytes <= WHOLE_BYTES
     headers = build_hf_headers() | ({} if is_whole else {"range": f"bytes=0-{FIRST_BYTES - 1}"})
-    url = hf_hub_url(repository, file.path, revision=commit)
+    url = hf_hub_url(repository, file.path, revision=commit, repo_type=repo_type)
     answer = http_backoff("GET", url, headers=headers, follow_redirects=True)
     hf_raise_for_status(answer)
     if is_whole:

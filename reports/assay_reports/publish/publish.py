@@ -63,7 +63,7 @@ def publish(
         private=private,
         files=tuple(PublishedFile(path=file.path, num_bytes=file.num_bytes, sha256=file.sha256) for file in files),
         refused=_refusals(run, label, files, despite, here),
-        notes=(*_notes(run, label, recipe_of(run.plans[label].model)), *_place_notes(files, here)),
+        notes=(*_notes(run, label, recipe_of(run.plans[label].model)), *place_notes(files, here)),
     )
     if dry_run or publication.refused:
         return publication
@@ -168,7 +168,7 @@ def _place_in_made(files: Sequence[LocalFile], here: Places) -> Iterator[str]:
             yield f"{file.path}: names {place}, a folder of this machine; take the name out of what the run was called with"
 
 
-def _place_notes(files: Sequence[LocalFile], here: Places) -> Iterator[str]:
+def place_notes(files: Sequence[LocalFile], here: Places) -> Iterator[str]:
     """Files that are published as they came with the source, and name a folder of this machine."""
     for file in files:
         if file.source is None or not file.source.is_file() or not _is_searched(file):

@@ -23,22 +23,13 @@ class Refusal(Part):
     despite: Status | None = None
 
 
-class Publication(Record):
-    """Of one checkpoint in one repository."""
+class _Uploaded(Record):
+    """What goes into one repository, and what came of it."""
 
-    kind: Literal["publication"] = "publication"
-    run: str
-    """Name of the run's folder."""
-    label: str
-    status: Status
-    """The verdict on these very bytes. NOT MEASURED: nobody judged them; also of the reference of a run."""
-    checkpoint_sha256: str
     repository: str
     revision: str
     private: bool
     files: tuple[PublishedFile, ...]
-    refused: tuple[Refusal, ...] = ()
-    """Empty in what was uploaded."""
     notes: tuple[str, ...] = ()
     """What a reader of the repository will miss, such as a licence."""
     url: str | None = None
@@ -54,3 +45,27 @@ class Publication(Record):
     @property
     def num_bytes(self) -> int:
         return sum(file.num_bytes for file in self.files)
+
+
+class Publication(_Uploaded):
+    """Of one checkpoint in one repository."""
+
+    kind: Literal["publication"] = "publication"
+    run: str
+    """Name of the run's folder."""
+    label: str
+    status: Status
+    """The verdict on these very bytes. NOT MEASURED: nobody judged them; also of the reference of a run."""
+    checkpoint_sha256: str
+    refused: tuple[Refusal, ...] = ()
+    """Empty in what was uploaded."""
+
+
+class PackPublication(_Uploaded):
+    """Of one pack in one data set."""
+
+    kind: Literal["pack publication"] = "pack publication"
+    pack: str
+    """Name of its folder."""
+    reference: str
+    seal: str

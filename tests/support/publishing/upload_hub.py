@@ -262,14 +262,15 @@ class Hub:
                 elif path == "/api/validate-yaml":
                     errors = [] if hub.metadata_error is None else [{"message": hub.metadata_error}]
                     self._send(400 if errors else 200, {"errors": errors, "warnings": []})
-                elif found := re.fullmatch(r"/(\w+/[\w.-]+)\.git/info/lfs/objects/(batch|verify)", path):
+                elif found := re.fullmatch(r"/((?:datasets/)?\w+/[\w.-]+)\.git/info/lfs/objects/(batch|verify)", path):
                     asked = json.loads(body)
                     done = hub.batch(found[1], asked) if found[2] == "batch" else {}
                     self._send(200, done, kind="application/vnd.git-lfs+json")
-                elif found := re.fullmatch(r"/(\w+/[\w.-]+)/resolve/(\w+)/(.+)", path):
+                elif found := re.fullmatch(r"/((?:datasets/)?\w+/[\w.-]+)/resolve/(\w+)/(.+)", path):
                     self._resolve(hub.repositories.get(found[1]), found[2], unquote(found[3]))
-                elif found := re.fullmatch(r"/api/models/(\w+/[\w.-]+)(?:/(\w+)(?:/([^/]+)(/.*)?)?)?", path):
-                    self._about(found[1], found[2], unquote(found[3] or ""), body, parse_qs(query))
+                elif found := re.fullmatch(r"/api/(models|datasets)/(\w+/[\w.-]+)(?:/(\w+)(?:/([^/]+)(/.*)?)?)?", path):
+                    name = found[2] if found[1] == "models" else f"datasets/{found[2]}"
+                    self._about(name, found[3], unquote(found[4] or ""), body, parse_qs(query))
                 else:
                     self._send(404, {"error": path})
 
@@ -278,6 +279,7 @@ class Hub:
                 if not name.startswith("me/"):
                     self._send(403, {"error": "You don't have the rights to create a model under this namespace"})
                     return
+                name = f"datasets/{name}" if asked.get("type") == "dataset" else name
                 status = 409 if name in hub.repositories else 200
                 hub.repositories.setdefault(
                     name, Repository(asked.get("visibility") == "private" or bool(asked.get("private")))

@@ -172,7 +172,7 @@ class Hub:
                 if fail:
                     self._send(503, b"busy")
                 elif host == "storage":
-                    self._send_shard(hub.folder / self.path.rpartition("/")[2])
+                    self._send_shard(hub.folder / self.path.removeprefix("/blobs/"))
                 else:
                     self._answer_as_hub(*self.path.partition("?")[::2])
 
@@ -211,7 +211,7 @@ class Hub:
                 if path.name in hub.xet_hashes:
                     linked["x_xet_hash"] = hub.xet_hashes[path.name]
                     linked["x_xet_refresh_route"] = f"{hub.url}/api/models/org/model/xet-read-token/{hub.commit}"
-                location = f"{hub.storage_url}/blobs/{path.name}?signature=secret"
+                location = f"{hub.storage_url}/blobs/{path.relative_to(hub.folder).as_posix()}?signature=secret"
                 self._send(302, b"", x_repo_commit=hub.commit, location=location, **linked)
 
             def _send_shard(self, path: Path) -> None:

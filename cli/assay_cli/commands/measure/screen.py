@@ -49,7 +49,12 @@ def screen(
         ),
     ],
     pack: Annotated[
-        Path | None, typer.Option("--pack", help="What `assay pack` made of the reference: stands for it and brings the texts.")
+        str | None,
+        typer.Option(
+            "--pack",
+            metavar="FOLDER|OWNER/NAME",
+            help="What `assay pack` made of the reference: stands for it and brings the texts. Or where it was published.",
+        ),
     ] = None,
     text: Annotated[list[Path] | None, TEXT] = None,
     tokens: Annotated[int, typer.Option("--tokens", min=2, metavar="NUMBER", help="Tokens that are scored.")] = 20_000,

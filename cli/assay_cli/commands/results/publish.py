@@ -10,6 +10,7 @@ import typer
 from assay.errors import AssayError, did_you_mean
 from assay.foreign_text import shown
 from assay.quantities import size
+from assay.records.pack import PACK_NAME
 from assay.records.verdict import Status
 from assay_cli.options import JsonOption, RunsOption, complete_run, named_run, several
 from assay_cli.terminal import console, emit, escape, print_rows, results, say
@@ -18,8 +19,9 @@ from assay_pipeline.interrupted import interruptible
 from assay_pipeline.run_folders import find_run, holds_records
 
 if TYPE_CHECKING:
-    from assay_reports.publish.record import Publication
+    from assay_reports.publish.record import PackPublication, Publication
 
+KEPT = "what was uploaded is kept on the hub; the same command goes on"
 OVERRULED = tuple(status for status in get_args(Status) if status != "PASS")
 
 
@@ -28,9 +30,10 @@ def publish(
     run: Annotated[
         str,
         typer.Argument(
-            metavar="RUN[/PRECISION]",
+            metavar="RUN[/PRECISION]|PACK",
             autocompletion=complete_run,
-            help="A run, and which of its checkpoints, if it has several: runs/tiny-glm/w4a16, or tiny-glm/w4a16.",
+            help="A run, and which of its checkpoints, if it has several: runs/tiny-glm/w4a16, or tiny-glm/w4a16. "
+            "Or what `assay pack` wrote: it becomes a data set.",
         ),
     ],
     repository: Annotated[str, typer.Argument(metavar="REPO", help="OWNER/NAME on the hub. It is made if it is not there.")],
@@ -51,18 +54,28 @@ def publish(
     runs: RunsOption = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
-    """Upload a checkpoint with its card, manifest and report to the Hugging Face hub, and read back what it holds.
+    """Upload a checkpoint with its card, manifest and report, or a pack, to the Hugging Face hub, and read back what it holds.
 
     Only what passed is published, and only the very files that were verified. The commit comes last and names all files: an
     interrupted upload leaves the repository as it was, and the same command goes on. Exit 1 if the hub holds something else
     afterwards, or if --dry-run finds that it would be refused.
     """
+    from assay_reports.publish.packs import publish_pack
     from assay_reports.publish.publish import publish as run_publish
 
+    if (Path(run) / PACK_NAME).is_file():
+        if despite:
+            raise AssayError("--despite: a pack has no verdict; leave it out")
+        with interruptible(lambda: KEPT):
+            packed = publish_pack(Path(run), repository, revision=revision, private=private, dry_run=dry_run, on_progress=say)
+        emit(packed) if as_json else _print(packed, f"pack of {packed.reference}", dry_run=dry_run)
+        if packed.differences:
+            raise typer.Exit(1)
+        return
     allowed = _statuses(despite or [])
     run_dir, label = _checkpoint(ctx, run, runs)
     registered_gates(run_dir)  # what `assay gate` refuses is not published either
-    with interruptible(lambda: "what was uploaded is kept on the hub; the same command goes on"):
+    with interruptible(lambda: KEPT):
         made = run_publish(
             run_dir, label, repository, revision=revision, private=private, despite=allowed, dry_run=dry_run, on_progress=say
         )
@@ -71,7 +84,9 @@ def publish(
     if as_json:
         emit(made)
     else:
-        _print(made, dry_run=dry_run)
+        _print(made, f"{made.label}, {made.status}", dry_run=dry_run)
+        for refusal in made.refused:
+            results().print(escape(f"would be refused: {refusal.reason}"))
     if made.refused or made.differences:
         raise typer.Exit(1)
 
@@ -112,7 +127,7 @@ def _checkpoint(ctx: typer.Context, named: str, runs: Path) -> tuple[Path, str]:
     return run_dir, made[0]
 
 
-def _print(made: Publication, *, dry_run: bool) -> None:
+def _print(made: Publication | PackPublication, what: str, *, dry_run: bool) -> None:
     out = results()
     if dry_run:
         print_rows(("file", "size"), [(escape(file.path), size(file.num_bytes)) for file in made.files], out)
@@ -120,12 +135,10 @@ def _print(made: Publication, *, dry_run: bool) -> None:
         console.print(escape(f"note: {line}"))
     total = f"{len(made.files)} files, {size(made.num_bytes)}"
     if made.url is None:
-        out.print(escape(f"{made.label}, {made.status}: {total} for {made.repository} ({made.revision}); nothing was uploaded"))
+        out.print(escape(f"{what}: {total} for {made.repository} ({made.revision}); nothing was uploaded"))
     else:
         unchanged_text = f", {made.num_unchanged} of them there before" if made.num_unchanged else ""
-        out.print(escape(f"{made.url}/tree/{made.commit}: {made.label}, {made.status}: {total}{unchanged_text}"))
-    for refusal in made.refused:
-        out.print(escape(f"would be refused: {refusal.reason}"))
+        out.print(escape(f"{made.url}/tree/{made.commit}: {what}: {total}{unchanged_text}"))
     for difference in made.differences:
         out.print(escape(f"not what was uploaded: {difference}"))
     if made.url is not None and not made.differences:
