@@ -17,9 +17,10 @@ from assay.records.screening import Screening
 from assay_pipeline.comparison.screen_passes import Arithmetic
 from assay_pipeline.comparison.screening import PAGE_NAME, screen
 from assay_pipeline.diagnosing import inspect
-from assay_pipeline.targets import url_in
+from assay_pipeline.targets import gguf_files, url_in
 
 MAY_BE_BASE = "nothing in it is quantized and it names no base: it may be one itself"
+IS_GGUF = "GGUF is inspected and not screened; a model in GGUF is compared as a server"
 
 
 def judge_link(
@@ -98,8 +99,8 @@ def cached(name: str) -> str | None:
 
 def _not_comparable(inspection: Inspection, folder: Path, reference: str | None) -> str | None:
     """Why there is no screening; None: there can be one."""
-    if folder.is_file():
-        return "a GGUF file is inspected only; the folder of a checkpoint is screened"
+    if gguf_files(folder):
+        return IS_GGUF
     if not folder.is_dir():
         return "its weights are not on this machine; download it and give the folder"
     if inspection.facts.method is None and reference is None:
@@ -125,6 +126,9 @@ def _steps(
         return [
             LinkStep(sentence="judge a checkpoint that was made of it", command=f"assay judge {shlex.quote(target)} CANDIDATE")
         ]
+    if gguf_files(folder):
+        served = "serve it with llama-server and the model that it was made of, and judge it by their URLs"
+        return [LinkStep(sentence=served, command="assay judge REFERENCE_URL URL")]
     if screening is None and folder.is_dir():
         steps.append(
             LinkStep(
