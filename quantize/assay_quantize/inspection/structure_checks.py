@@ -114,10 +114,19 @@ def _layers(subject: Subject) -> dict[int, _Layer]:
     return dict(layers)
 
 
+_ACTIVATION_SCALE = re.compile(r".+\.(act|act_fn|activation_fn)\.scales")
+"""What AutoAWQ writes where it scales behind an activation function."""
+
+
+def activation_scales(subject: Subject) -> frozenset[str]:
+    """Names of scales of activation functions."""
+    return frozenset(name for name in subject.stored.others if _ACTIVATION_SCALE.fullmatch(name) is not None)
+
+
 @functools.lru_cache(maxsize=2)
 def logical_names(subject: Subject) -> frozenset[str]:
     """Names as a source has them: weights by their own, stacked experts by those of each expert."""
-    names = set(subject.stored.others)
+    names = set(subject.stored.others) - activation_scales(subject)
     for weight in subject.stored.weights.values():
         if not weight.is_stacked:
             names.add(weight.name)
@@ -129,12 +138,18 @@ def logical_names(subject: Subject) -> frozenset[str]:
     return frozenset(names)
 
 
+def older_names(subject: Subject) -> Iterator[Place]:
+    if subject.renamed:
+        new, stored = min(subject.renamed.items())
+        yield Place(stored, f"and {len(subject.renamed) - 1:,} more tensors have older names; vLLM calls this one {new}")
+
+
 def layers_missing(subject: Subject) -> Iterator[Place]:
     if subject.num_layers is None:
         return
     layers = _layers(subject)
     missing = [n for n in range(subject.num_layers) if n not in layers]
-    if not layers and subject.family is not None:
+    if not layers and subject.family is not None and subject.declared.is_served:
         stored = (at.root for name in subject.stored.weights if (at := split_layer(f"{name}.")) is not None)
         root, other = names_of(subject.family).layers, Counter(stored).most_common(1)
         if other:
@@ -227,7 +242,7 @@ def _kind(layer: _Layer) -> frozenset[str]:
 
 
 def _missing_outside(subject: Subject) -> Iterator[Place]:
-    if subject.family is None:
+    if subject.family is None or not subject.declared.is_served:
         return
     names = logical_names(subject)
     is_tied = ties_head(subject.config)
@@ -237,9 +252,10 @@ def _missing_outside(subject: Subject) -> Iterator[Place]:
 
 
 def unknown_tensor(subject: Subject) -> Iterator[Place]:
-    if subject.family is None or subject.num_layers is None:
+    if subject.family is None or subject.num_layers is None or not subject.declared.is_served:
         return
-    for name in sorted({*(f"{weight.module}.weight" for weight in subject.stored.weights.values()), *subject.stored.others}):
+    others = subject.stored.others.keys() - activation_scales(subject)
+    for name in sorted({*(f"{weight.module}.weight" for weight in subject.stored.weights.values()), *others}):
         weight = subject.stored.weights.get(name.removesuffix(".weight"))
         if weight is not None and weight.module in subject.classes:
             continue
