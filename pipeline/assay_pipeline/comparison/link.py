@@ -67,7 +67,7 @@ def judge_link(
         base=reference or named,
         screening=screening,
         not_screened=reason,
-        steps=tuple(_steps(target, reference, named, screening, folder, is_base=reason == MAY_BE_BASE)),
+        steps=tuple(_steps(inspection, target, reference, screening, reason)),
     )
 
 
@@ -116,20 +116,22 @@ def _not_comparable(inspection: Inspection, folder: Path, reference: str | None)
 
 
 def _steps(
-    target: str, reference: str | None, named: str | None, screening: Screening | None, folder: Path, *, is_base: bool
+    inspection: Inspection, target: str, reference: str | None, screening: Screening | None, reason: str | None
 ) -> list[LinkStep]:
-    base = reference or named or "BASE"
+    """reason: of no screening."""
+    folder, base = Path(inspection.checkpoint).expanduser(), reference or inspection.facts.base_model or "BASE"
     is_pack = (Path(base) / PACK_NAME).is_file()
     again = f"assay judge {shlex.quote(target)} --base {shlex.quote(base)}"
     steps = []
-    if is_base:
+    if reason == MAY_BE_BASE:
         return [
             LinkStep(sentence="judge a checkpoint that was made of it", command=f"assay judge {shlex.quote(target)} CANDIDATE")
         ]
-    if gguf_files(folder):
-        served = "serve it with llama-server and the model that it was made of, and judge it by their URLs"
+    if gguf_files(folder) or any(finding.defect == "method_not_served" for finding in inspection.findings):
+        engine = "llama-server" if gguf_files(folder) else "an engine that has its method"
+        served = f"serve it with {engine}, and the model that it was made of, and judge it by their URLs"
         return [LinkStep(sentence=served, command="assay judge REFERENCE_URL URL")]
-    if screening is None and folder.is_dir():
+    if screening is None and reference is None and folder.is_dir():
         steps.append(
             LinkStep(
                 sentence="compare it with its base, token by token, without a server",

@@ -71,7 +71,7 @@ class Declared:
     def packings(self) -> tuple[tuple[int, int], ...]:
         """(bits, columns that share a scale) of integers in groups, as the config groups have them."""
         told = [(weights.get("num_bits"), weights.get("group_size")) for weights in weight_arguments(self.quantization)]
-        if self.method == "unknown":  # MLX: for all modules, and by name for some
+        if self.method == "mlx":  # for all modules, and by name for some
             of_modules = [args for args in self.quantization.values() if isinstance(args, dict)]
             told = [(args.get("bits"), args.get("group_size")) for args in (self.quantization, *of_modules)]
         pairs = [(b, g) for b, g in told if type(b) is int and type(g) is int and b in _INTEGER_BITS and g > 0]
@@ -81,7 +81,7 @@ class Declared:
     def is_served(self) -> bool:
         """Whether vLLM 0.32 has the method, or nothing is declared."""
         told = self.quantization.get("quant_method")
-        return self.method is None or (self.method != "unknown" and (told is None or str(told).lower() in SERVED_METHODS))
+        return self.method not in ("unknown", "mlx") if told is None else str(told).lower() in SERVED_METHODS
 
     @property
     def is_mixed(self) -> bool:

@@ -240,7 +240,7 @@ def unquantizable_quantized(subject: Subject) -> Iterator[Place]:
 
 
 def embedding_quantized(subject: Subject) -> Iterator[Place]:
-    if subject.declared.method in (None, "compressed-tensors", "unknown"):
+    if subject.declared.method in (None, "compressed-tensors") or not subject.declared.is_served:
         return
     for module, weight in subject.stored.weights.items():
         if weight.is_quantized and subject.part(weight) == "embedding":

@@ -26,6 +26,14 @@ _PACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_pr
 """What vLLM merges in nearly every architecture; for those that have no family here."""
 
 
+_WITHOUT_CONFIG = {
+    "params.json": "it is in Mistral's own layout; take the release for transformers",
+    "adapter_config.json": "it is an adapter; merge it with its base",
+    "model_index.json": "it is a pipeline of diffusers, no language model",
+}
+"""Files of what people take for a checkpoint -> what it is."""
+
+
 class Counts(NamedTuple):
     """Numbers of one tensor."""
 
@@ -198,7 +206,8 @@ def open_subject(files: Files, source: Subject | None = None) -> Subject:
     """Read config, index, headers and small JSON files. CheckpointError: no config that can be read, or no safetensors."""
     raw = files.small(CONFIG)
     if raw is None:
-        raise CheckpointError(f"{files.location}: has no {CONFIG}; a checkpoint holds {CONFIG} and *.safetensors")
+        other = next((f", but {name}: {what}" for name, what in _WITHOUT_CONFIG.items() if name in files.names), "")
+        raise CheckpointError(f"{files.location}: has no {CONFIG}{other}; a checkpoint holds {CONFIG} and *.safetensors")
     config = parse_json_object(f"{files.location}: {CONFIG}", raw)
     index, index_problem, total_size = _index(files)
     present = {name for name in files.names if name.endswith(".safetensors")}

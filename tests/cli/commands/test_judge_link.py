@@ -118,13 +118,25 @@ def test_gguf_is_inspected_and_served(run: Run, folder: Path, tmp_path: Path) ->
     lines = out.splitlines()
     assert code == 1 and "does not load: tensors_missing" in lines and f"1 defect in {file.parent}" in lines
     assert lines[-1] == (
-        "next: serve it with llama-server and the model that it was made of, and judge it by their URLs: "
+        "next: serve it with llama-server, and the model that it was made of, and judge it by their URLs: "
         "`assay judge REFERENCE_URL URL`"
     )
     assert one_error(run("judge", str(folder / "source"), str(file.parent))) == (
         f"{file.parent}: its weights are GGUF, glm-Q8_0.gguf, which vLLM 0.32 does not serve; serve it with llama-server, and "
         "give the URLs of both: `assay judge REFERENCE_URL URL`"
     )
+
+
+def test_a_method_that_vllm_does_not_have(run: Run, folder: Path, tmp_path: Path) -> None:
+    """No command is named that would ask vLLM, or try again what was tried."""
+    shutil.copytree(folder / "made", tmp_path / "hqq")
+    config = json.loads((tmp_path / "hqq" / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "hqq"}
+    (tmp_path / "hqq" / "config.json").write_text(json.dumps(config))
+    for words in ((), ("--base", folder / "source")):
+        code, answer = answered(run, tmp_path / "hqq", *words)
+        assert code == 1 and "method_not_served" in {finding.defect for finding in answer.inspection.findings}
+        assert [step.command for step in answer.steps] == ["assay judge REFERENCE_URL URL"]
 
 
 def test_one_that_was_made_here(run: Run, folder: Path, tmp_path: Path) -> None:

@@ -25,10 +25,12 @@ from published import (
     modelopt_nvfp4,
     of_model,
     outside_mtp,
+    plain,
     publish,
     put,
 )
 
+from assay.errors import CheckpointError
 from assay_quantize.inspection.files import FolderFiles
 from assay_quantize.inspection.inspect import inspect
 
@@ -107,6 +109,7 @@ def test_weights_of_mlx(tmp_path: Path) -> None:
     would be taken for plain weights."""
     folder = publish(tmp_path / "mlx", mlx({"gate": 8}))
     assert defects_of(folder) == {"method_not_served": [CLAIM]}
+    assert "tensor_lost" not in defects_of(folder, source=publish(tmp_path / "base", plain(*qwen3())))
     result = inspect(FolderFiles(folder))
     assert result.findings[0].places[0].what == "names no quant_method; 34 weights are stored as mlx"
     forms = {(form.role, form.form): form.num_elements for form in result.facts.forms}
@@ -120,6 +123,23 @@ def test_bits_of_mlx_that_the_claim_does_not_say(tmp_path: Path) -> None:
     folder = publish(tmp_path / "mlx", published._replace(config={**published.config, "quantization_config": claim}))
     assert {form.num_elements for form in inspect(FolderFiles(folder)).facts.forms if form.form == "mlx"} == {0}
     assert defects_of(folder) == {"method_not_served": [CLAIM]}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("params.json", ", but params.json: it is in Mistral's own layout; take the release for transformers"),
+        ("adapter_config.json", ", but adapter_config.json: it is an adapter; merge it with its base"),
+        ("model_index.json", ", but model_index.json: it is a pipeline of diffusers, no language model"),
+        ("README.md", ""),
+    ],
+)
+def test_what_is_no_checkpoint_of_transformers(tmp_path: Path, name: str, expected: str) -> None:
+    """Folders without config.json are called by what they are."""
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(CheckpointError) as problem:
+        inspect(FolderFiles(tmp_path))
+    assert str(problem.value) == f"{tmp_path}: has no config.json{expected}; a checkpoint holds config.json and *.safetensors"
 
 
 # ------------------------------------------------------------------------------------------------ claims that are refused
