@@ -19,6 +19,7 @@ from assay_quantize.inspection.subject import Subject
 
 Claim = Mapping[str, Any]
 
+_DEPRECATED = ("fbgemm_fp8", "fp_quant")
 _OWN_LOADERS = frozenset({"llama4"})
 """Families whose class in vLLM reads stacked experts by itself."""
 _STACK = re.compile(r".+\.experts\.(?:gate_up_proj|gate_proj|up_proj|down_proj|w13|w2)(?P<behind>.*)")
@@ -35,7 +36,8 @@ def method_not_served(subject: Subject) -> Iterator[Place]:
     if declared.is_served:
         return
     if (told := declared.quantization.get("quant_method")) is not None:
-        yield Place(declared.where, f"quant_method is {shown(told, 40)}, which vLLM 0.32 does not have")
+        how = "takes only with --allow-deprecated-quantization" if told in _DEPRECATED else "does not have"
+        yield Place(declared.where, f"quant_method is {shown(told, 40)}, which vLLM 0.32 {how}")
         return
     forms = Counter(weight.form for weight in subject.stored.weights.values() if weight.is_quantized)
     layout = ", ".join(f"{count:,} weights are stored as {form}" for form, count in forms.most_common(3))
@@ -85,8 +87,8 @@ def _modelopt(claim: Claim) -> Iterator[str]:
 
 def _compressed_tensors(claim: Claim) -> Iterator[str]:
     for weights in weight_arguments(claim):
-        if weights.get("actorder") in ("group", "dynamic"):
-            yield f"has actorder {weights['actorder']}; vLLM no longer reads columns in the order of their activations"
+        if (order := weights.get("actorder")) in ("group", "dynamic", True):
+            yield f"has actorder {str(order).lower()}; vLLM no longer reads columns in the order of their activations"
     if (sparsity := claim.get("sparsity_config")) and isinstance(sparsity, dict) and sparsity.get("format") != "dense":
         yield f"has a sparsity_config ({shown(sparsity.get('format'), 30)}), which vLLM no longer takes"
     cache = claim.get("kv_cache_scheme")

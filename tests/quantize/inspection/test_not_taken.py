@@ -74,15 +74,30 @@ def exllama(config: dict[str, Any], tensors: Tensors) -> Published:
     return Published({**config, "quantization_config": {"quant_method": "exl3", "bits": 4.0, "head_bits": 6}}, made)
 
 
-@pytest.mark.parametrize("made", [bitsandbytes, exllama])
-def test_a_method_that_vllm_does_not_have(tmp_path: Path, made: Any) -> None:
+def fbgemm(config: dict[str, Any], tensors: Tensors) -> Published:
+    published = fp8_blocks(config, tensors, is_linear)
+    return published._replace(config={**config, "quantization_config": {"quant_method": "fbgemm_fp8"}})
+
+
+DOES_NOT_HAVE = "which vLLM 0.32 does not have"
+
+
+@pytest.mark.parametrize(
+    ("made", "how"),
+    [
+        (bitsandbytes, DOES_NOT_HAVE),
+        (exllama, DOES_NOT_HAVE),
+        (fbgemm, "which vLLM 0.32 takes only with --allow-deprecated-quantization"),
+    ],
+)
+def test_a_method_that_vllm_does_not_have(tmp_path: Path, made: Any, how: str) -> None:
     """https://github.com/vllm-project/vllm/issues/16713 (bnb-community/Llama-4-Scout-17B-16E-Instruct-bnb-4bit),
     https://github.com/unslothai/unsloth/issues/482: Unknown quantization method."""
     folder = publish(tmp_path / "model", made(*qwen3()))
     assert defects_of(folder) == {"method_not_served": [CLAIM]}
     method = json.loads((folder / "config.json").read_text())["quantization_config"]["quant_method"]
     (finding,) = inspect(FolderFiles(folder)).findings
-    assert finding.places[0].what == f"quant_method is {method}, which vLLM 0.32 does not have"
+    assert finding.places[0].what == f"quant_method is {method}, {how}"
 
 
 def mlx(bits: dict[str, int]) -> Published:
@@ -178,9 +193,11 @@ def test_gptq_in_the_layout_of_marlin(tmp_path: Path) -> None:
     assert defects_of(folder).keys() == {"claim_refused", "unknown_tensor"}
 
 
-def group_of(published: Published) -> dict[str, Any]:
-    group: dict[str, Any] = published.config["quantization_config"]["config_groups"]["group_0"]
-    return group
+def in_order(kind: Any) -> Published:
+    """INT4 by llm-compressor with columns in the order of their activations; True is an old word for `group`."""
+    published = compressed(*qwen3(), is_expert, IGNORE, "int4")
+    published.config["quantization_config"]["config_groups"]["group_0"]["weights"]["actorder"] = kind
+    return published
 
 
 def test_other_claims_that_vllm_refuses(tmp_path: Path) -> None:
@@ -189,8 +206,6 @@ def test_other_claims_that_vllm_refuses(tmp_path: Path) -> None:
     config, tensors = qwen3()
     kept = ["lm_head", "mlp.gate", "self_attn"]
     packed = compressed(config, tensors, is_expert, IGNORE, "int4")
-    ordered = compressed(config, tensors, is_expert, IGNORE, "int4")
-    group_of(ordered)["weights"]["actorder"] = "group"
     extra = {"lm_head": {"bits": 16}, r".*mlp\.gate$": {"bits": 16}}
     round_ = {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "extra_config": extra}
     healthy = {
@@ -198,6 +213,7 @@ def test_other_claims_that_vllm_refuses(tmp_path: Path) -> None:
         "auto-round": gptq(config, tensors, is_linear, **round_),
         "modelopt": modelopt_nvfp4(config, tensors, is_expert, EXCLUDE),
         "packed": packed,
+        "static order": in_order("static"),
         "fp8": fp8_blocks(config, tensors, is_linear, [f"model.layers.{layer}.mlp.gate" for layer in range(4)]),
     }
     cases = {
@@ -207,7 +223,8 @@ def test_other_claims_that_vllm_refuses(tmp_path: Path) -> None:
                       "has packing_format auto_round:gptqmodel; vLLM takes auto_round:auto_gptq and auto_round:auto_awq"),
         "int4_awq": (claiming(healthy["modelopt"], quant_algo="W4A8_AWQ"),
                      "has quant_algo W4A8_AWQ, which vLLM's ModelOpt classes do not have"),
-        "ordered": (ordered, "has actorder group; vLLM no longer reads columns in the order of their activations"),
+        "ordered": (in_order("group"), "has actorder group; vLLM no longer reads columns in the order of their activations"),
+        "true": (in_order(True), "has actorder true; vLLM no longer reads columns in the order of their activations"),
         "sparse": (claiming(packed, sparsity_config={"format": "sparse-24-bitmask"}),
                    "has a sparsity_config (sparse-24-bitmask), which vLLM no longer takes"),
         "cache": (claiming(packed, kv_cache_scheme={"type": "int", "num_bits": 8, "symmetric": True}),
@@ -221,6 +238,26 @@ def test_other_claims_that_vllm_refuses(tmp_path: Path) -> None:
         found = inspect(FolderFiles(publish(tmp_path / name, published))).findings
         (refused,) = [finding for finding in found if finding.defect == "claim_refused"]
         assert [place.what for place in refused.places] == [expected]
+
+
+def test_shared_experts_that_autoround_left_out(tmp_path: Path) -> None:
+    """https://github.com/intel/auto-round/issues/769: of GLM-4.5-Air shared experts stay in 16 bits, and are to be listed."""
+    config, tensors = of_model("glm-4.5-air")
+    kept = {r".*mlp\.gate$": {"bits": 16}, r"model\.layers\.4\..*": {"bits": 16}}
+    shared = {f"model.layers.{layer}.mlp.shared_experts.{part}_proj": {"bits": 16} for layer in (1, 2, 3)
+              for part in ("gate", "up", "down")}  # fmt: skip
+    claim = {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "block_name_to_quantize": "model.layers"}
+
+    def chosen(name: str) -> bool:
+        return is_expert(name) and ".layers.4." not in name
+
+    attention = {r".*self_attn.*": {"bits": 16}, r".*layers\.0\..*": {"bits": 16}}
+    extra = {**kept, **attention, **shared}
+    assert defects_of(publish(tmp_path / "healthy", gptq(config, tensors, chosen, **claim, extra_config=extra))) == {}
+    broken = publish(tmp_path / "broken", gptq(config, tensors, chosen, **claim, extra_config={**kept, **attention}))
+    assert sorted(defects_of(broken)["plain_not_listed"]) == sorted(
+        f"model.layers.{layer}.mlp.shared_experts.{part}" for layer in (1, 2, 3) for part in ("gate_up_proj", "down_proj")
+    )
 
 
 # ------------------------------------------------------------------------------------------------ experts in one tensor
