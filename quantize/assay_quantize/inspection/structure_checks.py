@@ -174,8 +174,10 @@ def dense_layers(subject: Subject) -> Iterator[Place]:
 def experts_missing(subject: Subject) -> Iterator[Place]:
     experts = subject.num_experts
     names = sorted(name for name in logical_names(subject) if ".experts." in name)
-    if experts is None or not names:
+    if experts is None:
         return
+    for where in _routers_without_experts(subject):
+        yield Place(where, f"has a router, and no expert by the family's names; config.json declares {experts} experts")
     projections: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     for name in names:
         match = re.match(r"(?P<where>.+\.experts)\.(?P<expert>\d+)\.(?P<rest>.+\.weight)$", name)
@@ -190,6 +192,17 @@ def experts_missing(subject: Subject) -> Iterator[Place]:
         if partial := sorted(expert for expert, rests in of_layer.items() if rests != whole and expert < experts):
             lacking = sorted(whole - of_layer[partial[0]])
             yield Place(where, f"expert {ranges(partial)}: {', '.join(lacking)} is missing")
+
+
+def _routers_without_experts(subject: Subject) -> Iterator[str]:
+    """Of a family that is known: MoE layers outside the MTP block, none of whose experts has the family's name."""
+    if not subject.declared.is_served:
+        return
+    layers: dict[str, set[str]] = defaultdict(set)
+    for module, told in subject.classes.items():
+        if told.role in ("router", "routed_expert") and (at := split_layer(module)) is not None:
+            layers[f"{at.root}.{at.layer}"].add(told.role)
+    yield from (where for where, roles in sorted(layers.items()) if roles == {"router"})
 
 
 def expert_shapes_differ(subject: Subject) -> Iterator[Place]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +191,7 @@ def test_gptq_in_the_layout_of_marlin(tmp_path: Path) -> None:
             made[name] = told
     claim = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False, "is_marlin_format": True}
     folder = publish(tmp_path / "marlin", Published({**config, "quantization_config": claim}, made))
-    assert defects_of(folder).keys() == {"claim_refused", "unknown_tensor"}
+    assert defects_of(folder).keys() == {"claim_refused", "experts_missing", "unknown_tensor"}
 
 
 def in_order(kind: Any) -> Published:
@@ -322,6 +323,17 @@ def test_stacked_experts_that_vllm_reads(tmp_path: Path) -> None:
     config, tensors = of_model("qwen3.5-35b-a3b")
     published = modelopt_nvfp4(config, tensors, outside_mtp(is_expert, 4), QWEN35_EXCLUDED)
     assert defects_of(publish(tmp_path / "single", published)) == {}
+
+
+def test_experts_whose_number_is_behind(tmp_path: Path) -> None:
+    """https://github.com/vllm-project/vllm/issues/40885: `experts.down_proj.0.weight` by ModelOpt; no expert has its name."""
+    published = modelopt_nvfp4(*qwen3(), is_expert, EXCLUDE)
+    assert defects_of(publish(tmp_path / "healthy", published)) == {}
+    behind = {
+        re.sub(r"\.experts\.(\d+)\.(\w+_proj)\.", r".experts.\2.\1.", name): told for name, told in published.tensors.items()
+    }
+    found = defects_of(publish(tmp_path / "behind", published._replace(tensors=behind)))
+    assert found["experts_missing"] == [f"model.layers.{layer}" for layer in range(4)]
 
 
 # ------------------------------------------------------------------------------------------------ names
