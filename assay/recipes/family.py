@@ -117,6 +117,9 @@ class FamilyBlock(Recipe):
     mtp: MtpNames = MtpNames()
     runtime: dict[str, str] = Field(default_factory=dict)
     """Parts of a checkpoint's names that vLLM's modules call otherwise, whole components: `shared_head.head: head`."""
+    older_names: dict[str, str] = Field(default_factory=dict)
+    """Beginnings of names that some published checkpoints have, and vLLM's loader renames, whole components:
+    `language_model.layers: language_model.model.layers`."""
 
 
 class FamilyRecipe(FamilyBlock):

@@ -53,7 +53,7 @@ class FamilyNames:
     layer has routed experts. layers, mtp_layers: what stands in front of the number of a decoder layer, of an MTP layer (None:
     they follow the decoder layers). experts: name of a layer's experts, `mlp.experts`; projections: the weights of one of them,
     in the order of the table. mtp_runtime_layers: `MtpNames.runtime_layers`. kept, kept_in_layers, stacked, joined, apart,
-    kinds, runtime, native_quantization, expert_schemes, packed_as_vllm: as in `FamilyRecipe`.
+    kinds, runtime, older_names, native_quantization, expert_schemes, packed_as_vllm: as in `FamilyRecipe`.
     """
 
     name: str
@@ -82,6 +82,7 @@ class FamilyNames:
     apart: Mapping[str, str]
     kinds: tuple[str, ...]
     runtime: Mapping[str, str]
+    older_names: Mapping[str, str]
     native_quantization: tuple[NativeQuantization, ...]
     expert_schemes: tuple[str, ...]
     packed_as_vllm: bool
@@ -91,6 +92,13 @@ class FamilyNames:
         for part, runtime_part in self.runtime.items():
             module = re.sub(rf"(?<![^.]){re.escape(part)}(?![^.])", runtime_part, module)
         return module
+
+    def name_of_older(self, name: str) -> str:
+        """What the family calls a tensor or module that an older checkpoint has under another name."""
+        return next(
+            (f"{new}{name[len(older) :]}" for older, new in self.older_names.items() if f"{name}.".startswith(f"{older}.")),
+            name,
+        )
 
     def is_beside_mtp_layers(self, name: str) -> bool:
         """Whether `name` is one of `mtp`."""
@@ -227,6 +235,7 @@ def names_of(family: str) -> FamilyNames:
         apart=recipe.apart,
         kinds=recipe.kinds,
         runtime={name: runtime_part for part in parts for name, runtime_part in part.runtime.items()},
+        older_names={older: name for part in parts for older, name in part.older_names.items()},
         native_quantization=recipe.native_quantization,
         expert_schemes=recipe.expert_schemes,
         packed_as_vllm=recipe.packed_as_vllm,

@@ -137,16 +137,19 @@ def _location_of(text: str) -> Location:
     return Location(hub=text)
 
 
+def gguf_files(place: Path) -> list[str]:
+    """Names of the GGUF files that a file or folder consists of; empty: it has other weights, or none."""
+    if place.is_file():
+        return [place.name] if place.suffix == ".gguf" else []
+    return [] if any(place.glob("*.safetensors")) else sorted(path.name for path in place.glob("*.gguf"))
+
+
 def _check_no_gguf(place: Path) -> None:
     """CheckpointError: it is a GGUF file, or a folder that has no other weights."""
     from assay_quantize.checkpoint.native import is_candidate
 
-    if place.is_file():
-        found = [place.name] if place.suffix == ".gguf" else []
-    else:
-        found = [] if any(place.glob("*.safetensors")) else sorted(path.name for path in place.glob("*.gguf"))
-    if found:
-        raise is_candidate(str(place), f"its weights are GGUF, {and_more(found)}")
+    if files := gguf_files(place):
+        raise is_candidate(str(place), f"its weights are GGUF, {and_more(files)}")
 
 
 def url_in(text: str) -> str | None:

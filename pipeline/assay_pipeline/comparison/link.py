@@ -17,9 +17,10 @@ from assay.records.screening import Screening
 from assay_pipeline.comparison.screen_passes import Arithmetic
 from assay_pipeline.comparison.screening import PAGE_NAME, screen
 from assay_pipeline.diagnosing import inspect
-from assay_pipeline.targets import url_in
+from assay_pipeline.targets import gguf_files, url_in
 
 MAY_BE_BASE = "nothing in it is quantized and it names no base: it may be one itself"
+IS_GGUF = "GGUF is inspected and not screened; a model in GGUF is compared as a server"
 
 
 def judge_link(
@@ -66,7 +67,7 @@ def judge_link(
         base=reference or named,
         screening=screening,
         not_screened=reason,
-        steps=tuple(_steps(target, reference, named, screening, folder, is_base=reason == MAY_BE_BASE)),
+        steps=tuple(_steps(inspection, target, reference, screening, reason)),
     )
 
 
@@ -98,8 +99,8 @@ def cached(name: str) -> str | None:
 
 def _not_comparable(inspection: Inspection, folder: Path, reference: str | None) -> str | None:
     """Why there is no screening; None: there can be one."""
-    if folder.is_file():
-        return "a GGUF file is inspected only; the folder of a checkpoint is screened"
+    if gguf_files(folder):
+        return IS_GGUF
     if not folder.is_dir():
         return "its weights are not on this machine; download it and give the folder"
     if inspection.facts.method is None and reference is None:
@@ -115,17 +116,22 @@ def _not_comparable(inspection: Inspection, folder: Path, reference: str | None)
 
 
 def _steps(
-    target: str, reference: str | None, named: str | None, screening: Screening | None, folder: Path, *, is_base: bool
+    inspection: Inspection, target: str, reference: str | None, screening: Screening | None, reason: str | None
 ) -> list[LinkStep]:
-    base = reference or named or "BASE"
+    """reason: of no screening."""
+    folder, base = Path(inspection.checkpoint).expanduser(), reference or inspection.facts.base_model or "BASE"
     is_pack = (Path(base) / PACK_NAME).is_file()
     again = f"assay judge {shlex.quote(target)} --base {shlex.quote(base)}"
     steps = []
-    if is_base:
+    if reason == MAY_BE_BASE:
         return [
             LinkStep(sentence="judge a checkpoint that was made of it", command=f"assay judge {shlex.quote(target)} CANDIDATE")
         ]
-    if screening is None and folder.is_dir():
+    if gguf_files(folder) or any(finding.defect == "method_not_served" for finding in inspection.findings):
+        engine = "llama-server" if gguf_files(folder) else "an engine that has its method"
+        served = f"serve it with {engine}, and the model that it was made of, and judge it by their URLs"
+        return [LinkStep(sentence=served, command="assay judge REFERENCE_URL URL")]
+    if screening is None and reference is None and folder.is_dir():
         steps.append(
             LinkStep(
                 sentence="compare it with its base, token by token, without a server",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from assay.errors import AssayError, CheckpointError
 from assay.foreign_text import safe_name
+from assay.quantities import and_more
 from assay.recipes.load import load_recipe, recipe_names
 from assay.recipes.model import Location, ModelRecipe
 from assay.recipes.profile import GivenServer, Hardware, ProfileRecipe, problem_with
@@ -24,7 +25,7 @@ from assay_pipeline.comparison.checkpoints import Comparison, foreign_in, other_
 from assay_pipeline.comparison.damage import damage_in
 from assay_pipeline.profiles import profile_for
 from assay_pipeline.run_folders import read_run
-from assay_pipeline.targets import Target, resolve_target, take_up_family_of, url_in
+from assay_pipeline.targets import Target, gguf_files, resolve_target, take_up_family_of, url_in
 
 if TYPE_CHECKING:
     from assay_evaluate.run.candidate import Candidate
@@ -168,6 +169,11 @@ def model_of(sides: list[Side], target: str | None) -> Target:
 
 
 def _check_there(folder: Path) -> None:
+    if files := gguf_files(folder):
+        raise CheckpointError(
+            f"{folder}: its weights are GGUF, {and_more(files)}, which vLLM 0.32 does not serve; serve it with llama-server, "
+            "and give the URLs of both: `assay judge REFERENCE_URL URL`"
+        )
     if not folder.exists():
         raise CheckpointError(f"{folder}: no such folder; give a checkpoint's folder, or a server as http://HOST:PORT")
     if not folder.is_dir():

@@ -72,7 +72,9 @@ def _method(declared: Mapping[str, Any], where: str) -> str:
         return "modelopt"
     if where in GPTQ_CONFIGS:
         return "awq" if "w_bit" in declared or "zero_point" in declared else "gptq"
-    return "compressed-tensors" if "config_groups" in declared else "unknown"
+    if "config_groups" in declared:
+        return "compressed-tensors"
+    return "mlx" if {"bits", "group_size"} <= declared.keys() else "unknown"
 
 
 def declarations(config: Mapping[str, Any], level: int = 0) -> Iterator[tuple[str, Mapping[str, Any]]]:

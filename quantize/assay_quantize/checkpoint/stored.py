@@ -10,6 +10,7 @@ alone; what is declared (`declaration.py`) is compared with them elsewhere.
               gptq, awq                                    qweight I32, scales, qzeros (g_idx)
     FP4       nvfp4                                        weight_packed or weight U8, weight_scale F8_E4M3, global scale
               mxfp4                                        the same with exponents for scales; DeepSeek-V4: I8, scale
+    MLX       mlx                                          weight U32, scales (biases)
     others    bitsandbytes, unknown
 """
 
@@ -29,7 +30,7 @@ PLAIN = {"BF16": "bf16", "F16": "fp16", "F32": "fp32", "F64": "fp64"}
 WEIGHT_LEAVES = frozenset({
     "weight", "weight_packed", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale", "weight_zero_point",
     "weight_g_idx", "weight_shape", "scale", "qweight", "qzeros", "scales", "g_idx", "input_scale", "input_global_scale",
-    "input_zero_point", "activation_scale", "pre_quant_scale", "smooth_factor",
+    "input_zero_point", "activation_scale", "pre_quant_scale", "smooth_factor", "biases",
 })  # fmt: skip
 """Local names of what belongs to one weight."""
 BARE_SCALE = "scale"
@@ -161,7 +162,8 @@ def weights_of(
             module in stacked or module in of_expert_0 or (len(codes.shape) == 3 and _STACKED_MOE.fullmatch(module) is not None)
         )
         form, first = _form(of_module), of_expert_0.get(module, ())
-        shape = _shape(form, of_module, bits or _bits_of(of_module, packings))
+        told = None if form == "mlx" else bits  # of which single modules may have others
+        shape = _shape(form, of_module, told or _bits_of(of_module, packings))
         weights[module] = Weight(module, form, shape, of_module, is_stacked, first)
     return StoredTensors(weights, others)
 
@@ -202,6 +204,8 @@ def _form(parts: Mapping[str, TensorHeader]) -> str:
     codes = dtypes.get("weight_packed", dtypes.get("weight"))
     if codes == "I32":
         return "int_packed"
+    if codes == "U32" and "scales" in parts:
+        return "mlx"
     if codes == "U8" or (codes == "I8" and has_exponents):
         return "mxfp4" if has_exponents and not any(leaf in parts for leaf in GLOBAL_LEAVES) else "nvfp4"
     if codes == "I8":
@@ -225,7 +229,7 @@ def _fp8_form(codes: TensorHeader | None, scale: TensorHeader | None, *, has_exp
 
 def _bits_of(parts: Mapping[str, TensorHeader], packings: Sequence[tuple[int, int]]) -> int | None:
     """Of packed integers, the one way of packing after which their groups come out even; None: not one."""
-    codes, scale = parts.get("weight_packed"), parts.get("weight_scale")
+    codes, scale = parts.get("weight_packed", parts.get("weight")), parts.get("weight_scale", parts.get("scales"))
     if codes is None or scale is None or not codes.shape or len(scale.shape) != len(codes.shape):
         return None
     columns = {bits: codes.shape[-1] * 32 // bits for bits, _ in packings}
@@ -242,6 +246,8 @@ def _shape(form: str, parts: Mapping[str, TensorHeader], bits: int | None) -> tu
         return (*shape[:-1], shape[-1] * 2)
     if form == "int_packed":
         return (*shape[:-1], shape[-1] * 32 // (bits or 4))
+    if form == "mlx":
+        return None if bits is None else (*shape[:-1], shape[-1] * 32 // bits)
     if form in ("gptq", "awq"):
         scales = parts.get("scales")
         if scales is None or len(scales.shape) != 2 or len(shape) != 2:

@@ -61,6 +61,7 @@ REFUSED: Mapping[str, str] = {
     "sinq": "SINQ's format has two scales",
     "marlin": "Marlin's layout is made for its kernel",
     "gguf": "GGUF in safetensors",
+    "mlx": "MLX stores words of codes with scales and biases of its own",
 }
 """`quant_method` -> what it is, in a sentence."""
 

@@ -33,6 +33,12 @@ Expects = Callable[[RuntimeModule], str | None]
 
 _METHOD_NAMES = {"auto_awq": "awq", "awq_marlin": "awq", "gptq_marlin": "gptq", "intel/auto-round": "auto-round",
                  "modelopt_fp4": "modelopt", "modelopt_mixed": "modelopt", "modelopt_mxfp8": "modelopt"}  # fmt: skip
+SERVED_METHODS = frozenset({
+    "awq", "auto_awq", "awq_marlin", "gptq", "auto_gptq", "gptq_marlin", "auto-round", "inc", "fp8", "deepseek_v4_fp8", "mxfp8",
+    "modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed", "compressed-tensors", "compressed_tensors", "quark",
+    "torchao", "mxfp4", "gpt_oss_mxfp4", "moe_wna16", "experts_int8", "humming",
+})  # fmt: skip
+"""`quant_method` of a checkpoint that vLLM 0.32 serves (layers/quantization: QUANTIZATION_METHODS, and what it renames)."""
 _SPECIAL = frozenset("*+?^$()[]{}|\\")
 _INTEGER_BITS = (2, 3, 4, 5, 6, 8)
 _MOST_PATTERNS = 200_000
@@ -65,8 +71,17 @@ class Declared:
     def packings(self) -> tuple[tuple[int, int], ...]:
         """(bits, columns that share a scale) of integers in groups, as the config groups have them."""
         told = [(weights.get("num_bits"), weights.get("group_size")) for weights in weight_arguments(self.quantization)]
+        if self.method == "mlx":  # for all modules, and by name for some
+            of_modules = [args for args in self.quantization.values() if isinstance(args, dict)]
+            told = [(args.get("bits"), args.get("group_size")) for args in (self.quantization, *of_modules)]
         pairs = [(b, g) for b, g in told if type(b) is int and type(g) is int and b in _INTEGER_BITS and g > 0]
         return tuple(dict.fromkeys(pairs))
+
+    @property
+    def is_served(self) -> bool:
+        """Whether vLLM 0.32 has the method, or nothing is declared."""
+        told = self.quantization.get("quant_method")
+        return self.method not in ("unknown", "mlx") if told is None else str(told).lower() in SERVED_METHODS
 
     @property
     def is_mixed(self) -> bool:

@@ -6,6 +6,7 @@ docs/inspect.md is written from it, and a test holds the two together.
 from __future__ import annotations
 
 from assay_quantize.inspection import cache_checks as cache
+from assay_quantize.inspection import claim_checks as claims
 from assay_quantize.inspection import file_checks as files
 from assay_quantize.inspection import layer_checks as layers
 from assay_quantize.inspection import source_checks as base
@@ -125,6 +126,11 @@ DEFECTS: tuple[Defect[Subject], ...] = (
         "add the tensors from the base", f"{VLLM}/pull/57108", structure.tensors_missing,
     ),
     Defect(
+        "older_names", "note", "tensors have the names of the base",
+        "vLLM 0.32 renames them while it loads; other engines look for names that are not there", "tensors",
+        "rename the tensors as the base has them", "https://github.com/sgl-project/sglang/pull/18370", structure.older_names,
+    ),
+    Defect(
         "unknown_tensor", "risk", "every name is one of the family's",
         "vLLM skips it, or ends with a KeyError", "tensors", "take the tensor out, or rename it as the base has it",
         f"{VLLM}/issues/52111", structure.unknown_tensor,
@@ -163,6 +169,29 @@ DEFECTS: tuple[Defect[Subject], ...] = (
         "https://github.com/vllm-project/llm-compressor/issues/1630", structure.mtp_incomplete,
     ),
     # ---------------------------------------------------------------------------------------- the claim and what is stored
+    Defect(
+        "method_not_served", "fails", "the claimed method is one that vLLM has",
+        "vLLM ends before it loads: Unknown quantization method; without a name it takes codes for plain weights", "requantize",
+        "serve it with the engine that it was made for, or quantize the base with a method that vLLM has",
+        f"{VLLM}/issues/16713", claims.method_not_served,
+    ),
+    Defect(
+        "claim_refused", "fails", "vLLM takes the numbers of the claim: bits, symmetry, order of columns, packing, algorithm",
+        "vLLM ends while it reads the claim, or finds no tensor of its layout", "requantize",
+        "quantize the base anew, with what vLLM takes; an older vLLM may still serve it",
+        f"{VLLM}/pull/54809", claims.claim_refused,
+    ),
+    Defect(
+        "stacked_scales_unread", "fails", "scales of experts that are one tensor have names and shapes that vLLM reads",
+        "vLLM ends while it loads: it has no parameter of that name; before 0.32 the scales were passed over", "tensors",
+        "store the experts one by one: experts.0.gate_proj.weight, .weight_scale and so on", f"{VLLM}/issues/49638",
+        claims.stacked_scales_unread,
+    ),
+    Defect(
+        "scaled_activation", "fails", "no activation function has scales",
+        "vLLM ends with a KeyError while it loads", "requantize",
+        "quantize anew with a mapping that scales no activation function", f"{VLLM}/issues/18718", claims.scaled_activation,
+    ),
     Defect(
         "stored_not_declared", "fails", "a checkpoint with quantized weights says so",
         "vLLM takes codes for plain weights: a KeyError, or noise", "text", "write quantization_config into config.json",

@@ -19,7 +19,7 @@ from assay_quantize.formats.vllm_rules import MixedSchemes, RuntimeModule
 from assay_quantize.inspection.declared import check_patterns, slow_pattern
 from assay_quantize.inspection.defect import Place
 from assay_quantize.inspection.mixed_precision import STATIC, spellings, without_tensor
-from assay_quantize.inspection.structure_checks import router_biases
+from assay_quantize.inspection.structure_checks import activation_scales, router_biases
 from assay_quantize.inspection.subject import Subject
 
 ANY = frozenset({"weight_scale", "weight_scale_inv", "scale"})
@@ -28,6 +28,8 @@ NEEDED: dict[str, tuple[frozenset[str], ...]] = {
     "gptq": (frozenset({"scales"}), frozenset({"qzeros"})), "awq": (frozenset({"scales"}), frozenset({"qzeros"})),
 }  # fmt: skip
 """Form -> tensors that must lie beside the codes, one of each set."""
+_CODES = frozenset({"U8", "I8", "U16", "I16", "U32", "I32"})
+"""dtypes of packed codes."""
 
 
 class Judged(NamedTuple):
@@ -63,8 +65,10 @@ def stored_not_declared(subject: Subject) -> Iterator[Place]:
 
 
 def declared_not_stored(subject: Subject) -> Iterator[Place]:
-    if subject.declared.method in (None, "unknown") or not subject.stored.weights:
+    if subject.declared.method is None or not subject.declared.is_served or not subject.stored.weights:
         return
+    if any(len(header.shape) > 1 and header.dtype in _CODES for header in subject.stored.others.values()):
+        return  # in a layout that is not known here
     if not any(weight.is_quantized for weight in subject.stored.weights.values()):
         form = Counter(weight.form for weight in subject.stored.weights.values()).most_common(1)[0][0]
         yield Place(subject.declared.where, f"claims {subject.declared.method}; all weights are stored plain, most as {form}")
@@ -221,6 +225,8 @@ def layer_without_tensor(subject: Subject) -> Iterator[Place]:
 
 
 def router_quantized(subject: Subject) -> Iterator[Place]:
+    if not subject.declared.is_served:
+        return
     for module, weight in subject.stored.weights.items():
         if weight.is_quantized and subject.part(weight) == "router":
             yield Place(module, f"is stored as {weight.form}")
@@ -235,7 +241,7 @@ def unquantizable_quantized(subject: Subject) -> Iterator[Place]:
 
 
 def embedding_quantized(subject: Subject) -> Iterator[Place]:
-    if subject.declared.method in (None, "compressed-tensors", "unknown"):
+    if subject.declared.method in (None, "compressed-tensors") or not subject.declared.is_served:
         return
     for module, weight in subject.stored.weights.items():
         if weight.is_quantized and subject.part(weight) == "embedding":
@@ -268,7 +274,7 @@ def scale_missing(subject: Subject) -> Iterator[Place]:
         for leaves in NEEDED.get(key, ()):
             if not leaves & weight.parts.keys():
                 yield Place(module, f"is stored as {weight.form}, and has no {' or '.join(sorted(leaves))}")
-    for name in subject.stored.others:
+    for name in subject.stored.others.keys() - activation_scales(subject):
         module, _, leaf = name.rpartition(".")
         if leaf in ("weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale", "qzeros", "scales"):
             yield Place(name, "belongs to a weight that no shard has")

@@ -108,6 +108,8 @@ def _config_differences(base: Mapping[str, Any], own: Mapping[str, Any], where: 
 
 
 def tensor_lost(subject: Subject) -> Iterator[Place]:
+    if not subject.declared.is_served:
+        return  # other engines have names of their own
     for name in sorted(logical_names(_source(subject)) - logical_names(subject)):
         is_scale = name.rpartition(".")[2] in ("k_scale", "v_scale")
         if not is_scale and not SKIPPED_BY_VLLM.fullmatch(name) and not _is_told_elsewhere(subject, name):

@@ -116,13 +116,25 @@ def _layers(subject: Subject) -> dict[int, _Layer]:
     return dict(layers)
 
 
+_ACTIVATION_SCALE = re.compile(r".+\.(act|act_fn|activation_fn)\.scales")
+"""What AutoAWQ writes where it scales behind an activation function."""
+
+
+def activation_scales(subject: Subject) -> frozenset[str]:
+    """Names of scales of activation functions."""
+    return frozenset(name for name in subject.stored.others if _ACTIVATION_SCALE.fullmatch(name) is not None)
+
+
 @functools.lru_cache(maxsize=2)
 def logical_names(subject: Subject) -> frozenset[str]:
     """Names as a source has them: stacked experts and their biases by those of each expert, joined weights one by one."""
     stacked = names_of(subject.family).stacked if subject.family is not None else {}
     joined = names_of(subject.family).joined if subject.family is not None else {}
     names = set()
+    left_out = activation_scales(subject)
     for header in subject.stored.others.values():
+        if header.name in left_out:
+            continue
         at = split_layer(header.name)
         if at is None or at.rest not in stacked:
             names.add(header.name)
@@ -143,12 +155,18 @@ def logical_names(subject: Subject) -> frozenset[str]:
     return frozenset(names)
 
 
+def older_names(subject: Subject) -> Iterator[Place]:
+    if subject.renamed:
+        new, stored = min(subject.renamed.items())
+        yield Place(stored, f"and {len(subject.renamed) - 1:,} more tensors have older names; vLLM calls this one {new}")
+
+
 def layers_missing(subject: Subject) -> Iterator[Place]:
     if subject.num_layers is None:
         return
     layers = _layers(subject)
     missing = [n for n in range(subject.num_layers) if n not in layers]
-    if not layers and subject.family is not None:
+    if not layers and subject.family is not None and subject.declared.is_served:
         stored = (at.root for name in subject.stored.weights if (at := split_layer(f"{name}.")) is not None)
         root, other = names_of(subject.family).layers, Counter(stored).most_common(1)
         if other:
@@ -173,8 +191,10 @@ def dense_layers(subject: Subject) -> Iterator[Place]:
 def experts_missing(subject: Subject) -> Iterator[Place]:
     experts = subject.num_experts
     names = sorted(name for name in logical_names(subject) if ".experts." in name)
-    if experts is None or not names:
+    if experts is None:
         return
+    for where in _routers_without_experts(subject):
+        yield Place(where, f"has a router, and no expert by the family's names; config.json declares {experts} experts")
     projections: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     for name in names:
         match = re.match(r"(?P<where>.+\.experts)\.(?P<expert>\d+)\.(?P<rest>.+\.weight)$", name)
@@ -189,6 +209,17 @@ def experts_missing(subject: Subject) -> Iterator[Place]:
         if partial := sorted(expert for expert, rests in of_layer.items() if rests != whole and expert < experts):
             lacking = sorted(whole - of_layer[partial[0]])
             yield Place(where, f"expert {ranges(partial)}: {', '.join(lacking)} is missing")
+
+
+def _routers_without_experts(subject: Subject) -> Iterator[str]:
+    """Of a family that is known: MoE layers outside the MTP block, none of whose experts has the family's name."""
+    if not subject.declared.is_served:
+        return
+    layers: dict[str, set[str]] = defaultdict(set)
+    for module, told in subject.classes.items():
+        if told.role in ("router", "routed_expert") and (at := split_layer(module)) is not None:
+            layers[f"{at.root}.{at.layer}"].add(told.role)
+    yield from (where for where, roles in sorted(layers.items()) if roles == {"router"})
 
 
 def expert_shapes_differ(subject: Subject) -> Iterator[Place]:
@@ -241,7 +272,7 @@ def _kind(layer: _Layer) -> frozenset[str]:
 
 
 def _missing_outside(subject: Subject) -> Iterator[Place]:
-    if subject.family is None:
+    if subject.family is None or not subject.declared.is_served:
         return
     names = logical_names(subject)
     is_tied = ties_head(subject.config)
@@ -251,9 +282,10 @@ def _missing_outside(subject: Subject) -> Iterator[Place]:
 
 
 def unknown_tensor(subject: Subject) -> Iterator[Place]:
-    if subject.family is None or subject.num_layers is None:
+    if subject.family is None or subject.num_layers is None or not subject.declared.is_served:
         return
-    for name in sorted({*(f"{weight.module}.weight" for weight in subject.stored.weights.values()), *subject.stored.others}):
+    others = subject.stored.others.keys() - activation_scales(subject)
+    for name in sorted({*(f"{weight.module}.weight" for weight in subject.stored.weights.values()), *others}):
         weight = subject.stored.weights.get(name.removesuffix(".weight"))
         if weight is not None and weight.module in subject.classes:
             continue

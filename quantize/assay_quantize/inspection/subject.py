@@ -26,6 +26,14 @@ _PACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_pr
 """What vLLM merges in nearly every architecture; for those that have no family here."""
 
 
+_WITHOUT_CONFIG = {
+    "params.json": "it is in Mistral's own layout; take the release for transformers",
+    "adapter_config.json": "it is an adapter; merge it with its base",
+    "model_index.json": "it is a pipeline of diffusers, no language model",
+}
+"""Files of what people take for a checkpoint -> what it is."""
+
+
 class Counts(NamedTuple):
     """Numbers of one tensor."""
 
@@ -60,7 +68,8 @@ class Subject:
     index: tensor -> shard, None: there is none. index_problem: what is wrong with it. shards: of every safetensors file that
     can be read its headers; broken: of the others what is wrong. tensors: what a loader reads: of the files that the index
     names, without an index of all. stored: the same as weights. family: None: assay has none. json: small JSON files that could
-    be read; unreadable: of the others what is wrong. source: the base it is compared with. values: what was read of the data.
+    be read; unreadable: of the others what is wrong. renamed: name of the family -> name in the shards, where they differ and
+    vLLM renames it; all other fields have the family's. source: the base it is compared with. values: what was read of it.
     """
 
     files: Files
@@ -77,6 +86,7 @@ class Subject:
     family_problem: str | None
     json: Mapping[str, Mapping[str, Any]]
     unreadable: Mapping[str, str]
+    renamed: Mapping[str, str] = field(default_factory=dict)
     source: Subject | None = None
     values: Values = field(default_factory=lambda: Values())
 
@@ -196,7 +206,8 @@ def open_subject(files: Files, source: Subject | None = None) -> Subject:
     """Read config, index, headers and small JSON files. CheckpointError: no config that can be read, or no safetensors."""
     raw = files.small(CONFIG)
     if raw is None:
-        raise CheckpointError(f"{files.location}: has no {CONFIG}; a checkpoint holds {CONFIG} and *.safetensors")
+        other = next((f", but {name}: {what}" for name, what in _WITHOUT_CONFIG.items() if name in files.names), "")
+        raise CheckpointError(f"{files.location}: has no {CONFIG}{other}; a checkpoint holds {CONFIG} and *.safetensors")
     config = parse_json_object(f"{files.location}: {CONFIG}", raw)
     index, index_problem, total_size = _index(files)
     present = {name for name in files.names if name.endswith(".safetensors")}
@@ -215,14 +226,20 @@ def open_subject(files: Files, source: Subject | None = None) -> Subject:
             broken[shard] = str(headers).removeprefix(f"{files.location}/{shard}: ")
         else:
             shards[shard] = headers
-    loaded = [shard for shard in shards if index is None or shard in named]
-    tensors = {name: header for shard in loaded for name, header in shards[shard].items()}
-    json, unreadable = _small_json(files)
     family, problem = None, None
     try:
         family = family_of(config)
     except PlanError as error:
         problem = str(error).removeprefix("config.json: ")
+    renamed = _older_names(family, shards)
+    if renamed:
+        to_family = {stored: name for name, stored in renamed.items()}
+        index = None if index is None else {to_family.get(name, name): shard for name, shard in index.items()}
+        shards = {shard: {(new := to_family.get(name, name)): header._replace(name=new) for name, header in headers.items()}
+                  for shard, headers in shards.items()}  # fmt: skip
+    loaded = [shard for shard in shards if index is None or shard in named]
+    tensors = {name: header for shard in loaded for name, header in shards[shard].items()}
+    json, unreadable = _small_json(files)
     claims = {name: json[name] for name in READ_BESIDE if name in json}
     claim = read_declared(config, claims, lambda module: False, {}, str)
     stacked = None if family is None else names_of(family).stacked
@@ -234,8 +251,17 @@ def open_subject(files: Files, source: Subject | None = None) -> Subject:
     )  # fmt: skip
     return Subject(
         files, config, index, index_problem, total_size, shards, broken, tensors, stored, declared, family, problem, json,
-        unreadable, source,
+        unreadable, renamed, source,
     )  # fmt: skip
+
+
+def _older_names(family: str | None, shards: Mapping[str, Headers]) -> dict[str, str]:
+    """Name of the family -> name in the shards, of tensors that have an older name and are not there under the family's too."""
+    names = None if family is None else names_of(family)
+    if names is None or not names.older_names:
+        return {}
+    stored = {name for headers in shards.values() for name in headers}
+    return {new: name for name in stored if (new := names.name_of_older(name)) not in stored}
 
 
 def _mapper(family: str | None) -> Any:
@@ -251,6 +277,7 @@ def _mapper(family: str | None) -> Any:
     }
 
     def rename(entry: str) -> str:
+        entry = names.name_of_older(entry)
         key = next((key for key in roots if entry == key or entry.startswith((f"{key}.", f"{key}*"))), None)
         return entry if key is None else roots[key] + entry.removeprefix(key)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from command_errors import one_error
 from command_line import Run
+from gguf_models import small_keys, small_shapes, write
 from safetensors.torch import load_file, save_file
 from tiny_families import glm4_moe, make_tiny
 
@@ -101,6 +102,41 @@ def test_packs_and_bases_that_are_none(run: Run, folder: Path, tmp_path: Path) -
     assert [step.command for step in answer.steps] == [f"assay judge {folder}/source CANDIDATE"]
     answer = answered(run, "tiny-glm")[1]  # of a recipe the folder
     assert answer.not_screened == "nothing in it is quantized and it names no base: it may be one itself"
+
+
+def test_gguf_is_inspected_and_served(run: Run, folder: Path, tmp_path: Path) -> None:
+    """By its file or its folder, with a base or without."""
+    file = write(tmp_path / "gguf" / "glm-Q8_0.gguf", "glm4moe", small_keys(), small_shapes())
+    for words in ([file], [file.parent], [file, "--base", folder / "source"], [file.parent, "--base", folder / "source"]):
+        code, answer = answered(run, *words)
+        assert (code, answer.inspection.facts.method, answer.screening) == (0, "GGUF, Q8_0", None)
+        assert answer.not_screened == "GGUF is inspected and not screened; a model in GGUF is compared as a server"
+        assert [step.command for step in answer.steps] == ["assay judge REFERENCE_URL URL"]
+    without_router = {name: told for name, told in small_shapes().items() if name != "blk.2.ffn_gate_inp.weight"}
+    write(file, "glm4moe", small_keys(), without_router)
+    code, out, _ = run("judge", str(file.parent))
+    lines = out.splitlines()
+    assert code == 1 and "does not load: tensors_missing" in lines and f"1 defect in {file.parent}" in lines
+    assert lines[-1] == (
+        "next: serve it with llama-server, and the model that it was made of, and judge it by their URLs: "
+        "`assay judge REFERENCE_URL URL`"
+    )
+    assert one_error(run("judge", str(folder / "source"), str(file.parent))) == (
+        f"{file.parent}: its weights are GGUF, glm-Q8_0.gguf, which vLLM 0.32 does not serve; serve it with llama-server, and "
+        "give the URLs of both: `assay judge REFERENCE_URL URL`"
+    )
+
+
+def test_a_method_that_vllm_does_not_have(run: Run, folder: Path, tmp_path: Path) -> None:
+    """No command is named that would ask vLLM, or try again what was tried."""
+    shutil.copytree(folder / "made", tmp_path / "hqq")
+    config = json.loads((tmp_path / "hqq" / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "hqq"}
+    (tmp_path / "hqq" / "config.json").write_text(json.dumps(config))
+    for words in ((), ("--base", folder / "source")):
+        code, answer = answered(run, tmp_path / "hqq", *words)
+        assert code == 1 and "method_not_served" in {finding.defect for finding in answer.inspection.findings}
+        assert [step.command for step in answer.steps] == ["assay judge REFERENCE_URL URL"]
 
 
 def test_one_that_was_made_here(run: Run, folder: Path, tmp_path: Path) -> None:

@@ -26,11 +26,19 @@ Found = dict[str, list[tuple[str, str]]]
 MTP = BLOCKS - 1
 
 
-def small(folder: Path, *, keys: Keys | None = None, shapes: Shapes | None = None, without: str = "", split: int = 0) -> Path:
+def small(
+    folder: Path,
+    *,
+    keys: Keys | None = None,
+    shapes: Shapes | None = None,
+    without: str = "",
+    split: int = 0,
+    architecture: str = "glm4moe",
+) -> Path:
     """The small model; keys and shapes: instead of its own, a key that is None is left out. without: names that are."""
-    told = {key: value for key, value in (small_keys() | (keys or {})).items() if value is not None}
+    told = {key: value for key, value in (small_keys(architecture) | (keys or {})).items() if value is not None}
     stored = {name: kind for name, kind in (small_shapes() | (shapes or {})).items() if not without or without not in name}
-    write(folder / "model.gguf", "glm4moe", told, stored, split=split)
+    write(folder / "model.gguf", architecture, told, stored, split=split)
     return folder
 
 
@@ -86,6 +94,13 @@ def test_a_split_model_is_the_same_by_folder_and_by_any_part(tmp_path: Path) -> 
 def test_without_an_mtp_block_nothing_is_missing(tmp_path: Path) -> None:
     keys = {"glm4moe.block_count": MTP, "glm4moe.nextn_predict_layers": None}
     assert of_folder(small(tmp_path, keys=keys, without=f"blk.{MTP}.")) == {}
+
+
+def test_deepseeks_architecture_says_how_experts_are_weighted(tmp_path: Path) -> None:
+    """https://github.com/ikawrakow/ik_llama.cpp/pull/1174: GLM-4.7-Flash without it. Without a bias softmax is right."""
+    sigmoid: Keys = {"deepseek2.expert_gating_func": 2}
+    assert of_folder(small(tmp_path / "told", architecture="deepseek2", keys=sigmoid)) == {}
+    assert of_folder(small(tmp_path / "v2", architecture="deepseek2", without="exp_probs_b")) == {}
 
 
 def test_a_draft_head_alone_is_one(tmp_path: Path) -> None:
@@ -223,6 +238,10 @@ PLANTED: dict[str, tuple[Callable[[Path], Path], Found]] = {
     }),
     "pre_tokenizer_absent": (lambda folder: small(folder, keys={"tokenizer.ggml.pre": None}), {
         "pre_tokenizer_absent": [("tokenizer.ggml.pre", "is not there, and the tokenizer is one of byte pairs")],
+    }),
+    "gating_absent": (lambda folder: small(folder, architecture="deepseek2"), {
+        "gating_absent": [("deepseek2.expert_gating_func", "is not there, and experts are chosen with a bias, which goes with "
+                           "sigmoids")],
     }),
     "special_token_outside": (lambda folder: small(folder, keys={"tokenizer.ggml.eos_token_id": 16}), {
         "special_token_outside": [("tokenizer.ggml.eos_token_id", "is 16; the vocabulary has 16 tokens")],

@@ -60,6 +60,7 @@ def deepseek_r1_q8(folder: Path) -> Path:
             shapes |= _experts(block, "Q8_0", inner, hidden, "shexp", ())
         shapes |= {f"{block}{name}.weight": ("Q8_0", shape) for name, shape in weights.items()}
     keys = _keys("deepseek2", config, inner=inner, leading_dense_block_count=3, expert_shared_count=1)
+    keys["deepseek2.expert_gating_func"] = 2
     write(folder / "DeepSeek-R1-0528-Q8_0.gguf", "deepseek2", keys, shapes, split=40, hollow=True)
     return folder
 

@@ -106,6 +106,14 @@ def pre_tokenizer_absent(model: GgufModel) -> Iterator[Place]:
         yield Place("tokenizer.ggml.pre", "is not there, and the tokenizer is one of byte pairs")
 
 
+def gating_absent(model: GgufModel) -> Iterator[Place]:
+    """DeepSeek's architecture: a bias by which experts are chosen goes with sigmoids (DeepSeek-V3, Kimi, GLM-4.7-Flash)."""
+    name = model.key("expert_gating_func")
+    has_bias = any("exp_probs_b.bias" in names for names in model.blocks.values())
+    if model.architecture == "deepseek2" and has_bias and name not in model.main.values:
+        yield Place(name, "is not there, and experts are chosen with a bias, which goes with sigmoids")
+
+
 def special_token_outside(model: GgufModel) -> Iterator[Place]:
     tokens = model.num_tokens
     for key in (f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "eot", "eom")):

@@ -63,6 +63,11 @@ GGUF_DEFECTS: tuple[Defect[GgufModel], ...] = (
         "set tokenizer.ggml.pre, or convert again", f"{LLAMA_CPP}/issues/7006", checks.pre_tokenizer_absent,
     ),
     Defect(
+        "gating_absent", "wrong", "of DeepSeek's architecture: it is told how scores become weights of experts",
+        "llama.cpp takes softmax, but of GLM-4.7-Flash in newer versions: experts are weighted otherwise than in training",
+        "text", "set expert_gating_func (2: sigmoid), or convert again", f"{LLAMA_CPP}/pull/18980", checks.gating_absent,
+    ),
+    Defect(
         "special_token_outside", "wrong", "ids of special tokens are in the vocabulary",
         "llama.cpp leaves the token out: replies may not end", "text", "set the id to the base's", f"{LLAMA_CPP}/pull/3635",
         checks.special_token_outside,
