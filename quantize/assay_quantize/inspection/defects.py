@@ -126,7 +126,7 @@ DEFECTS: tuple[Defect[Subject], ...] = (
         "add the tensors from the base", f"{VLLM}/pull/57108", structure.tensors_missing,
     ),
     Defect(
-        "older_names", "note", "tensors have the names of the base",
+        "older_names", "risk", "tensors have the names of the base",
         "vLLM 0.32 renames them while it loads; other engines look for names that are not there", "tensors",
         "rename the tensors as the base has them", "https://github.com/sgl-project/sglang/pull/18370", structure.older_names,
     ),
