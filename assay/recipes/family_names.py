@@ -53,7 +53,7 @@ class FamilyNames:
     layer has routed experts. layers, mtp_layers: what stands in front of the number of a decoder layer, of an MTP layer (None:
     they follow the decoder layers). experts: name of a layer's experts, `mlp.experts`; projections: the weights of one of them,
     in the order of the table. mtp_runtime_layers: `MtpNames.runtime_layers`. kept, kept_in_layers, stacked, joined, apart,
-    kinds, runtime, native_quantization, expert_schemes, packed_as_vllm: as in `FamilyRecipe`.
+    kinds, runtime, native_quantization, expert_schemes, mxfp4_experts_alone, packed_as_vllm: as in `FamilyRecipe`.
     """
 
     name: str
@@ -84,6 +84,7 @@ class FamilyNames:
     runtime: Mapping[str, str]
     native_quantization: tuple[NativeQuantization, ...]
     expert_schemes: tuple[str, ...]
+    mxfp4_experts_alone: bool
     packed_as_vllm: bool
 
     def runtime_name(self, module: str) -> str:
@@ -229,6 +230,7 @@ def names_of(family: str) -> FamilyNames:
         runtime={name: runtime_part for part in parts for name, runtime_part in part.runtime.items()},
         native_quantization=recipe.native_quantization,
         expert_schemes=recipe.expert_schemes,
+        mxfp4_experts_alone=recipe.mxfp4_experts_alone,
         packed_as_vllm=recipe.packed_as_vllm,
     )
 

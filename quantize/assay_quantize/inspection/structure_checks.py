@@ -71,9 +71,8 @@ def width_unlike_config(subject: Subject) -> Iterator[Place]:
         if part in ("router", "embedding", "lm_head"):
             expected = [("hidden_size", hidden, columns)]
         elif leaf in ("gate_proj", "up_proj", "w1", "w3", "down_proj", "w2") and part in (*inner, "shared_expert"):
-            latent = subject.number("moe_latent_size") if part == "routed_expert" else None
-            width = ("hidden_size", hidden) if latent is None else ("moe_latent_size", latent)
-            expected = [(*width, rows if is_down else columns)]
+            latent = [(key, size) for key in _LATENT if part == "routed_expert" and (size := subject.number(key)) is not None]
+            expected = [(*(latent or [("hidden_size", hidden)])[0], rows if is_down else columns)]
             if part in inner and subject.family in _SAME_WIDTH_IN_ALL_LAYERS:
                 key = "moe_intermediate_size" if part == "routed_expert" else "intermediate_size"
                 expected.append((key, inner[part], columns if is_down else rows))
@@ -82,6 +81,8 @@ def width_unlike_config(subject: Subject) -> Iterator[Place]:
                 yield Place(module, f"is {list(weight.shape)}; {key} is {size}")
 
 
+_LATENT = ("moe_latent_size", "routed_expert_hidden_size")
+"""Keys of the width of what routed experts see, where that is not the model's."""
 _SAME_WIDTH_IN_ALL_LAYERS = frozenset({"glm_moe_dsa", "glm4_moe", "glm4_moe_lite", "deepseek_v3", "deepseek_v32", "qwen3_moe"})
 """Families in which these keys say the width of every MLP."""
 

@@ -14,12 +14,12 @@ from assay.recipes.runtime_names import packed_modules, role_of
 from assay.recipes.text_config import count_of, num_hidden_layers, text_of
 from assay.safe_files import parse_json_object
 from assay.safetensors_index import INDEX_NAME, weight_map
-from assay_quantize.checkpoint.declaration import READ_BESIDE
+from assay_quantize.checkpoint.declaration import MXFP4_FORMAT, READ_BESIDE
 from assay_quantize.checkpoint.file_names import CONFIG
 from assay_quantize.checkpoint.headers import TensorHeader
 from assay_quantize.checkpoint.stored import StoredTensors, Weight, weights_of
 from assay_quantize.formats.vllm_rules import RuntimeModule, runtime_modules
-from assay_quantize.inspection.declared import Declared, read_declared
+from assay_quantize.inspection.declared import Declared, experts_alone, read_declared
 from assay_quantize.inspection.files import Files, Headers
 
 _PACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
@@ -232,6 +232,8 @@ def open_subject(files: Files, source: Subject | None = None) -> Subject:
         config, claims, lambda module: module in stored.weights and not stored.weights[module].is_quantized, fused,
         _mapper(family),
     )  # fmt: skip
+    if family is not None and names_of(family).mxfp4_experts_alone and declared.quantization.get("format") == MXFP4_FORMAT:
+        declared = experts_alone(declared)
     return Subject(
         files, config, index, index_problem, total_size, shards, broken, tensors, stored, declared, family, problem, json,
         unreadable, source,

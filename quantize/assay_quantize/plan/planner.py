@@ -264,7 +264,8 @@ def _check_some_experts(source: _Source, recipe: PrecisionRecipe) -> None:
 
 
 def _check_schemes_of_experts(source: _Source, recipe: PrecisionRecipe, tensors: Sequence[TensorPlan]) -> None:
-    """Experts get a scheme of which vLLM loads everything, where the family says which these are."""
+    """Experts get a scheme of which vLLM loads everything, where the family says which these are; MXFP4 nothing else, where it
+    says so."""
     known = names_of(source.family).expert_schemes
     experts = (t for t in tensors if known and source.classified[t.name].expert is not None and t.name.endswith(".weight"))
     if (other := next((tensor for tensor in experts if tensor.scheme not in known), None)) is not None:
@@ -273,6 +274,13 @@ def _check_schemes_of_experts(source: _Source, recipe: PrecisionRecipe, tensors:
             f"precision {recipe.name}: {other.name} would be stored {how}, and vLLM 0.32 does not load experts of family "
             f"{source.family} so; their schemes are {', '.join(known)}: take w4a16-g32 or w4a16-experts-g32"
         )
+    if names_of(source.family).mxfp4_experts_alone:
+        beside = (t for t in tensors if t.scheme == "mxfp4" and t.part != "routed_expert")
+        if (other := next(beside, None)) is not None:
+            raise PlanError(
+                f"precision {recipe.name}: {other.name} would be stored as mxfp4, and of family {source.family} vLLM 0.32 reads "
+                "that of routed_expert alone; keep the others in 16 bits, or take another scheme"
+            )
 
 
 # ------------------------------------------------------------------------------------------------ shapes
