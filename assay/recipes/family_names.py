@@ -93,6 +93,11 @@ class FamilyNames:
             module = re.sub(rf"(?<![^.]){re.escape(part)}(?![^.])", runtime_part, module)
         return module
 
+    def is_table(self, name: str) -> bool:
+        """Whether `name` lies in a module that stays as it is inside the layers (`kept_in_layers`)."""
+        at = split_layer(name)
+        return at is not None and at.rest.startswith(tuple(f"{module}." for module in self.kept_in_layers))
+
     def is_beside_mtp_layers(self, name: str) -> bool:
         """Whether `name` is one of `mtp`."""
         at = split_layer(name)

@@ -64,7 +64,8 @@ INT4, FP4 = "INT4", "FP4"
 """What packed weights are called here; safetensors has no such dtypes."""
 E8M0 = "F8_E8M0"
 """An exponent, bias 127: powers of two."""
-FP4_GROUP = 32
+FP4_GROUP = MX_GROUP = 32
+"""Columns that share a scale in OCP's MXFP4 and MXFP8."""
 KEY_PROJECTIONS = ("k_proj", "qkv_proj", "kv_a_proj_with_mqa", "kv_b_proj")
 """Projections that only attention with a KV cache has."""
 
@@ -132,7 +133,7 @@ def block_of(
     """(rows, columns) of an [O, I] weight that share one of its scales; None when the shapes do not go together.
 
     FP8: per block [ceil(O/rows), ceil(I/columns)], per channel [O] or [O, 1], per tensor [] or [1], per row and columns of a
-    block [O, ceil(I/columns)] (`joined_attention.py`). INT4: [O, I/group], whatever `block` says, where a group is a number of
+    block [O, ceil(I/columns)] (`joined_attention.py`), per row and 32 columns (tables of DeepSeek-V4.1). INT4: [O, I/group], whatever `block` says, where a group is a number of
     whole words. FP4: [O, I/32].
     """
     if len(shape) != 2:
@@ -149,7 +150,8 @@ def block_of(
         return rows, columns
     if scale_shape in ((rows,), (rows, 1)):
         return 1, columns
-    return (1, block[1]) if scale_shape == (rows, math.ceil(columns / block[1])) else None
+    widths = (block[1], MX_GROUP)
+    return next(((1, width) for width in widths if scale_shape == (rows, math.ceil(columns / width))), None)
 
 
 # ------------------------------------------------------------------------------------------------ tensors

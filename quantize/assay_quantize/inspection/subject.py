@@ -162,8 +162,13 @@ class Subject:
         of_name = {
             name: self.stored.weights[module] for module in self.classes for name in self.stored.weights[module].representatives
         }
-        towers = tuple(f"{module}." for module in names_of(self.family).kept)  # which of them are asked, no table says
-        known = [name for name in of_name if self._is_linear(name, of_name[name]) and not name.startswith(towers)]
+        names = names_of(self.family)
+        towers = tuple(f"{module}." for module in names.kept)  # which of them are asked, no table says
+        known = [
+            name
+            for name in of_name
+            if self._is_linear(name, of_name[name]) and not name.startswith(towers) and not names.is_table(f"{name}.weight")
+        ]
         made = runtime_modules(self.family, known, self.config)
         return tuple((module, tuple({of_name[n].module: of_name[n] for n in module.members}.values())) for module in made)
 

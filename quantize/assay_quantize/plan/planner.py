@@ -37,6 +37,7 @@ from assay_quantize.plan.tensor_plans import (
     Treatment,
     action_of,
     cache_scales,
+    carried_tables,
     carried_weights,
     scale_plan,
     tensor_plan,
@@ -117,6 +118,7 @@ def _actions(source: _Source, recipe: PrecisionRecipe) -> dict[str, Treatment]:
     """What happens to every tensor but scales. PlanError: a shape does not fit."""
     tensors, companions = source.checkpoint.tensors, source.companions
     carried = carried_weights(source.checkpoint, source.classified, companions, recipe)
+    carried |= carried_tables(source.family, companions)
     actions = {
         name: action_of(tensors[name], what, recipe, companions.scale_of.get(name), name in carried)
         for name, what in source.classified.items()
@@ -140,7 +142,7 @@ def _tensor_plans(source: _Source, recipe: PrecisionRecipe) -> tuple[TensorPlan,
     kept_beside = (
         name
         for name, weight in companions.weight_of.items()
-        if actions[weight].action == "keep" and actions[weight].scheme and name not in companions.of_activations
+        if actions[weight].action == "keep" and name not in companions.of_activations
     )
     # source shard -> output shard: one for one, renumbered where dropped or consumed tensors leave a shard empty (None)
     written = [*(name for name, treatment in actions.items() if treatment.action != "drop"), *kept_beside]

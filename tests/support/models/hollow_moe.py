@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import hollow
+import hollow_deepseek_v41
 import hollow_hybrids
 import hollow_later
 from hollow_parts import (
@@ -876,6 +877,7 @@ MODELS: dict[str, Model] = {
         ("Lfm2MoeConfig", "Lfm2MoeForCausalLM"), layers=4,
     ),
     **hollow_later.MODELS,
+    **hollow_deepseek_v41.MODELS,
 }  # fmt: skip
 """Family -> a model of it."""
 _BIASES = ("e_score_correction_bias", "expert_bias", "router_bias")
