@@ -133,8 +133,8 @@ def block_of(
     """(rows, columns) of an [O, I] weight that share one of its scales; None when the shapes do not go together.
 
     FP8: per block [ceil(O/rows), ceil(I/columns)], per channel [O] or [O, 1], per tensor [] or [1], per row and columns of a
-    block [O, ceil(I/columns)] (`joined_attention.py`), per row and 32 columns (tables of DeepSeek-V4.1). INT4: [O, I/group], whatever `block` says, where a group is a number of
-    whole words. FP4: [O, I/32].
+    block [O, ceil(I/columns)] (`joined_attention.py`), per row and 32 columns (tables of DeepSeek-V4.1). INT4: [O, I/group],
+    whatever `block` says, where a group is a number of whole words. FP4: [O, I/32].
     """
     if len(shape) != 2:
         return None

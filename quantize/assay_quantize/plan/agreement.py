@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from assay.errors import PlanError
 from assay.recipes.families import num_experts
-from assay.recipes.mtp import draft_not_kept
 from assay.recipes.family_names import Classified
+from assay.recipes.mtp import draft_not_kept
 from assay.recipes.text_config import count_of, num_hidden_layers, size_of, text_of
 from assay_quantize.checkpoint.headers import TensorHeader
 

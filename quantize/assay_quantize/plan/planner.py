@@ -280,8 +280,8 @@ def _check_schemes_of_experts(source: _Source, recipe: PrecisionRecipe, tensors:
         beside = (t for t in tensors if t.scheme == "mxfp4" and t.part != "routed_expert")
         if (other := next(beside, None)) is not None:
             raise PlanError(
-                f"precision {recipe.name}: {other.name} would be stored as mxfp4, and of family {source.family} vLLM 0.32 reads "
-                "that of routed_expert alone; keep the others in 16 bits, or take another scheme"
+                f"precision {recipe.name}: {other.name} would be stored as mxfp4, and of family {source.family} vLLM 0.32 "
+                "reads that of routed_expert alone; keep the others in 16 bits, or take another scheme"
             )
 
 

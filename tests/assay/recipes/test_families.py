@@ -449,7 +449,8 @@ def test_a_number_of_experts_under_a_key_that_the_family_has_not() -> None:
          "unknown key 'layer.a.weight.knd'; did you mean 'kind'? Allowed: fused, kind, role, split"),
         ("layr: {}\n", "unknown key 'layr'; did you mean 'layer'? Allowed: apart, architectures, blocks, description, "
          "expert_schemes, from_config, joined, kept, kept_in_layers, kinds, layer, layers, model_types, mtp, "
-         "mxfp4_experts_alone, name, native_quantization, num_experts, outside, packed_as_vllm, reasoning_parser, runtime, schema, stacked"),
+         "mxfp4_experts_alone, name, native_quantization, num_experts, outside, packed_as_vllm, reasoning_parser, runtime, "
+         "schema, stacked"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_family_file(tmp_path: Path, text: str, problem: str) -> None:

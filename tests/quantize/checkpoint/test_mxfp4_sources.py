@@ -104,6 +104,7 @@ def test_rows_are_what_compressed_tensors_decompresses(tmp_path: Path) -> None:
     np.testing.assert_array_equal(made, decompressed(packed, scale).view(torch.uint16).numpy(), strict=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["w4a16-g32", "fp8-channel", "nvfp4a16"])
 def test_the_release_gives_the_checkpoint_of_the_weights_it_stands_for(
     kimi_k3: tuple[Path, Path], tmp_path: Path, precision: str
@@ -134,6 +135,7 @@ def experts_in_mxfp4() -> PrecisionRecipe:
     return PrecisionRecipe.model_validate({**recipe, "name": "mine", "quantize": ["routed_expert"], "keep": keep})
 
 
+@pytest.mark.slow
 def test_experts_in_mxfp4_keep_their_bytes(kimi_k3: tuple[Path, Path], tmp_path: Path) -> None:
     published, _ = kimi_k3
     plan = plan_of(published, experts_in_mxfp4())

@@ -1,4 +1,4 @@
-"""Names, shapes and dtypes of DeepSeek-V4.1-Flash and of DeepSeek-V4-Flash-Vision-Exp, as the headers of their releases have them.
+"""Names, shapes and dtypes of DeepSeek-V4.1-Flash and DeepSeek-V4-Flash-Vision-Exp, as the headers of the releases have them.
 
 Of V4.1, layers are of seven kinds: with a window alone, without and with a table of n-grams; layers that compress keys two to
 one or one to one for those behind them, layers that choose keys for them, and layers that use both. Lists of layers are cut to
@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 from typing import Any
 
+import hollow
 import hollow_deepseek_v4
 from hollow_parts import Config, Model, Shapes, linears
 
@@ -210,3 +212,10 @@ def v4_vision_shapes(config: Config) -> Shapes:
 
 def v4_vision_published(config: Config, shapes: Shapes) -> tuple[Config, Shapes, dict[str, Any]]:
     return {**config, "quantization_config": hollow_deepseek_v4.QUANTIZATION}, *as_published(shapes, 128)
+
+
+def write_v4_vision(folder: Path, *, layers: int, experts: int) -> Path:
+    """A hollow checkpoint of one file, with a tower of one layer."""
+    config = hollow_deepseek_v4.cut_to(V4_VISION, layers) | {"n_routed_experts": experts, "vision_n_layers": 1}
+    config, shapes, dtypes = v4_vision_published(config, v4_vision_shapes(config))
+    return hollow.write_hollow(folder, config, shapes, shards=1, dtypes=dtypes)
