@@ -13,6 +13,7 @@ import pytest
 import torch
 from deepseek_v4_checkpoints import published_and_plain
 from hollow_parts import Config
+from stored_checkpoints import opened
 from tiny_checkpoints import random_tensors, read_shards, write_json, write_shards
 
 from assay.errors import PlanError
@@ -127,6 +128,20 @@ def test_experts_in_mxfp4_keep_their_bytes(sources: tuple[str, Path, Path], tmp_
     for tensor in carried:
         assert torch.equal(after[f"{tensor.module}.weight_packed"], before[tensor.name].view(torch.uint8))
         assert torch.equal(after[f"{tensor.module}.weight_scale"], before[f"{tensor.module}.scale"].view(torch.uint8))
+
+
+def test_every_weight_of_the_release_is_read_by_itself(sources: tuple[str, Path, Path]) -> None:
+    """As `assay screen` reads it: what the BF16 checkpoint has, and the tables."""
+    which, published, plain = sources
+    read, as_published = opened(published), stored(published)
+    for name, tensor in stored(plain).items():
+        if name.startswith(f"{TABLE}."):
+            continue
+        if name.endswith(".weight") and tensor.dim() == 2:
+            assert torch.equal(read.read_weight(name).to(torch.bfloat16), tensor), name
+    if which == "v4.1":
+        scale = as_published[f"{TABLE}.scale"].float().repeat_interleave(32, 1)
+        assert torch.equal(read.read_weight(f"{TABLE}.weight"), as_published[f"{TABLE}.weight"].float() * scale)
 
 
 def test_the_release_is_a_source_and_healthy(sources: tuple[str, Path, Path], tmp_path: Path) -> None:
