@@ -13,13 +13,6 @@ from assay.errors import PlanError
 from assay.recipes.family_names import families_with, names_of
 from assay.recipes.text_config import changing_text, count_of, text_of
 
-_NOT_QUANTIZED = {
-    "DeepseekV41ForCausalLM": (
-        "cannot be quantized yet: it is published in FP8 with a scale for 32 x 32 values and experts in MXFP4, and looks "
-        "n-grams up in tables (engram), which no family has; serve it as it is (docs/families.md)"
-    ),
-}
-"""Architectures that vLLM serves and no family has, with the reason."""
 _NOT_IN_MXFP4 = {
     "GptOssForCausalLM": (
         "cannot be quantized again: it is published with its experts in MXFP4, 4.25 bits a weight, and vLLM 0.32 takes no "
@@ -27,20 +20,12 @@ _NOT_IN_MXFP4 = {
     ),
 }
 """Architectures that are published in MXFP4 and have a family only in 16 bits, with the reason."""
-_RELEASES_NOT_QUANTIZED = {
-    ("DeepseekV4ForCausalLM", "vision_n_layers"): (
-        "with a tower (vision_n_layers) cannot be quantized yet: experts are chosen by another bias for images "
-        "(ffn.gate.bias_vl), which no family has; serve it as it is (docs/families.md)"
-    ),
-}
-"""(architecture, key of config.json that is not 0) of releases that differ from others of a family, with the reason."""
 
 
 def family_of(config: Mapping[str, Any]) -> str:
     """The family of a model, from `architectures` and `model_type` of its config.json.
 
-    Raises PlanError: dense model, an architecture or a release that is not quantized (with the reason), or an architecture that
-    is not known.
+    Raises PlanError: dense model, a release that is not quantized (with the reason), or an architecture that is not known.
     """
     architectures = config.get("architectures") or []
     architecture = str(architectures[0]) if isinstance(architectures, list) and architectures else None
@@ -50,11 +35,8 @@ def family_of(config: Mapping[str, Any]) -> str:
     what = architecture or f"model_type {model_type!r}"
     declared = quantization_of(config)
     is_mxfp4 = isinstance(declared, dict) and declared.get("quant_method") == "mxfp4"
-    if reason := _NOT_QUANTIZED.get(what) or (_NOT_IN_MXFP4.get(what) if is_mxfp4 else None):
+    if is_mxfp4 and (reason := _NOT_IN_MXFP4.get(what)):
         raise PlanError(f"config.json: {what} {reason}")
-    for (of_architecture, key), reason in _RELEASES_NOT_QUANTIZED.items():
-        if architecture == of_architecture and config.get(key):
-            raise PlanError(f"config.json: {what} {reason}")
     families = (
         names.name
         for names in families_with(architecture or str(model_type))

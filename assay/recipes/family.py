@@ -143,6 +143,8 @@ class FamilyRecipe(FamilyBlock):
     """Quantized forms that are a source. Empty: models are released in BF16, and whatever is quantized is a candidate."""
     expert_schemes: tuple[str, ...] = ()
     """Schemes of which vLLM loads all parts of an expert. Empty: any, and experts in 16 bits."""
+    mxfp4_experts_alone: bool = False
+    """vLLM gives a checkpoint in MXFP4 to a method that knows experts alone: whatever else is stored so, it cannot load."""
     packed_as_vllm: bool = False
     """Codes of single experts are stored under the names of vLLM's parameters, `experts.3.w13_weight_packed`: its loader knows
     no others (`safetensors_index.name_in_file`)."""

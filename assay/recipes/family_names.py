@@ -53,7 +53,8 @@ class FamilyNames:
     layer has routed experts. layers, mtp_layers: what stands in front of the number of a decoder layer, of an MTP layer (None:
     they follow the decoder layers). experts: name of a layer's experts, `mlp.experts`; projections: the weights of one of them,
     in the order of the table. mtp_runtime_layers: `MtpNames.runtime_layers`. kept, kept_in_layers, stacked, joined, apart,
-    kinds, runtime, older_names, native_quantization, expert_schemes, packed_as_vllm: as in `FamilyRecipe`.
+    kinds, runtime, older_names, native_quantization, expert_schemes, mxfp4_experts_alone, packed_as_vllm: as in
+    `FamilyRecipe`.
     """
 
     name: str
@@ -85,6 +86,7 @@ class FamilyNames:
     older_names: Mapping[str, str]
     native_quantization: tuple[NativeQuantization, ...]
     expert_schemes: tuple[str, ...]
+    mxfp4_experts_alone: bool
     packed_as_vllm: bool
 
     def runtime_name(self, module: str) -> str:
@@ -99,6 +101,11 @@ class FamilyNames:
             (f"{new}{name[len(older) :]}" for older, new in self.older_names.items() if f"{name}.".startswith(f"{older}.")),
             name,
         )
+
+    def is_table(self, name: str) -> bool:
+        """Whether `name` lies in a module that stays as it is inside the layers (`kept_in_layers`)."""
+        at = split_layer(name)
+        return at is not None and at.rest.startswith(tuple(f"{module}." for module in self.kept_in_layers))
 
     def is_beside_mtp_layers(self, name: str) -> bool:
         """Whether `name` is one of `mtp`."""
@@ -238,6 +245,7 @@ def names_of(family: str) -> FamilyNames:
         older_names={older: name for part in parts for older, name in part.older_names.items()},
         native_quantization=recipe.native_quantization,
         expert_schemes=recipe.expert_schemes,
+        mxfp4_experts_alone=recipe.mxfp4_experts_alone,
         packed_as_vllm=recipe.packed_as_vllm,
     )
 

@@ -220,6 +220,8 @@ def build(config: VllmConfig, model_config: Any) -> torch.nn.Module:
         raise ValueError(
             f"vLLM has no class of its own for {named} and falls back to the code in Transformers, which is not replayed"
         )
+    if "DeepseekV41ForCausalLM" in model_config.architectures:
+        stand_ins.without_tokenizer()
     with stand_ins.OnMeta():
         init_workspace_manager(torch.device("meta"))
         model: torch.nn.Module = initialize_model(vllm_config=config, model_config=model_config)

@@ -21,6 +21,13 @@ from assay_vllm.replay.stand_ins import replaced
 _NAME = "_assay_name"
 
 
+def _name_of(tensor: torch.Tensor) -> str | None:
+    """Of the checkpoint's tensor that this is, or is a part of: some classes sort all of them before they cut a rank's part."""
+    whole = tensor if tensor._base is None else tensor._base
+    name: str | None = getattr(tensor, _NAME, None) or getattr(whole, _NAME, None)
+    return name
+
+
 class ReplayLoader(StrictLoader):
     """The loader of the server, but for where tensors come from.
 
@@ -80,7 +87,7 @@ class ReplayLoader(StrictLoader):
                 self.inside -= 1
             if result is not False:  # an expert of another rank
                 weight: torch.Tensor = args[1] if len(args) > 1 else kwargs["loaded_weight"]
-                stored = getattr(weight, _NAME, None) or self.at
+                stored = _name_of(weight) or self.at
                 if stored is not None:
                     self.taken.setdefault(stored, []).append(name)
                 if stored is not None and not hasattr(weight, _NAME) and weight.dtype != self._dtype:
@@ -100,7 +107,7 @@ class ReplayLoader(StrictLoader):
             result = copy(tensor, source, *args, **kwargs)
             if not self.inside:
                 name = names.get(tensor.untyped_storage()._cdata)
-                stored = getattr(source, _NAME, None) or self.at
+                stored = _name_of(source) or self.at
                 if name is not None and stored is not None:
                     self.taken.setdefault(stored, []).append(name)
             return result

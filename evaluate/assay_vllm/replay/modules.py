@@ -14,7 +14,7 @@ from assay_vllm.replay.headers import Shards, layer_of
 _PLAIN = frozenset(
     {
         "UnquantizedLinearMethod", "UnquantizedFusedMoEMethod", "UnquantizedEmbeddingMethod",
-        "Qwen4ExpPLEUnquantizedEmbeddingMethod",
+        "Qwen4ExpPLEUnquantizedEmbeddingMethod", "KimiK3LowLatencyLinearMethod", "KimiK3LowLatencyEmbeddingMethod",
     }
 )  # fmt: skip
 _PARTS = frozenset(

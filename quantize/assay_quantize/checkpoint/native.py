@@ -28,6 +28,7 @@ from assay_quantize.checkpoint.declaration import (
     declarations,
     declared_block,
     declares_int4,
+    declares_mxfp4,
 )
 from assay_quantize.checkpoint.source_format import FP4, FP8, INT4, block_of, find_companions, released_as
 from assay_quantize.checkpoint.stored import CACHE_LEAVES, MARKS, WEIGHT_SCALE_LEAVES
@@ -52,7 +53,7 @@ def foreign_quantization(stored: Checkpoint) -> str | None:
     declared = list(declarations(config))
     method = next((str(value.get("quant_method", value.get("quant_algo", "unknown"))) for _, value in declared), None)
     fitting = [form for form in native if form.method == method]
-    if declared and (not fitting or (method == "compressed-tensors" and not declares_int4(config))):
+    if declared and (not fitting or (method == "compressed-tensors" and not _is_declared(config, fitting))):
         place, kind = declared[0][0], declared[0][1].get("format")
         named = "" if kind is None else f", format {_short(kind)}"
         where = "" if place == "quantization_config" else f"in {ascii(place)[1:-1]}: "
@@ -158,6 +159,12 @@ def _native_to(family: str, config: Mapping[str, Any]) -> Sequence[NativeQuantiz
     types = (config.get("model_type"), text_of(config).get("model_type"))
     forms = names_of(family).native_quantization
     return [form for form in forms if not form.model_types or any(declared in form.model_types for declared in types)]
+
+
+def _is_declared(config: Mapping[str, Any], forms: Sequence[NativeQuantization]) -> bool:
+    """Whether config.json describes one of these forms of compressed-tensors."""
+    dtypes = {form.dtype for form in forms}
+    return ("int4" in dtypes and declares_int4(config)) or ("fp4" in dtypes and declares_mxfp4(config))
 
 
 def _part(family: str, name: str, config: Mapping[str, Any]) -> str | None:

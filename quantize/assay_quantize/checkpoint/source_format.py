@@ -3,8 +3,9 @@
 Tensors are trusted, lists in config.json are not: a weight is FP8 when it is stored as FP8 and its scales lie beside it.
 Scales may be per block (`weight_scale_inv` of DeepSeek, GLM and Qwen releases, `scale` of DeepSeek-V4, `weight_scale` of
 compressed-tensors), per channel or per tensor. Of packed weights two kinds are read, in which models were trained and published
-in nothing else: symmetric INT4 of compressed-tensors (Kimi-K2-Thinking), and the FP4 of DeepSeek-V4 (groups of 32 with scales
-that are powers of two). The others (NVFP4, GPTQ, AWQ) are refused: quantizing them once more would measure another model.
+in nothing else: symmetric INT4 of compressed-tensors (Kimi-K2-Thinking), and MXFP4 (groups of 32 with scales that are powers of
+two) as DeepSeek-V4 and Kimi-K3 have it. The others (NVFP4, GPTQ, AWQ) are refused: quantizing them once more would measure
+another model.
 
 Packed weights get the names and shapes of the weights they stand for. `kernels/dequantize.py` says how they are read.
 
@@ -14,7 +15,8 @@ INT4 of compressed-tensors (Kimi-K2-Thinking):
 file has: its bytes are those of `weight_packed`.
 
 FP4 of DeepSeek-V4: `weight` I8 [O, I/2] holds two E2M1 codes in a byte, the first in its low half; `scale` F8_E8M0 [O, I/32]
-the exponents of their scales: OCP's MXFP4. A plan sees `weight` [O, I] of dtype `FP4`.
+the exponents of their scales: OCP's MXFP4. A plan sees `weight` [O, I] of dtype `FP4`. MXFP4 of compressed-tensors (Kimi-K3)
+has the same bytes as `weight_packed` U8 and `weight_scale` U8.
 """
 
 from __future__ import annotations
@@ -28,7 +30,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from assay.errors import CheckpointError
 from assay.quantities import and_more
 from assay.recipes.text_config import text_of
-from assay_quantize.checkpoint.declaration import declared_block, declared_quantization, declares_fp8_by_name, declares_int4
+from assay_quantize.checkpoint.declaration import (
+    declared_block,
+    declared_quantization,
+    declares_fp8_by_name,
+    declares_int4,
+    declares_mxfp4,
+)
 from assay_quantize.checkpoint.stored import (
     ACTIVATION_LEAVES,
     BARE_SCALE,
@@ -56,14 +64,17 @@ INT4, FP4 = "INT4", "FP4"
 """What packed weights are called here; safetensors has no such dtypes."""
 E8M0 = "F8_E8M0"
 """An exponent, bias 127: powers of two."""
-FP4_GROUP = 32
+FP4_GROUP = MX_GROUP = 32
+"""Columns that share a scale in OCP's MXFP4 and MXFP8."""
 KEY_PROJECTIONS = ("k_proj", "qkv_proj", "kv_a_proj_with_mqa", "kv_b_proj")
 """Projections that only attention with a KV cache has."""
 
 SCALE_DTYPES = ("F32", "BF16", "F16")
 INT4_SCALE_DTYPES = ("F32", "BF16")
 """compressed-tensors multiplies codes in the dtype of their scales: with F16 that would not be what is read."""
-SCALED = {FP8: ("FP8", "weight_scale_inv, weight_scale or scale"), INT4: (INT4, "weight_scale"), FP4: (FP4, BARE_SCALE)}
+SCALED = {
+    FP8: ("FP8", "weight_scale_inv, weight_scale or scale"), INT4: (INT4, "weight_scale"), FP4: (FP4, "scale or weight_scale"),
+}  # fmt: skip
 """Dtype of weights that have scales -> (what it is called, where the scales are)."""
 MAX_NAME_PARTS = 32
 """No module is nested deeper; what is costs nothing to compare with a list."""
@@ -96,7 +107,7 @@ def check_config_readable(location: str, config: Mapping[str, Any]) -> None:
         return
     how = f"config.json says quant_method {_shown(method)}"
     if method == "compressed-tensors":
-        if declares_fp8_by_name(declared) or declares_int4(config):
+        if declares_fp8_by_name(declared) or declares_int4(config) or declares_mxfp4(config):
             return
         how += f", format {_shown(declared.get('format'))}"
     raise not_readable(location, how)
@@ -122,8 +133,8 @@ def block_of(
     """(rows, columns) of an [O, I] weight that share one of its scales; None when the shapes do not go together.
 
     FP8: per block [ceil(O/rows), ceil(I/columns)], per channel [O] or [O, 1], per tensor [] or [1], per row and columns of a
-    block [O, ceil(I/columns)] (`joined_attention.py`). INT4: [O, I/group], whatever `block` says, where a group is a number of
-    whole words. FP4: [O, I/32].
+    block [O, ceil(I/columns)] (`joined_attention.py`), per row and 32 columns (tables of DeepSeek-V4.1). INT4: [O, I/group],
+    whatever `block` says, where a group is a number of whole words. FP4: [O, I/32].
     """
     if len(shape) != 2:
         return None
@@ -139,7 +150,8 @@ def block_of(
         return rows, columns
     if scale_shape in ((rows,), (rows, 1)):
         return 1, columns
-    return (1, block[1]) if scale_shape == (rows, math.ceil(columns / block[1])) else None
+    widths = (block[1], MX_GROUP)
+    return next(((1, width) for width in widths if scale_shape == (rows, math.ceil(columns / width))), None)
 
 
 # ------------------------------------------------------------------------------------------------ tensors
@@ -210,7 +222,7 @@ def list_notes(config: Mapping[str, Any], tensors: Mapping[str, TensorHeader]) -
     A list with patterns is not compared: those of a stranger may take hours to match. Neither is that of a packed source.
     """
     declared = declared_quantization(config) or {}
-    if any(header.dtype == INT4 for header in tensors.values()):
+    if any(header.dtype == INT4 or (header.dtype == FP4 and declares_mxfp4(config)) for header in tensors.values()):
         return ()
     if declared and not any(header.dtype == FP8 for header in tensors.values()):
         return (
@@ -297,20 +309,27 @@ def name_packed(
 ) -> tuple[dict[str, TensorHeader], tuple[str, ...]]:
     """`tensors` with every packed weight under the name and shape of what it stands for, in the same order; and a note.
 
-    INT4 only where config.json declares it: `find_companions` refuses packed weights of any other kind.
+    INT4, and MXFP4 under these names, only where config.json declares it: `find_companions` refuses packed weights of any other
+    kind.
     """
-    if not declares_int4(config):
+    if declares_int4(config):
+        packed, dtype, said = "I32", INT4, "packed INT4"
+    elif declares_mxfp4(config):
+        packed, dtype, said = "U8", FP4, "packed MXFP4"
+    else:
         return _name_fp4(config, tensors)
     made: dict[str, TensorHeader] = {}
     count = 0
     for name, header in tensors.items():
         module, _, leaf = name.rpartition(".")
-        if leaf == "weight_packed" and header.dtype == "I32" and len(header.shape) == 2:
-            rows, words = header.shape
-            header = header._replace(name=f"{module}.weight", dtype=INT4, shape=(rows, words * CODES_PER_ELEMENT["I32"]))
+        if leaf == "weight_packed" and header.dtype == packed and len(header.shape) == 2:
+            rows, elements = header.shape
+            header = header._replace(name=f"{module}.weight", dtype=dtype, shape=(rows, elements * CODES_PER_ELEMENT[packed]))
             count += 1
+        elif leaf == "weight_scale" and dtype == FP4 and header.dtype == "U8":
+            header = header._replace(dtype=E8M0)
         made[header.name] = header
-    return made, (f"{count:,} weights are packed INT4; they are read as BF16",) if count else ()
+    return made, (f"{count:,} weights are {said}; they are read as BF16",) if count else ()
 
 
 def _name_fp4(

@@ -220,7 +220,7 @@ def _fp8_form(codes: TensorHeader | None, scale: TensorHeader | None, *, has_exp
         return "fp8"
     if math.prod(scale.shape) == 1:
         return "fp8_tensor"
-    if has_exponents and len(scale.shape) == len(codes.shape) and scale.shape[-1] * 32 == codes.shape[-1]:
+    if has_exponents and scale.shape[:-1] == codes.shape[:-1] and scale.shape[-1] * 32 == codes.shape[-1]:
         return "mxfp8"
     experts = codes.shape[0] if len(codes.shape) == 3 else 1
     rows = codes.shape[-2] if len(codes.shape) > 1 else 0

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -263,6 +263,12 @@ def _expects(
         blocks = _strings(flat.get("modules_in_block_to_quantize"))
         return lambda module: _group_of_gptq(module, method, flat, listed, blocks, is_plain, fused)
     return None
+
+
+def experts_alone(declared: Declared) -> Declared:
+    """`declared` where vLLM takes another method for such a checkpoint, which builds everything but experts plain."""
+    expects = declared.expects
+    return replace(declared, expects=None if expects is None else lambda m: expects(m) if m.kind == "experts" else None)
 
 
 def _stays_plain(module: RuntimeModule, method: str, flat: Mapping[str, Any]) -> bool:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from assay.errors import PlanError
 from assay.recipes.family_names import classify, names_of, split_layer
-from assay.recipes.mtp import declared_layers, mtp_problems, stored_steps
+from assay.recipes.mtp import declared_layers, draft_not_kept, mtp_problems, stored_steps
 from assay_quantize.checkpoint.headers import TensorHeader
 from assay_quantize.checkpoint.source_format import ties_head
 from assay_quantize.checkpoint.stored import CACHE_LEAVES, PLAIN, Weight
@@ -29,12 +29,18 @@ def router_rows(subject: Subject) -> Iterator[Place]:
     experts = subject.num_experts
     if experts is None:
         return
+    has_other_draft = subject.family is not None and draft_not_kept(subject.family, logical_names(subject)) is not None
+
+    def is_other(name: str) -> bool:
+        """Of a draft that may have experts in another number."""
+        return has_other_draft and subject.is_in_mtp(name)
+
     for module, weight in subject.stored.weights.items():
         is_router = subject.part(weight) == "router" and "shared" not in module.rpartition(".")[2]
-        if is_router and weight.shape is not None and weight.shape[0] != experts:
+        if is_router and weight.shape is not None and weight.shape[0] != experts and not is_other(module):
             yield Place(module, f"has {weight.shape[0]} rows; config.json declares {experts} experts")
     for name, header in router_biases(subject):
-        if header.shape and header.shape[-1] != experts:
+        if header.shape and header.shape[-1] != experts and not is_other(name):
             yield Place(name, f"has {header.shape[-1]} values; config.json declares {experts} experts")
 
 
@@ -42,7 +48,7 @@ def router_biases(subject: Subject) -> Iterator[tuple[str, TensorHeader]]:
     """Biases by which experts are chosen."""
     for name, header in subject.stored.others.items():
         leaf = name.rpartition(".")[2]
-        if leaf in ("e_score_correction_bias", "router_bias", "expert_bias") or name.endswith(".ffn.gate.bias"):
+        if leaf in ("e_score_correction_bias", "router_bias", "expert_bias", "bias_vl") or name.endswith(".ffn.gate.bias"):
             yield name, header
 
 
@@ -71,9 +77,8 @@ def width_unlike_config(subject: Subject) -> Iterator[Place]:
         if part in ("router", "embedding", "lm_head"):
             expected = [("hidden_size", hidden, columns)]
         elif leaf in ("gate_proj", "up_proj", "w1", "w3", "down_proj", "w2") and part in (*inner, "shared_expert"):
-            latent = subject.number("moe_latent_size") if part == "routed_expert" else None
-            width = ("hidden_size", hidden) if latent is None else ("moe_latent_size", latent)
-            expected = [(*width, rows if is_down else columns)]
+            latent = [(key, size) for key in _LATENT if part == "routed_expert" and (size := subject.number(key)) is not None]
+            expected = [(*(latent or [("hidden_size", hidden)])[0], rows if is_down else columns)]
             if part in inner and subject.family in _SAME_WIDTH_IN_ALL_LAYERS:
                 key = "moe_intermediate_size" if part == "routed_expert" else "intermediate_size"
                 expected.append((key, inner[part], columns if is_down else rows))
@@ -82,6 +87,8 @@ def width_unlike_config(subject: Subject) -> Iterator[Place]:
                 yield Place(module, f"is {list(weight.shape)}; {key} is {size}")
 
 
+_LATENT = ("moe_latent_size", "routed_expert_hidden_size")
+"""Keys of the width of what routed experts see, where that is not the model's."""
 _SAME_WIDTH_IN_ALL_LAYERS = frozenset({"glm_moe_dsa", "glm4_moe", "glm4_moe_lite", "deepseek_v3", "deepseek_v32", "qwen3_moe"})
 """Families in which these keys say the width of every MLP."""
 
@@ -236,7 +243,7 @@ def expert_shapes_differ(subject: Subject) -> Iterator[Place]:
 
 def tensors_missing(subject: Subject) -> Iterator[Place]:
     layers = _layers(subject)
-    for numbers in _alike(layers):
+    for numbers in _alike(layers, names_of(subject.family).kinds if subject.family is not None else ()):
         counted = Counter(rest for number in numbers for rest in layers[number].rests)
         for rest, count in sorted(counted.items()):
             if rest.rpartition(".")[2] in CACHE_LEAVES:
@@ -247,11 +254,11 @@ def tensors_missing(subject: Subject) -> Iterator[Place]:
     yield from _missing_outside(subject)
 
 
-def _alike(layers: dict[int, _Layer]) -> list[list[int]]:
-    """Numbers of layers that are made of the same, but for a few names."""
+def _alike(layers: dict[int, _Layer], kinds: tuple[str, ...]) -> list[list[int]]:
+    """Numbers of layers that are made of the same, but for a few names. kinds: of the family."""
     groups: list[tuple[frozenset[str], set[str], list[int]]] = []
     for number, layer in sorted(layers.items()):
-        kind = _kind(layer)
+        kind = _kind(layer) | {kind for kind in kinds if any(rest.startswith(kind) for rest in layer.rests)}
         for of_group, rests, numbers in groups:
             if of_group == kind and len(rests & layer.rests) >= ALIKE * len(rests | layer.rests):
                 numbers.append(number)

@@ -14,12 +14,12 @@ from assay.recipes.runtime_names import packed_modules, role_of
 from assay.recipes.text_config import count_of, num_hidden_layers, text_of
 from assay.safe_files import parse_json_object
 from assay.safetensors_index import INDEX_NAME, weight_map
-from assay_quantize.checkpoint.declaration import READ_BESIDE
+from assay_quantize.checkpoint.declaration import MXFP4_FORMAT, READ_BESIDE
 from assay_quantize.checkpoint.file_names import CONFIG
 from assay_quantize.checkpoint.headers import TensorHeader
 from assay_quantize.checkpoint.stored import StoredTensors, Weight, weights_of
 from assay_quantize.formats.vllm_rules import RuntimeModule, runtime_modules
-from assay_quantize.inspection.declared import Declared, read_declared
+from assay_quantize.inspection.declared import Declared, experts_alone, read_declared
 from assay_quantize.inspection.files import Files, Headers
 
 _PACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
@@ -172,8 +172,13 @@ class Subject:
         of_name = {
             name: self.stored.weights[module] for module in self.classes for name in self.stored.weights[module].representatives
         }
-        towers = tuple(f"{module}." for module in names_of(self.family).kept)  # which of them are asked, no table says
-        known = [name for name in of_name if self._is_linear(name, of_name[name]) and not name.startswith(towers)]
+        names = names_of(self.family)
+        towers = tuple(f"{module}." for module in names.kept)  # which of them are asked, no table says
+        known = [
+            name
+            for name in of_name
+            if self._is_linear(name, of_name[name]) and not name.startswith(towers) and not names.is_table(f"{name}.weight")
+        ]
         made = runtime_modules(self.family, known, self.config)
         return tuple((module, tuple({of_name[n].module: of_name[n] for n in module.members}.values())) for module in made)
 
@@ -249,6 +254,8 @@ def open_subject(files: Files, source: Subject | None = None) -> Subject:
         config, claims, lambda module: module in stored.weights and not stored.weights[module].is_quantized, fused,
         _mapper(family),
     )  # fmt: skip
+    if family is not None and names_of(family).mxfp4_experts_alone and declared.quantization.get("format") == MXFP4_FORMAT:
+        declared = experts_alone(declared)
     return Subject(
         files, config, index, index_problem, total_size, shards, broken, tensors, stored, declared, family, problem, json,
         unreadable, renamed, source,

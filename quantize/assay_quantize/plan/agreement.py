@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from assay.errors import PlanError
 from assay.recipes.families import num_experts
 from assay.recipes.family_names import Classified
+from assay.recipes.mtp import draft_not_kept
 from assay.recipes.text_config import count_of, num_hidden_layers, size_of, text_of
 from assay_quantize.checkpoint.headers import TensorHeader
 
@@ -83,8 +84,11 @@ def _routers(
         "config"
     )
     # a router before its bias
+    has_other_draft = draft_not_kept(family, classified) is not None  # it may have experts in another number
     for name, what in sorted(classified.items(), key=lambda item: item[1].part):
         shape = tensors[name].shape
+        if has_other_draft and what.role == "mtp":
+            continue
         if what.part == "router_bias" and shape:
             length, words = shape[-1], "values"
         elif what.part == "router" and name.endswith(".weight") and "shared_expert" not in name and len(shape) == 2:

@@ -37,6 +37,7 @@ from assay_quantize.plan.tensor_plans import (
     Treatment,
     action_of,
     cache_scales,
+    carried_tables,
     carried_weights,
     scale_plan,
     tensor_plan,
@@ -117,6 +118,7 @@ def _actions(source: _Source, recipe: PrecisionRecipe) -> dict[str, Treatment]:
     """What happens to every tensor but scales. PlanError: a shape does not fit."""
     tensors, companions = source.checkpoint.tensors, source.companions
     carried = carried_weights(source.checkpoint, source.classified, companions, recipe)
+    carried |= carried_tables(source.family, companions)
     actions = {
         name: action_of(tensors[name], what, recipe, companions.scale_of.get(name), name in carried)
         for name, what in source.classified.items()
@@ -140,7 +142,7 @@ def _tensor_plans(source: _Source, recipe: PrecisionRecipe) -> tuple[TensorPlan,
     kept_beside = (
         name
         for name, weight in companions.weight_of.items()
-        if actions[weight].action == "keep" and actions[weight].scheme and name not in companions.of_activations
+        if actions[weight].action == "keep" and name not in companions.of_activations
     )
     # source shard -> output shard: one for one, renumbered where dropped or consumed tensors leave a shard empty (None)
     written = [*(name for name, treatment in actions.items() if treatment.action != "drop"), *kept_beside]
@@ -264,7 +266,8 @@ def _check_some_experts(source: _Source, recipe: PrecisionRecipe) -> None:
 
 
 def _check_schemes_of_experts(source: _Source, recipe: PrecisionRecipe, tensors: Sequence[TensorPlan]) -> None:
-    """Experts get a scheme of which vLLM loads everything, where the family says which these are."""
+    """Experts get a scheme of which vLLM loads everything, where the family says which these are; MXFP4 nothing else, where it
+    says so."""
     known = names_of(source.family).expert_schemes
     experts = (t for t in tensors if known and source.classified[t.name].expert is not None and t.name.endswith(".weight"))
     if (other := next((tensor for tensor in experts if tensor.scheme not in known), None)) is not None:
@@ -273,6 +276,13 @@ def _check_schemes_of_experts(source: _Source, recipe: PrecisionRecipe, tensors:
             f"precision {recipe.name}: {other.name} would be stored {how}, and vLLM 0.32 does not load experts of family "
             f"{source.family} so; their schemes are {', '.join(known)}: take w4a16-g32 or w4a16-experts-g32"
         )
+    if names_of(source.family).mxfp4_experts_alone:
+        beside = (t for t in tensors if t.scheme == "mxfp4" and t.part != "routed_expert")
+        if (other := next(beside, None)) is not None:
+            raise PlanError(
+                f"precision {recipe.name}: {other.name} would be stored as mxfp4, and of family {source.family} vLLM 0.32 "
+                "reads that of routed_expert alone; keep the others in 16 bits, or take another scheme"
+            )
 
 
 # ------------------------------------------------------------------------------------------------ shapes

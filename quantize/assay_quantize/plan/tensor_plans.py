@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from assay.errors import PlanError
-from assay.recipes.family_names import Classified
+from assay.recipes.family_names import Classified, names_of
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.plan import Action, OutputTensor, TensorPlan
 from assay_quantize.checkpoint.checkpoint import Checkpoint
@@ -56,6 +56,11 @@ def carried_weights(
     return {name for name in fits if classified[name].fused_group not in mixed}
 
 
+def carried_tables(family: str, companions: Companions) -> set[str]:
+    """Weights with scales in modules that stay as they are inside the layers: vLLM reads such tables as they are released."""
+    return {name for name in companions.scale_of if names_of(family).is_table(name)}
+
+
 def _is_stored_as(row: Scheme, dtype: str) -> bool:
     """Whether the codes of a scheme are those of a source's weight: FP8, FP4 with scales that are exponents, symmetric INT4."""
     if dtype == INT4:
@@ -88,6 +93,7 @@ def action_of(
 ) -> Treatment:
     """What the recipe asks for.
 
+    carried: the weight is kept with its scales: it is stored in the scheme that is wanted, or is a table (`carried_tables`).
     Of a quantized role, what is no quantizable matrix (biases, convolutions) keeps the dtype of the source; a weight with
     scales that is not quantized again becomes BF16 there.
     """
@@ -96,6 +102,8 @@ def action_of(
     plain = header.dtype if scale is None else "BF16"
     if (scheme := scheme_of(classified, recipe)) is not None:
         return Treatment("keep", header.dtype, scheme) if carried else Treatment("quantize", plain, scheme)
+    if carried:  # a table
+        return Treatment("keep", header.dtype, None)
     rule, layer = _rule(classified, recipe)
     kept = recipe.kept_dtype(rule, layer)
     dtype = plain if kept is None or kept == "source" else KEEP_DTYPES[kept]
@@ -134,14 +142,15 @@ def scale_plan(
     header: TensorHeader, weight: Classified, weights: Treatment, shard_out: str | None, *, of_activations: bool
 ) -> TensorPlan:
     """The plan of scales and shapes, which follow their weight: kept with it, under compressed-tensors' names, or consumed.
+    Those of tables keep their names.
 
     weights: the treatment of the weight. of_activations: scales that no precision takes over.
     """
     if weights.action == "drop":
         return _plan(header, weight, "drop", (), None)
-    if of_activations or weights.action != "keep" or weights.scheme is None:
+    if of_activations or weights.action != "keep":
         return _plan(header, weight, "consume", (), None)
-    if header.name.endswith(f".{SHAPE_LEAF}"):
+    if weights.scheme is None or header.name.endswith(f".{SHAPE_LEAF}"):
         output = OutputTensor(header.name, header.dtype, header.shape, header.num_bytes)
         return _plan(header, weight, "keep", (output,), shard_out)
     shape, dtype, num_bytes = header.shape, header.dtype, header.num_bytes

@@ -339,13 +339,6 @@ DRAFTS = "`assay family` drafts a family of what vLLM serves (docs/families.md h
           "quantization_config": {"quant_method": "mxfp4"}},
          "config.json: GptOssForCausalLM cannot be quantized again: it is published with its experts in MXFP4, 4.25 bits a "
          "weight, and vLLM 0.32 takes no smaller form of them; serve it as it is (docs/decisions/families.md)"),
-        ({"architectures": ["DeepseekV41ForCausalLM"], "text_config": {"n_routed_experts": 384}, "quantization_config": {}},
-         "config.json: DeepseekV41ForCausalLM cannot be quantized yet: it is published in FP8 with a scale for 32 x 32 values "
-         "and experts in MXFP4, and looks n-grams up in tables (engram), which no family has; serve it as it is "
-         "(docs/families.md)"),
-        ({"architectures": ["DeepseekV4ForCausalLM"], "n_routed_experts": 256, "vision_n_layers": 24},
-         "config.json: DeepseekV4ForCausalLM with a tower (vision_n_layers) cannot be quantized yet: experts are chosen by "
-         "another bias for images (ffn.gate.bias_vl), which no family has; serve it as it is (docs/families.md)"),
         ({"architectures": ["NewVLForConditionalGeneration"], "thinker_config": {"text_config": {"n_routed_experts": 8}}},
          "config.json: architecture NewVLForConditionalGeneration is not known; " + DRAFTS),
         ({"architectures": ["NewVLForConditionalGeneration"], "text_config": {"hidden_size": 8}},
@@ -455,8 +448,9 @@ def test_a_number_of_experts_under_a_key_that_the_family_has_not() -> None:
         ("layer:\n  a.weight: {role: attention, knd: linear}\n",
          "unknown key 'layer.a.weight.knd'; did you mean 'kind'? Allowed: fused, kind, role, split"),
         ("layr: {}\n", "unknown key 'layr'; did you mean 'layer'? Allowed: apart, architectures, blocks, description, "
-         "expert_schemes, from_config, joined, kept, kept_in_layers, kinds, layer, layers, model_types, mtp, name, "
-         "native_quantization, num_experts, older_names, outside, packed_as_vllm, reasoning_parser, runtime, schema, stacked"),
+         "expert_schemes, from_config, joined, kept, kept_in_layers, kinds, layer, layers, model_types, mtp, "
+         "mxfp4_experts_alone, name, native_quantization, num_experts, older_names, outside, packed_as_vllm, reasoning_parser, "
+         "runtime, schema, stacked"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_family_file(tmp_path: Path, text: str, problem: str) -> None:

@@ -27,7 +27,8 @@ DRAFT_TOKENS = 2
 WRAPS = {"KimiK25ForConditionalGeneration": "DeepseekV2ForCausalLM"}
 """Class of vLLM's that has no mapping -> the one that it builds its language model of (kimi_k25.py)."""
 WITHOUT_MAPPING = {
-    "KimiK3ForConditionalGeneration", "Step3p7ForConditionalGeneration", "Dots1ForCausalLM", "HunYuanMoEV1ForCausalLM",
+    "DeepseekV41ForCausalLM", "KimiK3ForConditionalGeneration", "Step3p7ForConditionalGeneration", "Dots1ForCausalLM",
+    "HunYuanMoEV1ForCausalLM",
 }  # fmt: skip
 """Nor has the language model of these one by which vLLM would look; of the last two vLLM has no class."""
 ARCHITECTURES = {

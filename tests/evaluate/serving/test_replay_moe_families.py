@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import families_replayed
 import pytest
-from families_replayed import EXAMPLES, PRECISIONS, Cell
+from families_replayed import BESIDE, EXAMPLES, PRECISIONS, Cell
 
 from assay.records.preflight.replay import Replay
 
@@ -13,12 +13,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.serve]
 
 @pytest.fixture(scope="module")
 def records() -> dict[Cell, Replay]:
-    return families_replayed.replay_all()
+    return families_replayed.replay_all([*families_replayed.replayed_families(), *BESIDE])
 
 
 REFUSED: dict[Cell, str] = {
     **{Cell(family, "w4a16-g32", 8): "group size" for family in ("gemma4", "glm4_moe", "glm4v_moe", "nemotron_h", "qwen4_exp")},
-    **{Cell("kimi_k3", what, ranks): "refused" for what in ("source", *PRECISIONS) for ranks in (1, 8)},
     **{Cell("step3p7", what, ranks): "arguments" for what in ("source", *PRECISIONS) for ranks in (1, 8)},
     **{Cell("laguna", what, ranks): "missing tensor" for what in ("source", *PRECISIONS) for ranks in (1, 8)},
     Cell("gpt_oss", "w4a16-g32", 8): "group size",
@@ -29,10 +28,10 @@ REFUSED: dict[Cell, str] = {
 """What vLLM 0.32 does not load -> the kind of what stands against it; docs/families.md has the reasons."""
 
 
-@pytest.mark.parametrize("family", families_replayed.replayed_families())
+@pytest.mark.parametrize("family", [*families_replayed.replayed_families(), *BESIDE])
 def test_what_vllm_loads(records: dict[Cell, Replay], family: str) -> None:
     """Everything but what REFUSED lists; a draft is built where the family says that vLLM drafts."""
-    example = EXAMPLES[family]
+    example = (EXAMPLES | BESIDE)[family]
     for cell in (Cell(family, what, ranks) for what in ("source", *PRECISIONS) for ranks in (1, example.most_ranks)):
         record = records.get(cell)
         said = [finding.message for finding in record.every_finding] if record is not None else []

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import hollow_deepseek_v4
+import hollow_deepseek_v41
 import torch
 from tiny_checkpoints import read_shards, write_json, write_shards
 
@@ -28,16 +30,49 @@ def to_fp4(w_OI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (nearest[:, ::2] | nearest[:, 1::2] << 4).view(torch.int8), scale
 
 
-def to_fp8(w_OI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(E4M3 [O, I], exponents [O/128, I/128]); both sizes are multiples of 128."""
-    blocks = w_OI.float().unflatten(0, (-1, 128)).unflatten(2, (-1, 128))
+def to_fp8(w_OI: torch.Tensor, rows: int = 128, columns: int = 128) -> tuple[torch.Tensor, torch.Tensor]:
+    """(E4M3 [O, I], exponents [O/rows, I/columns]) of blocks of `rows` x `columns`, which divide the sizes."""
+    blocks = w_OI.float().unflatten(0, (-1, rows)).unflatten(2, (-1, columns))
     scale = powers_of_two(blocks.abs().amax((1, 3)), 448.0)
-    return (w_OI.float() / spread(scale)).to(torch.float8_e4m3fn), scale
+    return (w_OI.float() / spread(scale, rows, columns)).to(torch.float8_e4m3fn), scale
 
 
-def spread(scale: torch.Tensor) -> torch.Tensor:
-    """Scales of 128 x 128 blocks, one for each weight."""
-    return scale.float().repeat_interleave(128, 0).repeat_interleave(128, 1)
+def spread(scale: torch.Tensor, rows: int = 128, columns: int = 128) -> torch.Tensor:
+    """Scales of blocks, one for each weight."""
+    return scale.float().repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+
+
+def published_and_plain(
+    tensors: Mapping[str, torch.Tensor], block: int
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """(BF16 tensors as DeepSeek-V4.1, or V4 with images, is published; what these stand for, tables as they are published).
+
+    block: rows, and columns, that share a scale in FP8.
+    """
+    published: dict[str, torch.Tensor] = {}
+    plain: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        scale_name = f"{name.removesuffix('weight')}scale"
+        if hollow_deepseek_v41.scale_of(name, tuple(tensor.shape), block) is None:
+            published[name] = plain[name] = as_stored(name, tensor)
+        elif name.endswith(hollow_deepseek_v41.TABLE):
+            published[name], published[scale_name] = to_fp8(tensor, 1, 32)
+            plain |= {name: published[name], scale_name: published[scale_name]}
+        elif hollow_deepseek_v41.is_in_fp4(name):
+            published[name], published[scale_name] = to_fp4(tensor)
+            plain[name] = decode_fp4(published[name], published[scale_name])
+        else:
+            published[name], scale = to_fp8(tensor, block, block)
+            published[scale_name] = scale
+            plain[name] = (published[name].float() * spread(scale, block, block)).to(torch.bfloat16)
+    return published, plain
+
+
+def as_stored(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor without scales in its dtype: a table of experts for tokens, FP32 that is no BF16, BF16."""
+    if name.endswith(".tid2eid"):
+        return torch.randint(4, tensor.shape, generator=torch.Generator().manual_seed(0))
+    return tensor.float() * (1 + 2**-12) if hollow_deepseek_v41.IN_FP32.fullmatch(name) else tensor
 
 
 def store_as_deepseek_v4(source: Path, folder: Path) -> Path:

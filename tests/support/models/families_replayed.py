@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import hollow
+import hollow_deepseek_v41
 import hollow_moe
 from serving_interpreter import REPOSITORY, with_our_plugin
 
@@ -63,6 +64,8 @@ EXAMPLES: dict[str, Example] = {
     **{name: Example(model.named, None, model.most_ranks, model.mtp) for name, model in hollow_moe.MODELS.items()},
 }  # fmt: skip
 """Family -> the model that speaks for it."""
+BESIDE: dict[str, Example] = {"deepseek_v4 with images": Example("DeepSeek-V4-Flash-Vision-Exp", 3)}
+"""Models of families in the table, of which vLLM builds another class."""
 NO_CLASS = ("hunyuan_v1_moe", "dots1")
 """Families for which vLLM 0.32 has no class: it would build transformers' model, which is not replayed."""
 MAKERS_CONFIGS = ("bailing_moe", "bailing_hybrid", "mimo_v2")
@@ -75,7 +78,9 @@ def replayed_families() -> list[str]:
 
 def source_of(family: str, folder: Path) -> Path:
     """A hollow checkpoint of the family's example."""
-    example = EXAMPLES[family]
+    example = (EXAMPLES | BESIDE)[family]
+    if family in BESIDE:
+        return hollow_deepseek_v41.write_v4_vision(folder, layers=example.layers or 0, experts=EXPERTS)
     if example.layers is None:
         config = hollow_moe.cut(family, experts=EXPERTS)
         return hollow_moe.write(folder, family, config)
@@ -100,10 +105,11 @@ def replay_all(families: list[str] | None = None) -> dict[Cell, Replay]:
         for family in families or replayed_families():
             source = source_of(family, Path(folder) / family)
             opened = open_checkpoint(source)
-            serving = Serving(num_speculative_tokens=1 if EXAMPLES[family].mtp else None)
+            example = (EXAMPLES | BESIDE)[family]
+            serving = Serving(num_speculative_tokens=1 if example.mtp else None)
             plans = {name: plan for name in PRECISIONS if (plan := plan_of(opened, name)) is not None}
             made = {"source": source} | {name: planned(plan, config_json(plan)) for name, plan in plans.items()}
-            for ranks in (1, EXAMPLES[family].most_ranks):
+            for ranks in (1, example.most_ranks):
                 flags = {
                     **recipe.vllm,
                     "tensor-parallel-size": ranks,
@@ -147,8 +153,9 @@ def known_cells(family: str) -> list[str]:
 
 
 def drafts_of(family: str) -> str:
-    has_block = bool(names_of(family).mtp or names_of(family).mtp_layer)
-    return "yes" if EXAMPLES[family].mtp else "kept" if has_block else "none"
+    names = names_of(family)
+    without = "left out" if names.mtp_not_kept else "kept" if names.mtp or names.mtp_layer else "none"
+    return "yes" if EXAMPLES[family].mtp else without
 
 
 def said_of(record: Replay | None) -> str:

@@ -72,7 +72,7 @@ def _head(prefix: str, config: dict[str, Any]) -> Shapes:
 
 def _layer(prefix: str, config: dict[str, Any], ratio: int, *, hashed: bool) -> Shapes:
     hidden, streams = config["hidden_size"], config["hc_mult"]
-    yield from _attention(f"{prefix}.attn", config, ratio)
+    yield from attention_shapes(f"{prefix}.attn", config, ratio)
     yield from _experts(f"{prefix}.ffn", config, hashed=hashed)
     mixes = streams * (2 + streams)
     for part in ("attn", "ffn"):
@@ -82,7 +82,7 @@ def _layer(prefix: str, config: dict[str, Any], ratio: int, *, hashed: bool) -> 
         yield f"{prefix}.hc_{part}_scale", (3,)
 
 
-def _attention(prefix: str, config: dict[str, Any], ratio: int) -> Shapes:
+def attention_shapes(prefix: str, config: dict[str, Any], ratio: int) -> Shapes:
     hidden, heads, width, q_rank = (config[k] for k in ("hidden_size", "num_attention_heads", "head_dim", "q_lora_rank"))
     groups, o_rank = config["o_groups"], config["o_lora_rank"]
     yield f"{prefix}.attn_sink", (heads,)

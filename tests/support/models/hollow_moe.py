@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import hollow
+import hollow_deepseek_v41
 import hollow_hybrids
 import hollow_later
 from hollow_parts import (
@@ -687,6 +688,34 @@ KIMI_K3 = {
     },
 }  # fmt: skip
 """moonshotai/Kimi-K3 with its experts in 16 bits; they are published in MXFP4."""
+KIMI_K3_QUANTIZATION = {
+    "config_groups": {"group_0": {
+        "format": "mxfp4-pack-quantized", "input_activations": None, "output_activations": None, "targets": ["Linear"],
+        "weights": {"actorder": None, "block_structure": None, "dynamic": False, "group_size": 32, "num_bits": 4,
+                    "observer": "minmax", "observer_kwargs": {}, "scale_dtype": "torch.uint8", "strategy": "group",
+                    "symmetric": True, "type": "float"},
+    }},
+    "format": "mxfp4-pack-quantized",
+    "ignore": [
+        "re:.*self_attn.*", "re:.*shared_experts.*", r"re:.*mlp\.(gate|up|gate_up|down)_proj.*", "re:.*lm_head.*",
+        "re:.*vision_tower.*", "re:.*mm_projector.*",
+    ],
+    "quant_method": "compressed-tensors", "quantization_status": "compressed",
+}  # fmt: skip
+"""`quantization_config` of moonshotai/Kimi-K3, in its `text_config`."""
+
+
+def kimi_k3_published(config: Config, shapes: Shapes) -> tuple[Config, Shapes, dict[str, str]]:
+    """Routed experts as codes of two in a byte, and an exponent in a byte for 32 columns."""
+    made: dict[str, tuple[int, ...]] = {}
+    dtypes: dict[str, str] = {}
+    for name, shape in shapes:
+        if ".experts." in name:
+            made |= {f"{name}_packed": (shape[0], shape[1] // 2), f"{name}_scale": (shape[0], shape[1] // 32)}
+            dtypes |= {f"{name}_packed": "U8", f"{name}_scale": "U8"}
+        else:
+            made[name] = shape
+    return changing_text(config, lambda text: {**text, "quantization_config": KIMI_K3_QUANTIZATION}), iter(made.items()), dtypes
 
 
 def kimi_k3_layer(prefix: str, text: Config, number: int) -> Shapes:
@@ -820,7 +849,7 @@ MODELS: dict[str, Model] = {
         {**WITHOUT_HEAD_DIM, "num_hidden_layers": 4, "num_experts": 4, "moe_intermediate_size": 128, "intermediate_size": 256,
          "routed_expert_hidden_size": 128, "num_experts_per_token": 2, "q_lora_rank": 128, "num_key_value_heads": 4,
          "linear_attn_config": {**KIMI_K3["text_config"]["linear_attn_config"], "num_heads": 4}},
-        layers=4, in_fp32=r"A_log|dt_bias|conv1d|o_norm",
+        layers=4, in_fp32=r"A_log|dt_bias|conv1d|o_norm", published=kimi_k3_published,
     ),
     "step3p7": Model(
         "Step-3.7-Flash", STEP37, step37_shapes,
@@ -848,6 +877,7 @@ MODELS: dict[str, Model] = {
         ("Lfm2MoeConfig", "Lfm2MoeForCausalLM"), layers=4,
     ),
     **hollow_later.MODELS,
+    **hollow_deepseek_v41.MODELS,
 }  # fmt: skip
 """Family -> a model of it."""
 _BIASES = ("e_score_correction_bias", "expert_bias", "router_bias")
@@ -866,9 +896,12 @@ def cut(name: str, *, experts: int = 4) -> Config:
 
 
 def write(folder: Path, name: str, config: Config) -> Path:
-    """A hollow checkpoint of one file."""
+    """A hollow checkpoint of one file, in the form in which the model is published."""
     shapes = list(MODELS[name].shapes(config))
     dtypes = {tensor: "F32" for tensor, _ in shapes if is_in_fp32(name, tensor)}
+    if (published := MODELS[name].published) is not None:
+        config, stored, of_release = published(config, iter(shapes))
+        return hollow.write_hollow(folder, config, stored, shards=1, dtypes=dtypes | of_release)
     return hollow.write_hollow(folder, config, iter(shapes), shards=1, dtypes=dtypes)
 
 

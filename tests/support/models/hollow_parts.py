@@ -19,7 +19,8 @@ class Model(NamedTuple):
     named: as it is published. small: what a small checkpoint has otherwise, in the part that describes the language model.
     made_by: classes of transformers (config, model) that write the same names; None: it has none. layers: so many have one of
     each kind. most_ranks: among which its heads can be shared; 8: or more. mtp: it has an MTP block with which vLLM drafts.
-    in_fp32: names that are stored as FP32, beside the biases of routers, as a regular expression.
+    in_fp32: names that are stored as FP32, beside the biases of routers, as a regular expression. published: of a model that is
+    released quantized: (its config, names and shapes) -> (config, names and shapes, dtypes) of the release.
     """
 
     named: str
@@ -31,6 +32,7 @@ class Model(NamedTuple):
     most_ranks: int = 8
     mtp: bool = False
     in_fp32: str = r"(?!)"
+    published: Callable[[Config, Shapes], tuple[Config, Shapes, dict[str, str]]] | None = None
 
 
 # ------------------------------------------------------------------------------------------------ parts
