@@ -280,10 +280,10 @@ def test_a_mistyped_path_is_not_asked_of_the_hub(run: Run, monkeypatch: pytest.M
     here = Path.cwd()
     for text, said in {
         "models/glm-tyni": "no such folder: models has no 'glm-tyni'; did you mean models/glm-tiny?" + not_an_id,
-        "models/other": "no such folder: models has no other" + give + not_an_id,
+        "models/other": "no such folder: models has no 'other'" + give + not_an_id,
         "models/glm-tyni/fp8/checkpoint": "no such folder: models has no 'glm-tyni'; did you mean models/glm-tiny?",
-        "./model/glm-tiny": f"no such folder: {here} has no model; did you mean models?",
-        "./x": f"no such folder: {here} has no x{give}",
+        "./model/glm-tiny": f"no such folder: {here} has no 'model'; did you mean models?",
+        "./x": f"no such folder: {here} has no 'x'{give}",
     }.items():
         assert one_error(run("plan", text, "-p", "w4a16")) == f"{text}: {said}"
 
