@@ -82,7 +82,14 @@ def with_selection(suite: SuiteRecipe, tasks: Sequence[str] | None = None, limit
     chosen = [task for name, task in known.items() if tasks is None or name in tasks]
     if limit is not None:
         chosen = [_limited(task, limit) for task in chosen]
-    return suite.model_copy(update={"tasks": tuple(chosen)})
+    if tuple(chosen) == suite.tasks:
+        return suite
+    words = [f"only {', '.join(task.name for task in chosen)}"] if len(chosen) < len(known) else []
+    words += [f"at most {limit} items of each part"] if limit is not None else []
+    told = ", ".join(words)
+    return suite.model_copy(
+        update={"tasks": tuple(chosen), "description": f"{told[0].upper()}{told[1:]}. {suite.description}"}
+    )  # fmt: skip
 
 
 def _limited(task: AnyTask, limit: int) -> AnyTask:

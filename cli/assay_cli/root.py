@@ -12,16 +12,18 @@ import gc
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import typer
+from pydantic import ValidationError
 from typer import Abort
 from typer._click.exceptions import NoArgsIsHelpError, NoSuchOption, UsageError  # typer has no public name for them
 
 from assay import __version__
-from assay.errors import AssayError
-from assay.foreign_text import one_line
+from assay.errors import AssayError, nearest
+from assay.foreign_text import one_line, shown
+from assay.quantities import and_more
 from assay_cli.commands.about.doctor import doctor
 from assay_cli.commands.about.family import family
 from assay_cli.commands.about.recipes import list_recipes
@@ -135,12 +137,49 @@ def wrong_usage(error: UsageError) -> str:
     command = error.ctx.command_path if error.ctx else "assay"
     what = one_line(error.format_message()).rstrip(".")
     if isinstance(error, NoSuchOption) and error.ctx is not None:
-        names = [parameter.name or "" for parameter in error.ctx.command.params if parameter.param_type_name == "argument"]
-        if error.option_name == "--model" or any(name.startswith(error.option_name.lstrip("-")) for name in names):
-            usage = " ".join(error.ctx.command.collect_usage_pieces(error.ctx)[1:])
-            what = f"no such option: {error.option_name}; give {usage} without an option" if usage else what
+        what = f"no such option: {shown(error.option_name)}{_instead_of_option(error.option_name, error.ctx)}"
+    elif isinstance(error.__cause__, ValidationError):
+        fault = error.__cause__.errors()[0]
+        if (wrong := NUMBER_FAULTS.get(fault["type"])) is not None:
+            said = f"'{shown(fault['input'], 40)}' {wrong.format(**fault.get('ctx', {}))}"
+            what = what.replace(one_line(fault["msg"]), said)
     end = "" if what.endswith("?") else ";"
     return f"{command}: {what[:1].lower()}{what[1:]}{end} `{command} --help` lists what it takes"
+
+
+NUMBER_FAULTS = {
+    "int_parsing": "is not a whole number", "float_parsing": "is not a number",
+    "greater_than_equal": "is below {ge:g}", "less_than_equal": "is above {le:g}",
+}  # fmt: skip
+"""What pydantic calls a number that an option does not take -> what is wrong with it."""
+
+
+def _instead_of_option(wrong: str, ctx: Any) -> str:
+    """What to give instead of an option that the command has not: its argument, an option of like name, another command."""
+    names = [parameter.name or "" for parameter in ctx.command.params if parameter.param_type_name == "argument"]
+    usage = " ".join(ctx.command.collect_usage_pieces(ctx)[1:])
+    if usage and (wrong == "--model" or any(name.startswith(wrong.lstrip("-")) for name in names)):
+        return f"; give {usage} without an option"
+    near = nearest(wrong, option_names(ctx.command, ctx))
+    if near is not None and (near.startswith(wrong) or wrong.startswith(near)):
+        return f"; did you mean {near}?"
+    others = [name for name, command in _visible_commands(all_commands()) if wrong in option_names(command, ctx)]
+    if others:
+        return f", which is an option of {and_more(others) if len(others) > 3 else ' and '.join(others)}"
+    return "" if near is None else f"; did you mean {near}?"
+
+
+def option_names(command: Any, ctx: Any) -> list[str]:
+    return [name for parameter in command.get_params(ctx) if parameter.param_type_name == "option" for name in parameter.opts]
+
+
+def _visible_commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    """Every command that --help lists, under the name that it has behind `assay`."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _visible_commands(command, f"{name} ")
+        elif not command.hidden:
+            yield before + name, command
 
 
 def _version(value: bool) -> None:

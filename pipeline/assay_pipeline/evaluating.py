@@ -122,7 +122,7 @@ def prepare(
     chosen_suite, suite_note = suite_for(resolved, suite, chosen, gates)
     chosen_suite = with_swe_options(chosen_suite, slice_=swe.slice, filter_=swe.filter, num_repeats=swe.num_repeats)
     limits = choose_gates(resolved, chosen_suite, gates).on_tasks(tasks)
-    chosen_suite = with_selection(chosen_suite, tasks, limit)
+    whole_suite, chosen_suite = chosen_suite, with_selection(chosen_suite, tasks, limit)
     if sides is None and not given:
         check_released(resolved, chosen)
     if sides is None:
@@ -140,6 +140,9 @@ def prepare(
         say(f"note: {foreign_note(compared.candidates[0].label, compared.about.foreign_reference)}")
     if suite_note is not None:
         say(suite_note)
+    if chosen_suite != whole_suite:
+        part = chosen_suite.description.removesuffix(whole_suite.description).strip(" .")
+        say(f"note: verdicts are on a part of suite {chosen_suite.name} alone: {part[0].lower()}{part[1:]}")
     return Evaluation(resolved, compared, chosen_suite, chosen, limits)
 
 

@@ -59,7 +59,7 @@ def _extras() -> Iterator[Finding]:
         if absent:
             detail = f"not installed: {', '.join(absent)}"
             if "torch" in absent:
-                detail += " (PyTorch for Linux holds CUDA, 2.6 GiB; without a GPU use uv with --torch-backend cpu)"
+                detail += " (PyTorch for Linux holds CUDA, 2.8 GiB; without a GPU use uv with --torch-backend cpu)"
             yield Finding(state="note", what=purpose, detail=detail, remedy=install_command(extra))
         else:
             yield Finding(state="ok", what=purpose, detail=", ".join(installed))

@@ -201,7 +201,10 @@ def check_power(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterator
     """Whether the suite can decide."""
     from assay_evaluate.preflight import power
 
-    yield power.check_power(counted(run), run.gates)
+    suite = counted(run)
+    yield power.check_power(suite, run.gates)
+    if (check := power.check_num_texts(suite, run.gates)) is not None:
+        yield check
 
 
 def check_disk(run: PlannedRun, on_progress: Callable[[str], None]) -> Iterator[Check]:

@@ -175,7 +175,7 @@ def no_such_folder(text: str, folder: Path) -> str:
     existing = next(parent for parent in folder.parents if parent.exists())
     missing = folder.relative_to(existing).parts[0]
     beside = [path.name for path in existing.iterdir() if path.is_dir()] if existing.is_dir() else []
-    line = f"{shown(text)}: no such folder: {existing.resolve() if existing == Path() else existing} has no {shown(missing)}"
+    line = f"{shown(text)}: no such folder: {existing.resolve() if existing == Path() else existing} has no '{shown(missing)}'"
     if (near := nearest(missing, beside)) is not None:
         line += f"; did you mean {shown(existing / near)}?"
     else:

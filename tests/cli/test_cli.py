@@ -147,7 +147,7 @@ def test_readme_names_no_command_that_does_not_exist() -> None:
 # ------------------------------------------------------------------------------------------------ what does not
 def test_no_such_folder(run: Run) -> None:
     assert one_error(run("quantize", "/no/such/folder")) == (
-        "/no/such/folder: no such folder: / has no no; give a checkpoint's folder (with config.json and *.safetensors)"
+        "/no/such/folder: no such folder: / has no 'no'; give a checkpoint's folder (with config.json and *.safetensors)"
     )
 
 

@@ -174,12 +174,33 @@ def test_names_are_checked_by_the_parser(run: Run, words: tuple[str, ...], said:
         (["family"], "assay family: missing argument 'CONFIG|TARGET'; `assay family --help` lists what it takes"),
         (
             ["plan", "tiny-glm", "--precisions", "w4a16"],
-            "assay plan: no such option: --precisions (Possible options: --precision); `assay plan --help` lists what it takes",
+            "assay plan: no such option: --precisions; did you mean --precision? `assay plan --help` lists what it takes",
         ),
         (
             ["choose", "--price", "x"],
-            "assay choose: invalid value for '--price': Input should be a valid number, unable to parse string as a number; "
-            "`assay choose --help` lists what it takes",
+            "assay choose: invalid value for '--price': 'x' is not a number; `assay choose --help` lists what it takes",
+        ),
+        (
+            ["judge", "a", "--limit", "ten\x1b[31m"],
+            "assay judge: invalid value for '--limit': 'ten\\u001b[31m' is not a whole number; `assay judge --help` lists what "
+            "it takes",
+        ),
+        (
+            ["judge", "a", "--limit", "0"],
+            "assay judge: invalid value for '--limit': '0' is below 1; `assay judge --help` lists what it takes",
+        ),
+        (
+            ["verify", "a", "--sample", "2"],
+            "assay verify: invalid value for '--sample': '2' is above 1; `assay verify --help` lists what it takes",
+        ),
+        (
+            ["run", "a", "--limit", "5"],
+            "assay run: no such option: --limit, which is an option of judge and evaluate; `assay run --help` lists what it "
+            "takes",
+        ),
+        (
+            ["probe", "http://a", "--reuqests", "5"],
+            "assay probe: no such option: --reuqests; did you mean --requests? `assay probe --help` lists what it takes",
         ),
         (
             ["plan", "a", "-p", "w4a16", "[b]\x1b[31m"],
@@ -258,11 +279,11 @@ def test_a_mistyped_path_is_not_asked_of_the_hub(run: Run, monkeypatch: pytest.M
     not_an_id = "; a Hugging Face id cannot begin with the name of a folder that is here"
     here = Path.cwd()
     for text, said in {
-        "models/glm-tyni": "no such folder: models has no glm-tyni; did you mean models/glm-tiny?" + not_an_id,
-        "models/other": "no such folder: models has no other" + give + not_an_id,
-        "models/glm-tyni/fp8/checkpoint": "no such folder: models has no glm-tyni; did you mean models/glm-tiny?",
-        "./model/glm-tiny": f"no such folder: {here} has no model; did you mean models?",
-        "./x": f"no such folder: {here} has no x{give}",
+        "models/glm-tyni": "no such folder: models has no 'glm-tyni'; did you mean models/glm-tiny?" + not_an_id,
+        "models/other": "no such folder: models has no 'other'" + give + not_an_id,
+        "models/glm-tyni/fp8/checkpoint": "no such folder: models has no 'glm-tyni'; did you mean models/glm-tiny?",
+        "./model/glm-tiny": f"no such folder: {here} has no 'model'; did you mean models?",
+        "./x": f"no such folder: {here} has no 'x'{give}",
     }.items():
         assert one_error(run("plan", text, "-p", "w4a16")) == f"{text}: {said}"
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from assay.quantities import percent_plain, percent_short
-from assay.recipes.gate import GateRecipe, ScoreGate
+from assay.recipes.gate import DivergenceGate, GateRecipe, ScoreGate
 from assay.recipes.suite import Range, SuiteRecipe, SweTask, TaskBase
+from assay.records.divergence import FEWEST_TEXTS
 from assay.records.preflight.report import Check
 from assay_evaluate.preflight.known_tasks import DISCORDANCE_RANGE, UNKNOWN_COUNT, num_items
 from assay_evaluate.preflight.power_designs import (
@@ -206,6 +207,26 @@ def check_power(suite: SuiteRecipe, gates: GateRecipe) -> Check:
     return Check(
         check="power", subject=suite.name, outcome="PASS" if enough else "UNKNOWN", detail=detail,
         remedy=None if enough else advice(power, gates),
+    )  # fmt: skip
+
+
+def check_num_texts(suite: SuiteRecipe, gates: GateRecipe) -> Check | None:
+    """UNKNOWN: fewer texts are scored than a gate on divergence judges, so that every candidate will be NOT MEASURED."""
+    spec = suite.divergence
+    if spec is None:
+        return None
+    num_texts = len(spec.languages) * spec.num_documents + len(suite.tasks) * spec.suite_documents  # at most
+    judged = [
+        gate.metric for gate in gates.gates
+        if isinstance(gate, DivergenceGate) and gate.texts != "held_out" and gate.decides == "pass_and_fail"
+    ]  # fmt: skip
+    if not judged or num_texts >= FEWEST_TEXTS:
+        return None
+    return Check(
+        check="power", subject=suite.name, outcome="UNKNOWN",
+        detail=f"divergence {judged[0]}: {num_texts} texts are scored, and fewer than {FEWEST_TEXTS} are never judged: no "
+        "candidate can pass",
+        remedy=f"set num_documents of divergence to {FEWEST_TEXTS}",
     )  # fmt: skip
 
 

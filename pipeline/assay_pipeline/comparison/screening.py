@@ -67,19 +67,20 @@ def screen(
     about 40 texts. gates: whose limits FAIL is about. most: what it may take, or it is not begun. out: folder of the record and
     of the states that a killed screening goes on from. AssayError: a checkpoint cannot be read or run so.
     """
+    started = time.monotonic()
+    if pack is None and checkpoints and (Path(checkpoints[0]) / PACK_NAME).is_file():
+        pack, checkpoints = Path(checkpoints[0]), checkpoints[1:]
+    _check_sides(checkpoints, pack, text)
+    folders = dict(_labelled(checkpoints))  # before torch is imported, which takes seconds
+
     from assay_quantize.calibration.quiet import quiet
     from assay_quantize.screen.compare import compare_passes
     from assay_quantize.screen.pack import open_pack
     from assay_quantize.screen.texts import stated_in
     from assay_reports.screening import write_screening_page
 
-    started = time.monotonic()
-    if pack is None and checkpoints and (Path(checkpoints[0]) / PACK_NAME).is_file():
-        pack, checkpoints = Path(checkpoints[0]), checkpoints[1:]
-    _check_sides(checkpoints, pack, text)
     place_of_pack = None if pack is None else pack_folder(pack, say)
     text = text or [shipped_panel()]
-    folders = dict(_labelled(checkpoints))
     gate = _gate(gates)
     check_device(device)
     place = place_for("screen", ".", out=out, say=say)

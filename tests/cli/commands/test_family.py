@@ -31,7 +31,7 @@ def test_a_damaged_config(run: Run) -> None:
     [
         (
             ("/nowhere/config.json",),
-            "/nowhere/config.json: no such folder: / has no nowhere; give a checkpoint's folder (with config.json and "
+            "/nowhere/config.json: no such folder: / has no 'nowhere'; give a checkpoint's folder (with config.json and "
             "*.safetensors)",
         ),
         (

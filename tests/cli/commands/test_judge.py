@@ -23,6 +23,10 @@ def test_some_tasks_and_items_of_a_suite() -> None:
     chosen = with_selection(suite, ["sums"], 40)
     assert [(task.name, task.items) for task in chosen.tasks] == [("sums", 40)]
     assert chosen.sha256 != suite.sha256
+    assert chosen.description == f"Only sums, at most 40 items of each part. {suite.description}"
+    assert with_selection(suite, ["codes-zh", "sums"]).description == f"Only sums, codes-zh. {suite.description}"
+    assert with_selection(suite, limit=60).description == f"At most 60 items of each part. {suite.description}"
+    assert with_selection(suite, ["sums", "codes-en", "codes-zh"], 1000) == suite
     kept = with_selection(suite, None, 1000)
     assert [task.items for task in kept.tasks] == [Range(min=60, max=100), Range(min=100, max=250), Range(min=100, max=250)]
     with pytest.raises(RecipeError, match=r"^--tasks sum: did you mean sums\? suite first-look has sums, codes-en, codes-zh$"):
@@ -38,6 +42,8 @@ def test_two_urls_have_a_verdict(run: Run, mode: str, status: str) -> None:
         urls = [f"{label}={server.base_url}" for label, server in servers.by_label.items()]
         exit_code, out, err = run("judge", *urls, "--tasks", "sums", "--limit", "60")
     assert exit_code == 1, err
+    part = "note: verdicts are on a part of suite first-look alone: only sums, at most 60 items of each part"
+    assert part in err.splitlines()
     report = GateReport.load(Path("runs/model/gates.json"))
     verdicts = {verdict.gate: verdict.status for verdict in report.verdicts if verdict.candidate == "w4a16"}
     assert verdicts["score sums"] == status, out

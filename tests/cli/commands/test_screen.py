@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -220,3 +222,21 @@ def test_what_the_reference_of_a_run_wrote(run: Run, folder: Path, tmp_path: Pat
     assert (
         message == f"{tmp_path}: is a folder and no run; give a file of texts, or the folder of a run that measured divergence"
     )
+
+
+def test_arguments_are_looked_at_before_torch_is_imported(tmp_path: Path) -> None:
+    """Importing it takes seconds, and minutes from a slow disk."""
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from assay.errors import AssayError\n"
+        "from assay_pipeline.comparison.screening import screen\n"
+        "for words in (['.'], ['.', './nothing']):\n"
+        "    try: screen(words)\n"
+        "    except AssayError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.splitlines() == [
+        "give a reference and a candidate or more, or `--pack PACK` and candidates",
+        f"./nothing: no such folder: {tmp_path} has no 'nothing'; give a checkpoint's folder (with config.json and "
+        "*.safetensors)",
+    ], done.stderr

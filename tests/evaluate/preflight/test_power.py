@@ -13,11 +13,13 @@ from statsmodels.stats.power import NormalIndPower
 from assay.recipes.gate import GateRecipe, ScoreGate, WholeGate
 from assay.recipes.load import load_recipe
 from assay.recipes.model import ModelRecipe
-from assay.recipes.suite import SuiteRecipe
+from assay.recipes.suite import DivergenceSpec, SuiteRecipe
 from assay.recipes.suite_files import as_model_asks
+from assay.records.preflight.report import Check
 from assay_evaluate.preflight.power import (
     SuitePower,
     advice,
+    check_num_texts,
     check_power,
     cut_passes,
     lasting_passes,
@@ -102,6 +104,29 @@ def test_a_suite_that_can_decide_passes() -> None:
     check = check_power(*small(ARITHMETIC, gates=[{"kind": "score", "task": "sums", "max_drop": 0.1}]))
     assert (check.outcome, check.remedy) == ("PASS", None)
     assert check.detail.startswith("an identical copy passes with 100 %, 100 % to 100 %")
+
+
+@pytest.mark.parametrize(
+    ("languages", "num_documents", "gate", "detail"),
+    [
+        (["en"], 8, {}, "divergence kl_mean: 8 texts are scored, and fewer than 20 are never judged: no candidate can pass"),
+        (["en"], 20, {}, None),
+        (["en", "zh"], 10, {}, None),
+        (["en"], 8, {"decides": "fail"}, None),  # what it does not judge stands against nobody
+        (["en"], 8, {"texts": "held_out"}, None),
+    ],
+)
+def test_texts_too_few_to_be_judged(languages: list[str], num_documents: int, gate: dict[str, str], detail: str | None) -> None:
+    divergence = {"kind": "divergence", "metric": "kl_mean", "max": 0.1} | gate
+    suite, gates = small(ARITHMETIC, gates=[divergence])
+    spec = DivergenceSpec(languages=tuple(languages), num_documents=num_documents, max_tokens=9)
+    check = check_num_texts(suite.model_copy(update={"divergence": spec}), gates)
+    assert check == (
+        detail and Check(
+            check="power", subject="small", outcome="UNKNOWN", detail=detail, remedy="set num_documents of divergence to 20"
+        )
+    )  # fmt: skip
+    assert check_num_texts(suite, gates) is None
 
 
 def test_what_the_headline_leaves_out() -> None:
