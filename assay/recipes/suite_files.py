@@ -71,7 +71,7 @@ def with_swe_options(
 def with_selection(suite: SuiteRecipe, tasks: Sequence[str] | None = None, limit: int | None = None) -> SuiteRecipe:
     """The suite with some of its tasks, and at most `limit` items of each part of them; None leaves what the file says.
 
-    Another suite by its hash, and it says so in its description. RecipeError: it has no such task.
+    Another suite by its hash, and it says so in its name and description. RecipeError: it has no such task.
     """
     if tasks is None and limit is None:
         return suite
@@ -88,7 +88,11 @@ def with_selection(suite: SuiteRecipe, tasks: Sequence[str] | None = None, limit
     words += [f"at most {limit} items of each part"] if limit is not None else []
     told = ", ".join(words)
     return suite.model_copy(
-        update={"tasks": tuple(chosen), "description": f"{told[0].upper()}{told[1:]}. {suite.description}"}
+        update={
+            "name": f"{suite.name} (part)",
+            "tasks": tuple(chosen),
+            "description": f"{told[0].upper()}{told[1:]}. {suite.description}",
+        }
     )  # fmt: skip
 
 

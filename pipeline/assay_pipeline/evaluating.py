@@ -142,7 +142,7 @@ def prepare(
         say(suite_note)
     if chosen_suite != whole_suite:
         part = chosen_suite.description.removesuffix(whole_suite.description).strip(" .")
-        say(f"note: verdicts are on a part of suite {chosen_suite.name} alone: {part[0].lower()}{part[1:]}")
+        say(f"note: verdicts are on a part of suite {whole_suite.name} alone: {part[0].lower()}{part[1:]}")
     return Evaluation(resolved, compared, chosen_suite, chosen, limits)
 
 
