@@ -15,6 +15,7 @@ _PLAIN = frozenset(
     {
         "UnquantizedLinearMethod", "UnquantizedFusedMoEMethod", "UnquantizedEmbeddingMethod",
         "Qwen4ExpPLEUnquantizedEmbeddingMethod", "KimiK3LowLatencyLinearMethod", "KimiK3LowLatencyEmbeddingMethod",
+        "Qwen4ExpLowLatencyLinearMethod", "GLM52LowLatencyLinearMethod",
     }
 )  # fmt: skip
 _PARTS = frozenset(

@@ -77,8 +77,9 @@ def width_unlike_config(subject: Subject) -> Iterator[Place]:
         if part in ("router", "embedding", "lm_head"):
             expected = [("hidden_size", hidden, columns)]
         elif leaf in ("gate_proj", "up_proj", "w1", "w3", "down_proj", "w2") and part in (*inner, "shared_expert"):
-            latent = [(key, size) for key in _LATENT if part == "routed_expert" and (size := subject.number(key)) is not None]
-            expected = [(*(latent or [("hidden_size", hidden)])[0], rows if is_down else columns)]
+            keys = [key for key in _LATENT if part == "routed_expert" and subject.number(key) is not None]
+            key = keys[0] if keys else "hidden_size"
+            expected = [(key, subject.number(key), rows if is_down else columns)]
             if part in inner and subject.family in _SAME_WIDTH_IN_ALL_LAYERS:
                 key = "moe_intermediate_size" if part == "routed_expert" else "intermediate_size"
                 expected.append((key, inner[part], columns if is_down else rows))
@@ -155,10 +156,10 @@ def logical_names(subject: Subject) -> frozenset[str]:
             members = joined.get(at.rest, ()) if at is not None else ()
             names |= {f"{at.root}.{at.layer}.{member}" for member in members} if at is not None and members else {weight.name}
             continue
-        experts = weight.shape[0] if weight.shape else 0
+        count = weight.shape[0] if weight.shape else 0
         for name in weight.representatives:
             front, _, part = name.rpartition(".0.")
-            names |= {f"{front}.{expert}.{part}.weight" for expert in range(experts)}
+            names |= {f"{front}.{expert}.{part}.weight" for expert in range(count)}
     return frozenset(names)
 
 
