@@ -22,7 +22,7 @@ def test_some_tasks_and_items_of_a_suite() -> None:
     assert with_selection(suite) is suite
     chosen = with_selection(suite, ["sums"], 40)
     assert [(task.name, task.items) for task in chosen.tasks] == [("sums", 40)]
-    assert chosen.sha256 != suite.sha256
+    assert chosen.sha256 != suite.sha256 and chosen.name == "first-look (part)"
     assert chosen.description == f"Only sums, at most 40 items of each part. {suite.description}"
     assert with_selection(suite, ["codes-zh", "sums"]).description == f"Only sums, codes-zh. {suite.description}"
     assert with_selection(suite, limit=60).description == f"At most 60 items of each part. {suite.description}"
@@ -49,7 +49,7 @@ def test_two_urls_have_a_verdict(run: Run, mode: str, status: str) -> None:
     assert verdicts["score sums"] == status, out
     assert [gate for gate in verdicts if gate.startswith("score ")] == ["score sums"]
     assert report.overall["w4a16"] == verdicts["divergence kl_mean"] == "NOT MEASURED"
-    assert out.splitlines()[0] == "model: reference fp8; suite first-look"
+    assert out.splitlines()[0] == "model: reference fp8; suite first-look (part)"
     assert err.splitlines()[-1] == "report: runs/model/report/index.html"
 
 

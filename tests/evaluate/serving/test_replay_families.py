@@ -66,7 +66,7 @@ CASES = {
         1, ("w4a16-g64", "fp8-channel", "nvfp4a16"), "vllm.model_executor.models.nemotron_h.NemotronHForCausalLM", None
     ),
     "nemotron-3-super": Case(
-        4, ("w4a16-g32", "fp8-channel", "nvfp4a16", "w4a16-mtp"), "vllm.model_executor.models.nemotron_h.NemotronHForCausalLM",
+        1, ("w4a16-g32", "fp8-channel", "nvfp4a16", "w4a16-mtp"), "vllm.model_executor.models.nemotron_h.NemotronHForCausalLM",
         "vllm.model_executor.models.nemotron_h_mtp.NemotronHMTP",
     ),
     "kimi-k2-thinking": Case(
@@ -204,9 +204,9 @@ def test_experts_in_mxfp4(said: dict[str, Replay], profile: str, kernel: str) ->
     assert {row.kernel for row in record.parts[0].modules if row.what == "experts"} == {kernel}
 
 
-NOT_SERVED = {"mimo-v2-flash": 0.27, "qwen3.5-35b-a3b": 0.14, "kimi-k2.5": 0.06}
-"""Model -> by how much more is counted here, where layers are few: MTP layers with which vLLM does not draft, and towers for
-images, which it splits."""
+COUNTED_OTHERWISE = {"mimo-v2-flash": 0.27, "qwen3.5-35b-a3b": 0.14, "kimi-k2.5": 0.06, "nemotron-3-super": 0.3}
+"""Model -> share by which the count here is off, where layers are few: MTP layers with which vLLM does not draft, towers for
+images, which it splits; of Nemotron 3 Super the output head, which its draft loads a second time, is not counted."""
 
 
 @pytest.mark.parametrize("model", CASES)
@@ -222,8 +222,8 @@ def test_arithmetic_says_what_vllm_says_of_memory(said: dict[str, Replay], folde
     recipe = load_recipe(ProfileRecipe, profile)
     on = recipe.model_copy(update={"vllm": {**recipe.vllm, "tensor-parallel-size": case.ranks}})
     fit = fit_on(stored, on, Serving(num_speculative_tokens=1 if case.draft else None))
-    assert fit.weight_bytes == pytest.approx(memory.weight_bytes, rel=NOT_SERVED.get(model, 0.05))
-    assert fit.kv_bytes(65_536) == pytest.approx(memory.kv_cache_bytes, rel=0.3 + 2 * NOT_SERVED.get(model, 0))
+    assert fit.weight_bytes == pytest.approx(memory.weight_bytes, rel=COUNTED_OTHERWISE.get(model, 0.05))
+    assert fit.kv_bytes(65_536) == pytest.approx(memory.kv_cache_bytes, rel=0.3 + 2 * COUNTED_OTHERWISE.get(model, 0))
 
 
 def test_what_vllm_takes_of_gpt_oss(said: dict[str, Replay]) -> None:
