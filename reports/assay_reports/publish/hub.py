@@ -129,12 +129,14 @@ def upload(
     repo_type: RepoType = "model",
     message: str,
     still_the_same: Callable[[], bool],
+    if_changed: str,
     on_progress: Callable[[str], None],
 ) -> Uploaded:
     """Make the repository if it is not there, upload, and commit once.
 
-    still_the_same: asked before the commit, whether the checkpoint is the one that was verified. AssayError, one line: the hub
-    refuses (login, rights, quota, rate, a conflicting push), breaks off, or holds weights of something else.
+    still_the_same: asked before the commit, whether the files are those that were checked; if_changed: what is said if not.
+    AssayError, one line: the hub refuses (login, rights, quota, rate, a conflicting push), breaks off, or holds weights of
+    something else.
     """
     try:
         api.create_repo(repository, private=True if private else None, repo_type=repo_type, exist_ok=True)
@@ -148,10 +150,7 @@ def upload(
         changed = [file for file in files if not _is_same(remote.get(file.path), file)]
         operations = _send(api, changed, repository, revision, repo_type, on_progress)
         if not still_the_same():
-            what = "checkpoint changed while it was uploaded; nothing was committed; verify it again"
-            if repo_type == "dataset":
-                what = "pack changed while it was uploaded; nothing was committed; get or make it again"
-            raise AssayError(f"{repository}: the {what}")
+            raise AssayError(f"{repository}: {if_changed}")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             done = api.create_commit(repository, operations, commit_message=message, revision=revision, repo_type=repo_type)

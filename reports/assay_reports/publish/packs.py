@@ -64,6 +64,7 @@ def publish_pack(
             repo_type="dataset",
             message=f"what candidates for {pack.reference} are screened against, made with assay",
             still_the_same=lambda: _is_sealed(folder, pack),
+            if_changed="the pack changed while it was uploaded; nothing was committed; get or make it again",
             on_progress=on_progress,
         )
         on_progress("reading back what the hub holds")

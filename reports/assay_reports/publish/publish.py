@@ -77,6 +77,7 @@ def publish(
             private=private,
             message=f"{run.plans[label].model} quantized to {run.plans[label].precision} with assay",
             still_the_same=lambda: is_as_verified(folder, verified),
+            if_changed="the checkpoint changed while it was uploaded; nothing was committed; verify it again",
             on_progress=on_progress,
         )
         on_progress("reading back what the hub holds")
