@@ -43,6 +43,8 @@ class Pack(Record):
     """Name of its folder or repository; no path."""
     reference_sha256: str
     reference_stored_as: str
+    foreign_reference: str | None = None
+    """As `Screening.foreign_reference`."""
     numerics: Numerics
     panel: Panel
     num_layers: int
@@ -57,7 +59,7 @@ class Pack(Record):
 
     @model_validator(mode="after")
     def _is_sealed(self) -> Self:
-        if self.seal != seal_of(self.model_dump(mode="json")):
+        if self.seal != seal_of(self.model_dump(mode="json", exclude_unset=True)):
             raise ValueError("its seal does not fit what it says: it was changed")
         return self
 

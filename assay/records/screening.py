@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from assay.records.base import Interval, Part, Record
 from assay.records.divergence import Drift, DriftGroup, TextMean
 
@@ -160,6 +162,10 @@ class Screening(Record):
     """Folder of the checkpoint, or of its pack."""
     pack_seal: str | None = None
     """Of the pack that stood for the reference."""
+    foreign_reference: str | None = None
+    """How the reference is quantized, if it is a quantized copy of its model; None: it is not, or is not known."""
+    damages: dict[str, str] = Field(default_factory=dict)
+    """Name of the reference, or label of a candidate -> what `assay inspect` finds damaged in it."""
     reference_sha256: str
     reference_stored_as: str
     numerics: Numerics

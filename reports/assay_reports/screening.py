@@ -35,7 +35,23 @@ LEAST_KL = 1e-6
 
 
 def heading(record: Screening) -> str:
-    """Who is ahead, or what is said of the only one."""
+    """Who is ahead, or what is said of the only one; and that the reference is a copy, if it is."""
+    answer = _answer(record)
+    return answer if record.foreign_reference is None else english.AGAINST_COPY.format(heading=answer)
+
+
+def not_said(record: Screening) -> list[str]:
+    """What no figure here is about."""
+    copy = [] if record.foreign_reference is None else [english.COPY.format(how=record.foreign_reference)]
+    return [*copy, *english.NOT_SAID]
+
+
+def damages(record: Screening) -> list[str]:
+    """What is damaged of which checkpoint."""
+    return [english.DAMAGED.format(label=label, damage=damage) for label, damage in record.damages.items()]
+
+
+def _answer(record: Screening) -> str:
     first = record.candidates[0]
     if len(record.candidates) == 1:
         limit = english.LIMIT.format(limit=first.limit, limit_for=first.limit_for)
@@ -176,6 +192,7 @@ def write_screening_page(record: Screening, path: Path) -> None:
     page = jinja.get_template("screening.html.j2").render(
         record=record, heading=heading(record), why=functools.partial(why, record), rankings=rankings(record),
         parts=parts(record), layers=layers(record), files=[name_of(file) for file in record.panel.files],
+        not_said=not_said(record), damages=damages(record),
         picture=picture(record.candidates), nats=nats, plain_nats=plain_nats, name_of=name_of, said=english, series=SERIES,
         **document_parts(jinja),
     )  # fmt: skip

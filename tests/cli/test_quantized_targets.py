@@ -122,7 +122,7 @@ def test_inspect_names_what_compares_files_with_what_was_made(run: Run, made: Pa
 def test_what_assay_made_is_judged_against_its_source(run: Run, made: Path) -> None:
     source, w4a16 = made / "source", made / "w4a16"
     assert one_error(run("run", w4a16)) == (
-        f"{w4a16}: is quantized already, a candidate and no source (assay made it from {source}, as w4a16); judge it: "
+        f"{w4a16}: is quantized already, a candidate and no source (assay made it from {source.name}, as w4a16); judge it: "
         f"`assay judge {source} {w4a16}`; what is wrong with it: `assay inspect {w4a16}`"
     )
 

@@ -51,6 +51,8 @@ def print_screening(record: Screening, out: Console) -> None:
         ratio = f"{ranking.ratio.value:.2f} ({ranking.ratio.low:.2f} to {ranking.ratio.high:.2f})"
         word = "loses less than" if ranking.is_ranked else "is not told apart from"
         out.print(escape(f"{ranking.first} {word} {ranking.second}: {ratio} times its KL on the same texts"))
+    if record.foreign_reference is not None:
+        out.print(escape("The reference is itself a quantized copy: what it lost is in no figure here."))
     out.print("A divergence is no verdict on tasks: `assay judge` and `assay evaluate` ask both checkpoints questions.")
 
 
@@ -59,6 +61,10 @@ def print_pack(record: Pack, folder: Path, out: Console) -> None:
     panel, stated = record.panel, record.panel.stated
     head = "with the head" if record.holds_head else "with a hash of the head"
     out.print(escape(f"{folder}: {record.reference} ({record.reference_stored_as}), {head}"))
+    if record.foreign_reference is not None:
+        out.print(
+            escape(f"a quantized copy ({record.foreign_reference}): what it lost itself is in no figure against this pack")
+        )
     out.print(escape(f"texts: {panel.num_texts}, {panel.num_tokens:,} tokens scored; {record.numerics.arithmetic}"))
     said = [
         f"{name} {value or 'not stated'}"

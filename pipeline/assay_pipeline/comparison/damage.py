@@ -1,4 +1,4 @@
-"""Whether a folder that is to be served holds a damaged checkpoint, as far as headers, small files and scales show."""
+"""Whether a folder holds a damaged checkpoint, as far as headers, small files and scales show."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_FINDINGS = 3
 
 
 def damage_in(folder: Path) -> str | None:
-    """A sentence that names what is damaged; None: nothing is, or the folder cannot be inspected, and then it is not served.
+    """What is damaged, in a clause; None: nothing is, or the folder cannot be inspected, and then it is not served.
 
     Costs seconds: all scales of W4A16 in groups of 128 are a 32nd of the checkpoint, which is hashed afterwards in any case.
     """
@@ -33,7 +33,12 @@ def damage_in(folder: Path) -> str | None:
         return None
     named = "; ".join(map(_in_words, damages[:MOST_FINDINGS]))
     more = f"; {len(damages) - MOST_FINDINGS} more" if len(damages) > MOST_FINDINGS else ""
-    return f"`assay inspect {shlex.quote(str(folder))}` finds it damaged: {named}{more}"
+    return named + more
+
+
+def damage_note(folder: Path, damage: str) -> str:
+    """The clause in a sentence that names the command which tells all."""
+    return f"`assay inspect {shlex.quote(str(folder))}` finds it damaged: {damage}"
 
 
 def _in_words(finding: Finding) -> str:

@@ -14,9 +14,12 @@ from assay.records.base import sha256_of_file
 from assay.records.pack import PACK_NAME, Pack
 from assay.records.run import folder_name
 from assay.records.screening import Numerics, Panel, StatedTexts
+from assay_pipeline.comparison.checkpoints import foreign_in
+from assay_pipeline.comparison.damage import damage_in, damage_note
 from assay_pipeline.comparison.screen_passes import Arithmetic, PassRunner, check_device, numerics_of, opened, panel_of
 from assay_pipeline.comparison.screen_texts import read_panel
 from assay_pipeline.interrupted import interruptible
+from assay_pipeline.targets import foreign_note, take_up_family_of
 
 
 def pack(
@@ -36,7 +39,8 @@ def pack(
 
     A whole one of the same weights, texts and numerics is left as it is. text, num_tokens, length, arithmetic, device: as of
     `screen`. with_head: False leaves out the head, of which the hash is held. stated: what is said of the texts beside what
-    their files say. AssayError: `out` holds something else, or the checkpoint cannot be read or run.
+    their files say. AssayError: `out` holds something else; the checkpoint is damaged, or cannot be read or
+    run.
     """
     from assay_quantize.calibration.quiet import quiet
     from assay_quantize.screen.draft import DRAFTS, write_drafts
@@ -46,6 +50,7 @@ def pack(
     if not reference.is_dir():
         raise CheckpointError(f"{reference}: give a checkpoint's folder")
     check_device(device)
+    foreign = _checked(reference, say)
     work = out.absolute().with_name(f".{out.absolute().name}.partial")
     is_empty = not out.exists() or (out.is_dir() and not any(out.iterdir()))
     if not is_empty and not (out / PACK_NAME).is_file() and not work.is_dir():  # a killed one was about to move its files
@@ -83,6 +88,7 @@ def pack(
                 "reference": folder_name(reference),
                 "reference_sha256": made.sha256,
                 "reference_stored_as": stored.what,
+                "foreign_reference": foreign,
                 "numerics": numerics_of(arithmetic, device),
                 "panel": panel,
                 "num_layers": made.states.num_layers,
@@ -98,6 +104,20 @@ def pack(
             os.replace(path, out / path.name)
         shutil.rmtree(work)
     return record
+
+
+def _checked(reference: Path, say: Say) -> str | None:
+    """How the reference is quantized, if it is a copy, which is said. CheckpointError: it is damaged; whoever screens against
+    the pack has no weights to find that in."""
+    take_up_family_of(reference)
+    if (damage := damage_in(reference)) is not None:
+        raise CheckpointError(
+            f"{reference}: {damage_note(reference, damage)}; candidates would be compared with the damage; give a whole "
+            "checkpoint"
+        )
+    if (foreign := foreign_in(reference)) is not None:
+        say(f"note: {foreign_note(str(reference), foreign)}")
+    return foreign
 
 
 def _same_pack(out: Path, reference: Path, panel: Panel, numerics: Numerics, with_head: bool) -> Pack:

@@ -13,6 +13,7 @@ from assay.errors import AssayError, QuantizeError
 from assay.records.base import sha256_of_file
 from assay.records.pack import Pack
 from assay.records.screening import AppliedFloor, Numerics, Panel, StatedTexts
+from assay_pipeline.comparison.checkpoints import foreign_in
 from assay_pipeline.targets import take_up_family_of
 
 if TYPE_CHECKING:
@@ -136,6 +137,8 @@ class ScreenReference:
     side_for: Callable[[StoredCheckpoint], PassSide]
     check: Callable[[StoredCheckpoint], None] = lambda _candidate: None
     pack_seal: str | None = None
+    foreign: str | None = None
+    """As `Screening.foreign_reference`."""
     floor: AppliedFloor | None = None
 
 
@@ -146,7 +149,7 @@ def reference_checkpoint(
     made = runner.run(label, stored, folder, [entry.scored for entry in texts])
     return ScreenReference(
         str(folder), made.sha256, stored.what, panel, texts, made.states, made.drafts,
-        lambda _candidate: replace(made, model=runner.model(stored)).side(),
+        lambda _candidate: replace(made, model=runner.model(stored)).side(), foreign=foreign_in(folder),
     )  # fmt: skip
 
 
@@ -157,7 +160,7 @@ def reference_pack(pack: OpenPack, runner: PassRunner) -> ScreenReference:
     return ScreenReference(
         str(folder), record.reference_sha256, record.reference_stored_as, record.panel, pack.texts, pack.states, pack.drafts,
         lambda candidate: pack.side_for(as_packed.model(candidate)), lambda candidate: pack.check(as_packed.model(candidate)),
-        record.seal, _floor(record, numerics_of(runner.arithmetic, runner.device)),
+        record.seal, record.foreign_reference, _floor(record, numerics_of(runner.arithmetic, runner.device)),
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from assay.records.pack import PACK_NAME
 from assay.records.run import folder_name
 from assay.records.screening import Screened, Screening
 from assay.secret_text import hide_password
+from assay_pipeline.comparison.damage import damage_in, damage_note
 from assay_pipeline.comparison.pack_source import pack_folder
 from assay_pipeline.comparison.screen_cost import Most, estimated, shown_estimate
 from assay_pipeline.comparison.screen_figures import rankings_of, router_changes, screened_candidate, surprise_of
@@ -34,7 +35,7 @@ from assay_pipeline.comparison.screen_passes import (
 from assay_pipeline.comparison.screen_texts import read_panel
 from assay_pipeline.interrupted import interruptible
 from assay_pipeline.places import place_for
-from assay_pipeline.targets import no_such_folder
+from assay_pipeline.targets import foreign_note, no_such_folder
 
 if TYPE_CHECKING:
     from assay_quantize.screen.compare import TextDivergence
@@ -91,11 +92,14 @@ def screen(
         ExitStack() as open_files,
     ):
         stored = {label: open_files.enter_context(opened(folder)) for label, folder in folders.items()}
+        damages = {label: damage for label, folder in folders.items() if (damage := damage_in(folder)) is not None}
         of_pack = None if place_of_pack is None else open_pack(place_of_pack)
         first = next(iter(folders))
         entries = read_panel(text, folders[first], num_tokens, length) if of_pack is None else of_pack.texts
         panel = panel_of(list(map(str, text)), entries, stated_in(text)) if of_pack is None else of_pack.record.panel
         texts = [entry.scored for entry in entries]
+        for label, damage in damages.items():
+            say(f"note: {label}: {damage_note(folders[label], damage)}")
         say(f"{panel.num_texts} texts, {panel.num_tokens:,} tokens scored")
         estimate = estimated(
             {label: runner.cost(label, stored[label], texts) for label in folders}, texts, most or Most(), place.records
@@ -106,6 +110,8 @@ def screen(
             reference = reference_pack(of_pack, runner)
         else:
             reference = reference_checkpoint(first, stored[first], folders.pop(first), entries, panel, runner)
+        if reference.foreign is not None:
+            say(f"note: {foreign_note(reference.location, reference.foreign)}")
         screened: list[Screened] = []
         values: dict[str, list[TextDivergence]] = {}
         for label, folder in folders.items():
@@ -120,6 +126,8 @@ def screen(
     record = Screening(
         reference=reference.location,
         pack_seal=reference.pack_seal,
+        foreign_reference=reference.foreign,
+        damages=damages,
         reference_sha256=reference.sha256,
         reference_stored_as=reference.stored_as,
         numerics=numerics_of(arithmetic, device),

@@ -22,7 +22,7 @@ from assay.records.base import sha256_of_file
 from assay.records.run import ReferenceCheckpoint, RunRecord, folder_name
 from assay_evaluate.serving.api_key import bearer
 from assay_pipeline.comparison.checkpoints import Comparison, foreign_in, other_source
-from assay_pipeline.comparison.damage import damage_in
+from assay_pipeline.comparison.damage import damage_in, damage_note
 from assay_pipeline.profiles import profile_for
 from assay_pipeline.run_folders import read_run
 from assay_pipeline.targets import Target, gguf_files, resolve_target, take_up_family_of, url_in
@@ -267,8 +267,9 @@ def _notes(reference: Candidate, candidate: Candidate) -> tuple[str, ...]:
 
 
 def _damage(candidate: Candidate) -> tuple[str, ...]:
-    damage = None if candidate.checkpoint is None else damage_in(candidate.checkpoint)
-    return () if damage is None else (damage,)
+    if candidate.checkpoint is None or (damage := damage_in(candidate.checkpoint)) is None:
+        return ()
+    return (damage_note(candidate.checkpoint, damage),)
 
 
 # ------------------------------------------------------------------------------------------------ which reference it is

@@ -19,6 +19,7 @@ from assay.recipes.family import NativeQuantization
 from assay.recipes.family_names import classify, names_of
 from assay.recipes.text_config import text_of
 from assay.records.manifest import MANIFEST, Manifest, load_manifest
+from assay.records.run import folder_name
 from assay.safe_files import read_json_object
 from assay_quantize.checkpoint.checkpoint import Checkpoint, as_source
 from assay_quantize.checkpoint.declaration import (
@@ -104,7 +105,10 @@ def is_candidate(location: str, how: str, stored: Checkpoint | None = None) -> C
 # ------------------------------------------------------------------------------------------------ how it shows
 def _made_here(stored: Checkpoint) -> str:
     made = _manifest_in(stored)
-    return f"{MANIFEST} says that assay made it" if made is None else f"assay made it from {made.source}, as {made.precision}"
+    if made is None:
+        return f"{MANIFEST} says that assay made it"
+    source = Path(made.source)  # records and cards have this clause: no place of the machine that made it
+    return f"assay made it from {folder_name(source) if source.is_absolute() else made.source}, as {made.precision}"
 
 
 def _manifest_in(stored: Checkpoint) -> Manifest | None:

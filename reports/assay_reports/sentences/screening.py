@@ -29,4 +29,7 @@ NOT_SAID = (
     "What only a server does: kernels, caches, load, faults; `assay diagnose probe` looks for them",
     "Long generation: each token was predicted behind the text as it stands, not behind the candidate's own words",
 )
+AGAINST_COPY = "{heading}; the reference is itself a quantized copy"
+COPY = "What the reference lost itself: it is a quantized copy of its model ({how}), and a KL of 0 means as good as this copy"
+DAMAGED = "{label}: {damage}"
 ZERO = "0, as the reference"

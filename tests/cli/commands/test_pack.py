@@ -101,6 +101,54 @@ def test_what_is_printed(run: Run, folder: Path, tmp_path: Path, monkeypatch: py
     assert one_error(run(*words[:-1], str(tmp_path / "other"))) == f"{tmp_path}/other: is not empty; give a new folder as --out"
 
 
+def test_a_quantized_copy_is_called_one_wherever_it_is_compared_with(run: Run, folder: Path, tmp_path: Path) -> None:
+    words = ("--text", str(folder / "replies.jsonl"))
+    code, out, err = run("pack", str(folder / "w4a16"), *words, "--out", str(tmp_path / "pack"))
+    how = "assay made it from source, as w4a16-g32"
+    note = f"is a quantized copy ({how}) and is compared with as it is: what it lost itself is in no verdict"
+    assert code == 0 and f"note: {folder}/w4a16 {note}" in err.splitlines()
+    assert out.splitlines()[1] == f"a quantized copy ({how}): what it lost itself is in no figure against this pack"
+    assert Pack.load(tmp_path / "pack" / "pack.json").foreign_reference == how
+    assert Pack.load(folder / "pack" / "pack.json").foreign_reference is None
+    for number, reference in enumerate([(str(folder / "w4a16"), *words), ("--pack", str(tmp_path / "pack"))]):
+        place = tmp_path / f"out{number}"
+        code, out, err = run("screen", *reference, str(folder / "source"), "--out", str(place))
+        assert code in (0, 1) and "The reference is itself a quantized copy: what it lost is in no figure here." in out
+        assert f" {note}" in err
+        assert Screening.load(place / "screening.json").foreign_reference == how
+        page = (place / "screening.html").read_text()
+        assert "; the reference is itself a quantized copy</h1>" in page
+        assert f"it is a quantized copy of its model ({how}), and a KL of 0 means as good as this copy" in page
+
+
+def test_a_pack_sealed_before_copies_were_named(folder: Path, tmp_path: Path) -> None:
+    fields = json.loads((folder / "pack" / "pack.json").read_text())
+    del fields["foreign_reference"]
+    fields["seal"] = sha256_of({name: value for name, value in fields.items() if name != "seal"})
+    (tmp_path / "pack.json").write_text(json.dumps(fields))
+    assert Pack.load(tmp_path / "pack.json").foreign_reference is None
+
+
+def test_a_damaged_reference(run: Run, folder: Path, tmp_path: Path) -> None:
+    """No pack is made of it; a screening says it of every side, on its page too."""
+    bad = shutil.copytree(folder / "w4a16", tmp_path / "bad")
+    for path in bad.glob("*.safetensors"):
+        tensors = load_file(path)
+        save_file({n: 0 * t if n.endswith("o_proj.weight_scale") else t for n, t in tensors.items()}, path, {"format": "pt"})
+    code, _, err = run("pack", str(bad), "--text", str(folder / "replies.jsonl"), "--out", str(tmp_path / "pack"))
+    damage = "scale_zero in 3 places (model.layers.0.self_attn.o_proj.weight_scale: "
+    last = err.splitlines()[-1]
+    assert (code, (tmp_path / "pack").exists()) == (2, False)
+    assert last.startswith(f"error: {bad}: `assay inspect {bad}` finds it damaged: {damage}")
+    assert last.endswith("; candidates would be compared with the damage; give a whole checkpoint")
+    words = ("--text", str(folder / "replies.jsonl"), "--out", str(tmp_path / "out"))
+    code, _, err = run("screen", str(bad), str(folder / "source"), *words)
+    assert code in (0, 1) and f"note: bad: `assay inspect {bad}` finds it damaged: {damage}" in err
+    record = Screening.load(tmp_path / "out" / "screening.json")
+    assert list(record.damages) == ["bad"] and record.damages["bad"].startswith(damage)
+    assert f"<li>bad: {damage}" in (tmp_path / "out" / "screening.html").read_text()
+
+
 def test_killed_while_its_files_move(folder: Path, tmp_path: Path) -> None:
     """A pack is none before its record is there, and the same call goes on."""
     from assay_pipeline.comparison.packing import pack

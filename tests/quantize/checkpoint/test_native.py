@@ -72,7 +72,7 @@ def w4a16(tmp_path_factory: pytest.TempPathFactory, tiny_glm: Path) -> Path:
 
 
 def test_what_assay_made_is_a_candidate_with_its_manifest_and_without(w4a16: Path, tiny_glm: Path, tmp_path: Path) -> None:
-    assert how(w4a16) == f"assay made it from {tiny_glm}, as w4a16"
+    assert how(w4a16) == f"assay made it from {tiny_glm.name}, as w4a16"
     bare = shutil.copytree(w4a16, tmp_path / "bare")
     (bare / "assay_manifest.json").write_text("no manifest")
     assert how(bare) == "assay_manifest.json says that assay made it"
