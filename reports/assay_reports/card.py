@@ -58,8 +58,15 @@ def write_card(run_dir: Path, label: str) -> Path:
 
 
 def write_first_card(checkpoint: Path) -> None:
-    """The card without scores, right after quantizing; a card of these very bytes that has scores stays."""
+    """The card without scores, right after quantizing; a card of these very bytes that has scores stays.
+
+    AssayError: there is no manifest.
+    """
     run = load_checkpoint(checkpoint, checkpoint.name)
+    if checkpoint.name not in run.manifests:
+        raise AssayError(
+            f"{checkpoint}: has no {MANIFEST}: no finished checkpoint of `assay quantize` is there, and no card is written"
+        )
     if _measured_in(checkpoint, run.manifests[checkpoint.name].checkpoint_sha256) is None:
         _write(run, checkpoint.name)
 

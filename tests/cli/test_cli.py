@@ -123,6 +123,10 @@ def test_a_checkpoint_in_no_run_has_a_card_that_names_its_base_model(run: Run, s
     assert "base_model: me/source" in named and "Made from [me/source](https://huggingface.co/me/source)." in named
     card.unlink()
     assert run("card", "made") == (0, "made/README.md\n", "") and card.read_text() == named
+    Path("made/assay_manifest.json").unlink()
+    assert one_error(run("card", "made")) == (
+        "made: has no assay_manifest.json: no finished checkpoint of `assay quantize` is there, and no card is written"
+    )
 
 
 def test_every_command_has_help(run: Run) -> None:

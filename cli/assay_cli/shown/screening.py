@@ -82,6 +82,8 @@ def _details(record: Screening, candidate: Screened) -> list[str]:
     from assay_reports.screening import plain_nats, why
 
     lines = []
+    if (damage := record.damages.get(candidate.label)) is not None:
+        lines.append(f"damaged, as `assay inspect` finds: {damage}")
     if candidate.floor is not None:
         lines.append(
             f"computed otherwise than the reference ({candidate.floor.cause}), which alone makes "

@@ -147,6 +147,8 @@ def test_a_damaged_reference(run: Run, folder: Path, tmp_path: Path) -> None:
     record = Screening.load(tmp_path / "out" / "screening.json")
     assert list(record.damages) == ["bad"] and record.damages["bad"].startswith(damage)
     assert f"<li>bad: {damage}" in (tmp_path / "out" / "screening.html").read_text()
+    code, out, _ = run("screen", str(folder / "source"), str(bad), *words)
+    assert code == 1 and f"bad: damaged, as `assay inspect` finds: {damage}" in out
 
 
 def test_killed_while_its_files_move(folder: Path, tmp_path: Path) -> None:
