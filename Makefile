@@ -52,7 +52,7 @@ precisions := $(if $(strip $(PRECISIONS)),--precisions $(subst $(space),$(comma)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup preflight preflight-first chosen-first quantize eval report card choose publish gate swe-demo swe-images doctor gpu-check speed test test-fast check lint docs bench bench-quantize full-count fuzz planted simulations choose-start soak alike lost-text sweep chaos damages clean calibrated-rows limits reports families-table screened
+.PHONY: help setup preflight preflight-first chosen-first quantize eval report card choose publish gate swe-demo swe-images doctor gpu-check speed test test-fast check lint docs bench bench-quantize full-count long-tests fuzz planted simulations choose-start soak alike lost-text sweep chaos damages clean calibrated-rows limits reports families-table screened
 
 help: ## show this text
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,18p'
@@ -130,7 +130,7 @@ gpu-check: setup ## check on one GPU, in ten minutes, what only a GPU can show (
 compile := .venv/bin/python -m compileall -q assay quantize evaluate reports pipeline cli
 test: setup .venv-docs/.ready ## run every test, real vLLM servers included (28 minutes on two cores)
 	@$(compile)
-	@.venv/bin/python -m pytest -m "not full_count" --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	@.venv/bin/python -m pytest -m "not full_count and not long" --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # The rest of the tests needs vLLM, Docker, a Ray cluster of its own, or minutes.
 test-fast: .venv/.ready ## run the tests that need neither server nor container (three minutes)
@@ -154,7 +154,10 @@ bench-quantize: .venv/.ready ## compare with llm-compressor and cp, in 20 minute
 	@.venv/bin/python benchmarks/run.py --results benchmarks/RESULTS.md
 
 full-count: setup ## run what needs GLM-5 with all its layers, experts and shards, in six minutes; write benchmarks/full_count.txt
-	@.venv/bin/python benchmarks/full_count.py
+	@.venv/bin/python benchmarks/tests_apart.py full_count glm5_overhead.py glm5_preflight.py --write benchmarks/full_count.txt
+
+long-tests: setup ## run the tests that take minutes each, in half an hour; write benchmarks/long_tests.txt
+	@.venv/bin/python benchmarks/tests_apart.py long --write benchmarks/long_tests.txt
 
 fuzz: .venv/.ready ## damage 10,000 files of every kind and read them, in some hours; write benchmarks/trust/fuzz.md
 	@.venv/bin/python benchmarks/trust/fuzz.py --write benchmarks/trust/fuzz.md

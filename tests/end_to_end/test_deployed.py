@@ -41,7 +41,7 @@ from assay_quantize.engine.quantize import quantize
 from assay_quantize.plan.planner import make_plan
 from assay_quantize.verify.verify import verify
 
-pytestmark = pytest.mark.serve
+pytestmark = [pytest.mark.serve, pytest.mark.long]
 
 TINY_GLM = Path(__file__).resolve().parents[2] / "examples" / "tiny_glm" / "checkpoint"
 HERE = load_recipe(ProfileRecipe, "cpu-emulated").model_copy(update={"concurrency": 16})

@@ -17,7 +17,7 @@ from assay.records.measurement import Measurement
 from assay.records.verdict import GateReport
 from assay_reports.schema import Report
 
-pytestmark = pytest.mark.serve
+pytestmark = [pytest.mark.serve, pytest.mark.long]
 
 TINY_GLM = Path(__file__).resolve().parents[2] / "examples" / "tiny_glm" / "checkpoint"
 LABELS = ("fp8-channel", "fp8-channel-repeat", "bf16", "nvfp4a16", "w4a16-g64")

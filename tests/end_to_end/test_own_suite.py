@@ -18,7 +18,7 @@ from assay.records.verdict import GateReport, RegisteredGates
 from assay_evaluate.tasks.generated import arithmetic_items
 from assay_reports.schema import Report
 
-pytestmark = pytest.mark.serve
+pytestmark = [pytest.mark.serve, pytest.mark.long]
 
 NUM_ITEMS = 40
 

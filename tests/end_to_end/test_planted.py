@@ -28,7 +28,7 @@ from assay_evaluate.run.evaluate import evaluate
 from assay_evaluate.serving.server import Server, ServerSpec, serve
 from assay_evaluate.verdicts.gates import judge
 
-pytestmark = pytest.mark.serve
+pytestmark = [pytest.mark.serve, pytest.mark.long]
 
 CHECKPOINT = Path(__file__).resolve().parents[2] / "examples" / "tiny_glm" / "checkpoint"
 PROFILE = load_recipe(ProfileRecipe, "cpu-emulated").model_copy(update={"concurrency": 16})

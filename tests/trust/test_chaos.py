@@ -51,6 +51,7 @@ def small(tmp_path: Path) -> Path:
 
 
 @pytest.mark.serve
+@pytest.mark.long
 def test_a_disturbed_run_ends_as_another_does(
     tmp_path: Path, small: Path, warm_vllm: WarmVllm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

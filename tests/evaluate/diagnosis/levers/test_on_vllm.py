@@ -19,7 +19,7 @@ from assay_evaluate.diagnosis.levers.reproduction import reproduce
 from assay_evaluate.diagnosis.levers.search import LeverSettings, find_levers
 from assay_evaluate.diagnosis.levers.settings import Setting, Start, facts_of, serve_here
 
-pytestmark = pytest.mark.serve
+pytestmark = [pytest.mark.serve, pytest.mark.long]
 
 BLOCKS = 160
 """Of 32 tokens, handed out in turn. What eight requests need at once is a third of it."""
