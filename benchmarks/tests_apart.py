@@ -30,7 +30,8 @@ def main() -> int:
     failed = False
     for command in (tests, *((str(HERE / program),) for program in words.programs)):
         done = subprocess.run(
-            [sys.executable, *command], cwd=HERE.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+            [sys.executable, *command], cwd=HERE.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            check=False,
         )  # fmt: skip
         printed = [line for line in done.stdout.splitlines() if not line.startswith(("platform ", "cachedir", "rootdir"))]
         lines += ["", f"$ python {' '.join(Path(word).name for word in command)}", *printed, f"exit {done.returncode}"]
