@@ -17,6 +17,7 @@ from assay.recipes.load import load_recipe
 from assay.records.pack import PACK_NAME
 from assay.records.run import folder_name
 from assay.records.screening import Screened, Screening
+from assay.safe_files import read_json_object
 from assay.secret_text import hide_password
 from assay_pipeline.comparison.damage import damage_in, damage_note
 from assay_pipeline.comparison.pack_source import pack_folder
@@ -72,7 +73,9 @@ def screen(
     if pack is None and checkpoints and (Path(checkpoints[0]) / PACK_NAME).is_file():
         pack, checkpoints = Path(checkpoints[0]), checkpoints[1:]
     _check_sides(checkpoints, pack, text)
-    folders = dict(_labelled(checkpoints))  # before torch is imported, which takes seconds
+    folders = dict(_labelled(checkpoints))  # before torch is imported, which takes seconds, and anything is written
+    for folder in folders.values():
+        read_json_object(folder, "config.json")
 
     from assay_quantize.calibration.quiet import quiet
     from assay_quantize.screen.compare import compare_passes

@@ -211,11 +211,13 @@ def test_wrong_words(run: Run, folder: Path, tmp_path: Path) -> None:
         ("--pack", pack, source, "--text", text): f"--text: {pack} has its own texts; leave --text out",
         (source, source, "--device", "tpu"): "--device tpu: did you mean cpu? it takes one of: cpu, cuda",
         (pack,): "give a candidate's folder beside the pack",
+        (source, str(tmp_path)): f"{tmp_path}: has no config.json; a checkpoint folder holds config.json and *.safetensors",
         (source,): "give a reference and a candidate or more, or `--pack PACK` and candidates",
         ("--pack", str(tmp_path / "no"), source): f"{tmp_path}/no: no such folder; give what `assay pack` wrote",
     }
     for words, error in expected.items():
         assert one_error(run("screen", *words, "--out", str(tmp_path / "out"))) == error
+    assert not (tmp_path / "out").exists()
 
 
 def _change_byte(path: Path, place: int) -> None:
