@@ -6,31 +6,26 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assay.callbacks import Say, Track, say_nothing, track_nothing
-from assay.errors import AssayError, CheckpointError
-from assay.foreign_text import check_label, safe_name, shown
-from assay.recipes.load import recipe_names
+from assay.callbacks import Say, say_nothing
+from assay.errors import AssayError
+from assay.foreign_text import check_label, safe_name
 from assay.records.base import sha256_of_file
 from assay.records.diagnosis.lever import LeverReport
 from assay.records.diagnosis.locate import LocateReport
-from assay.records.inspection import Inspection
 from assay.records.probe import ProbeReport, ProbeSettings, ledger_of
 from assay.records.run import folder_name
+from assay_pipeline.comparison.damage import say_damage
 from assay_pipeline.interrupted import interruptible
 from assay_pipeline.places import Place, belongs_to, check_places, place_for, run_holding
 from assay_pipeline.profiles import profile_for
 from assay_pipeline.targets import (
     local_checkpoint,
-    may_be_on_the_hub,
-    no_such_folder,
     resolve_target,
-    take_up_family_of,
     url_in,
 )
 
@@ -38,9 +33,7 @@ if TYPE_CHECKING:
     from assay_evaluate.diagnosis.levers.search import LeverSettings
     from assay_evaluate.diagnosis.locate.locate import Side
     from assay_evaluate.serving.server import ServerSpec
-    from assay_quantize.inspection.files import Files
 
-_HUB_PAGE = re.compile(r"https?://huggingface\.co/(?P<id>[\w.-]+/[\w.-]+)(/(tree|resolve|blob)/(?P<revision>[^/?#]+))?/?")
 NEEDS_LABEL = "--run with a URL: say --label as well; what a server calls itself must not speak for a checkpoint of a run"
 
 
@@ -54,6 +47,7 @@ def _spec_for(
     resolved = resolve_target(target)
     chosen = profile_for(resolved, profile)
     checkpoint = local_checkpoint(resolved.location, say=say)
+    say_damage(checkpoint, say)
     its_run, its_label = belongs_to(resolved, checkpoint, runs)
     name = label or its_label
     place = place_for(command, inside.format(label=name), run=run or its_run, out=out, say=say)
@@ -251,6 +245,8 @@ def locate(
     headers = bearer(api_key_env, "--api-key-env")
     targets = {name: resolve_target(text) for name, text in texts.items() if not url_in(text)}
     folders = {name: local_checkpoint(target.location, say=say) for name, target in targets.items()}
+    for folder in folders.values():
+        say_damage(folder, say)
     profiles = {name: profile_for(target, profile) for name, target in targets.items()}
     its_run = next((run for folder in reversed(folders.values()) if (run := run_holding(folder)) is not None), None)
     names = (safe_name(text) if url_in(text) else folder_name(Path(text).expanduser()) for text in texts.values())
@@ -271,48 +267,3 @@ def locate(
     record = (place or new_place()).records / "location.json"
     report.save(record)
     return report, record
-
-
-# ------------------------------------------------------------------------------------------------ inspect
-def inspect(
-    target: str,
-    *,
-    source: str | None = None,
-    deep: bool = False,
-    headers_only: bool = False,
-    track: Track = track_nothing,
-) -> Inspection:
-    """Inspect the checkpoint that `target` names. Reads, and writes nothing.
-
-    source: the base it was made from, named the same way. deep: read the weights too. headers_only: read no data at all.
-    Without either, scales of a folder are read and those of a hub id or URL are not. CheckpointError: nothing can be read.
-    """
-    from assay_quantize.inspection.inspect import inspect as inspect_files
-
-    if deep and headers_only:
-        raise CheckpointError("--deep and --headers-only: one reads all of the data and the other none; give one of them")
-    files = files_of(target)
-    if files.is_local and Path(files.location).is_dir():
-        take_up_family_of(Path(files.location))
-    base = None if source is None else files_of(source)
-    scales = deep or (files.is_local and not headers_only)
-    return inspect_files(files, source=base, scales=scales, weights=deep, track=track)
-
-
-def files_of(text: str) -> Files:
-    """The files that `text` names. CheckpointError says what was tried."""
-    from assay_quantize.inspection.files import FolderFiles, HubFiles, UrlFiles
-
-    if (page := _HUB_PAGE.fullmatch(text)) is not None:
-        return HubFiles(page["id"], page["revision"] or "main")
-    if text.startswith(("http://", "https://")):
-        return UrlFiles(text)
-    if text in recipe_names("models"):
-        location = resolve_target(text).location
-        return FolderFiles(Path(location.path)) if location.path is not None else HubFiles(str(location.hub), location.revision)
-    folder = Path(text).expanduser()
-    if folder.exists() or not may_be_on_the_hub(text):
-        if not folder.exists():
-            raise CheckpointError(no_such_folder(text, folder))
-        return FolderFiles(folder)
-    return HubFiles(shown(text))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from assay.callbacks import Say
 from assay.errors import AssayError
 from assay.foreign_text import shown
 
@@ -25,9 +27,23 @@ def damage_in(folder: Path) -> str | None:
     from assay_quantize.inspection.inspect import inspect
 
     try:
-        findings = inspect(FolderFiles(folder)).findings
+        return _damage(inspect(FolderFiles(folder)).findings)
     except AssayError:
         return None
+
+
+def damage_in_repository(hub_id: str) -> str | None:
+    """The same of a repository of the hub, as far as headers and small files show."""
+    from assay_quantize.inspection.files import HubFiles
+    from assay_quantize.inspection.inspect import inspect
+
+    try:
+        return _damage(inspect(HubFiles(hub_id), scales=False).findings)
+    except AssayError:
+        return None
+
+
+def _damage(findings: Iterable[Finding]) -> str | None:
     damages = [finding for finding in findings if finding.severity in ("fails", "wrong")]
     if not damages:
         return None
@@ -36,9 +52,15 @@ def damage_in(folder: Path) -> str | None:
     return named + more
 
 
-def damage_note(folder: Path, damage: str) -> str:
+def say_damage(folder: Path, say: Say) -> None:
+    """A note of what is damaged in a checkpoint that is about to be served: faults are looked for elsewhere then."""
+    if (damage := damage_in(folder)) is not None:
+        say(f"note: {damage_note(folder, damage)}")
+
+
+def damage_note(location: Path | str, damage: str) -> str:
     """The clause in a sentence that names the command which tells all."""
-    return f"`assay inspect {shlex.quote(str(folder))}` finds it damaged: {damage}"
+    return f"`assay inspect {shlex.quote(str(location))}` finds it damaged: {damage}"
 
 
 def _in_words(finding: Finding) -> str:

@@ -14,10 +14,10 @@ from assay.records.link import LinkAnswer, LinkStep
 from assay.records.manifest import load_manifest
 from assay.records.pack import PACK_NAME
 from assay.records.screening import Screening
+from assay_pipeline.comparison.inspecting import inspect
 from assay_pipeline.comparison.screen_passes import Arithmetic
 from assay_pipeline.comparison.screening import PAGE_NAME, screen
-from assay_pipeline.diagnosing import inspect
-from assay_pipeline.targets import gguf_files, url_in
+from assay_pipeline.targets import gguf_files, may_be_on_the_hub, url_in
 
 MAY_BE_BASE = "nothing in it is quantized and it names no base: it may be one itself"
 IS_GGUF = "GGUF is inspected and not screened; a model in GGUF is compared as a server"
@@ -35,9 +35,9 @@ def judge_link(
     say: Say = say_nothing,
     track: Track = track_nothing,
 ) -> LinkAnswer:
-    """target: a folder, a hub id or the URL of files. base: folder or pack of its base; None: the one that it was made from, or
-    that it names, if that is on this machine (in the Hugging Face cache). text, num_tokens, arithmetic, device, out: as of
-    `screen`.
+    """target: a folder, a hub id or the URL of files. base: folder, hub id or pack of its base; None: the one that it was made
+    from, or that it names, if that is on this machine (in the Hugging Face cache). Weights come from the hub if `base` is
+    given, and not otherwise: they may be a terabyte. text, num_tokens, arithmetic, device, out: as of `screen`.
 
     AssayError: nothing can be read at `target`, or there is no `base`.
     """
@@ -45,11 +45,11 @@ def judge_link(
     folder = Path(inspection.checkpoint).expanduser()
     named = inspection.facts.base_model
     reference = base or source_here(folder) or (None if named is None else cached(named))
-    screening, reason = None, _not_comparable(inspection, folder, reference)
+    screening, reason = None, _not_comparable(inspection, folder, reference, may_download=base is not None)
     if reason is None and reference is not None:
         try:
             screening, path = screen(
-                [reference, str(folder)],
+                [reference, str(folder) if folder.is_dir() else inspection.checkpoint],
                 text=text,
                 num_tokens=num_tokens,
                 arithmetic=arithmetic,
@@ -97,12 +97,15 @@ def cached(name: str) -> str | None:
         return None
 
 
-def _not_comparable(inspection: Inspection, folder: Path, reference: str | None) -> str | None:
+def _not_comparable(inspection: Inspection, folder: Path, reference: str | None, *, may_download: bool) -> str | None:
     """Why there is no screening; None: there can be one."""
     if gguf_files(folder):
         return IS_GGUF
     if not folder.is_dir():
-        return "its weights are not on this machine; download it and give the folder"
+        if not may_be_on_the_hub(inspection.checkpoint):
+            return "its weights are not on this machine; download it and give the folder"
+        if not may_download:
+            return "its weights are on the hub; with --base they are read from there, a shard at a time"
     if inspection.facts.method is None and reference is None:
         return MAY_BE_BASE
     if reference is None:
@@ -131,7 +134,8 @@ def _steps(
         engine = "llama-server" if gguf_files(folder) else "an engine that has its method"
         served = f"serve it with {engine}, and the model that it was made of, and judge it by their URLs"
         return [LinkStep(sentence=served, command="assay judge REFERENCE_URL URL")]
-    if screening is None and reference is None and folder.is_dir():
+    on_hub = may_be_on_the_hub(inspection.checkpoint)
+    if screening is None and (on_hub or (reference is None and folder.is_dir())):
         steps.append(
             LinkStep(
                 sentence="compare it with its base, token by token, without a server",

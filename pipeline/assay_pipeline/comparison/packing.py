@@ -10,20 +10,18 @@ from pathlib import Path
 
 from assay.callbacks import Say, say_nothing
 from assay.errors import AssayError, CheckpointError
-from assay.records.base import sha256_of_file
 from assay.records.pack import PACK_NAME, Pack
 from assay.records.run import folder_name
 from assay.records.screening import Numerics, Panel, StatedTexts
-from assay_pipeline.comparison.checkpoints import foreign_in
-from assay_pipeline.comparison.damage import damage_in, damage_note
-from assay_pipeline.comparison.screen_passes import Arithmetic, PassRunner, check_device, numerics_of, opened, panel_of
+from assay_pipeline.comparison.screen_passes import Arithmetic, PassRunner, check_device, numerics_of, panel_of
+from assay_pipeline.comparison.screen_sources import ScreenSource, check_place, source_of
 from assay_pipeline.comparison.screen_texts import read_panel
 from assay_pipeline.interrupted import interruptible
 from assay_pipeline.targets import foreign_note, take_up_family_of
 
 
 def pack(
-    reference: Path,
+    reference: str | Path,
     *,
     text: Sequence[Path],
     out: Path,
@@ -37,47 +35,50 @@ def pack(
 ) -> Pack:
     """Write a pack of `reference` to `out`; a killed one goes on with its layer.
 
-    A whole one of the same weights, texts and numerics is left as it is. text, num_tokens, length, arithmetic, device: as of
-    `screen`. with_head: False leaves out the head, of which the hash is held. stated: what is said of the texts beside what
-    their files say. AssayError: `out` holds something else; the checkpoint is damaged, or cannot be read or
-    run.
+    reference: a folder or an id of the hub. A whole one of the same weights, texts and numerics is left as it is. text,
+    num_tokens, length, arithmetic, device: as of `screen`. with_head: False leaves out the head, of which the hash is held.
+    stated: what is said of the texts beside what their files say. AssayError: `out` holds something else; the checkpoint is
+    damaged, or cannot be read or run.
     """
     from assay_quantize.calibration.quiet import quiet
     from assay_quantize.screen.draft import DRAFTS, write_drafts
     from assay_quantize.screen.pack import CONFIG, FLOOR_TEXTS, STATES, floor, head_sha256, seal, write_head, write_texts
     from assay_quantize.screen.texts import stated_in
 
-    if not reference.is_dir():
-        raise CheckpointError(f"{reference}: give a checkpoint's folder")
+    check_place(str(reference))
     check_device(device)
-    foreign = _checked(reference, say)
     work = out.absolute().with_name(f".{out.absolute().name}.partial")
     is_empty = not out.exists() or (out.is_dir() and not any(out.iterdir()))
     if not is_empty and not (out / PACK_NAME).is_file() and not work.is_dir():  # a killed one was about to move its files
         raise AssayError(f"{out}: is not empty; give a new folder as --out")
+    source = source_of(str(reference), work / "hub", say)
+    foreign = _checked(source, say)
     runner = PassRunner(arithmetic, device, work / "passes", say)
-    with quiet(), interruptible(lambda: f"layers that are done are kept in {work}; the same command goes on"):
-        texts = read_panel(text, reference, num_tokens, length)
+    with (
+        quiet(),
+        interruptible(lambda: f"layers that are done are kept in {work}; the same command goes on"),
+        source.opened() as stored,
+    ):
+        texts = read_panel(text, source.folder, num_tokens, length)
         said = {} if stated is None else stated.model_dump(exclude_none=True)
         panel = panel_of([path.name for path in text], texts, stated_in(text).model_copy(update=said))
         say(f"{panel.num_texts} texts, {panel.num_tokens:,} tokens scored")
         if (out / PACK_NAME).is_file():
-            return _same_pack(out, reference, panel, numerics_of(arithmetic, device), with_head)
+            return _same_pack(out, source, panel, numerics_of(arithmetic, device), with_head)
         scored = [entry.scored for entry in texts]
         few = scored[:FLOOR_TEXTS]
-        with opened(reference) as stored:
-            made = runner.run("reference", stored, reference, scored, num_doubled=len(few))
-            tensors = made.model.head_tensors()
-            doubled = replace(made, states=replace(made.states, first=len(scored)))
-            floors = [floor("batch shape", few, made.side(), replace(doubled, model=runner.model(stored)).side())]
-            other: Arithmetic = "bf16" if arithmetic == "fp32" else "fp32"
-            otherwise = replace(runner, arithmetic=other).run(f"in-{other}", stored, reference, few)
-            floors.append(floor("arithmetic", few, replace(made, model=runner.model(stored)).side(), otherwise.side()))
+        made = runner.run("reference", stored, source, scored, num_doubled=len(few))
+        tensors = made.model.head_tensors()
+        doubled = replace(made, states=replace(made.states, first=len(scored)))
+        floors = [floor("batch shape", few, made.side(), replace(doubled, model=runner.model(stored)).side())]
+        other: Arithmetic = "bf16" if arithmetic == "fp32" else "fp32"
+        otherwise = replace(runner, arithmetic=other).run(f"in-{other}", stored, source, few)
+        floors.append(floor("arithmetic", few, replace(made, model=runner.model(stored)).side(), otherwise.side()))
         folder = work / "pack"
         shutil.rmtree(folder, ignore_errors=True)
         made.states.linked(folder / STATES, len(scored))
         write_texts(folder, texts)
-        shutil.copyfile(reference / CONFIG, folder / CONFIG)
+        shutil.copyfile(source.folder / CONFIG, folder / CONFIG)
         if not isinstance(made.drafts, str):
             write_drafts(folder / DRAFTS, made.drafts)
         if with_head:
@@ -85,7 +86,7 @@ def pack(
         record = seal(
             folder,
             {
-                "reference": folder_name(reference),
+                "reference": folder_name(source.folder) if source.mirror is None else source.location,
                 "reference_sha256": made.sha256,
                 "reference_stored_as": stored.what,
                 "foreign_reference": foreign,
@@ -98,35 +99,34 @@ def pack(
                 "floors": tuple(floors),
             },
         )
-        out.mkdir(parents=True, exist_ok=True)
-        for path in sorted(folder.iterdir(), key=lambda path: path.name == PACK_NAME):  # the record last
-            shutil.rmtree(out / path.name, ignore_errors=True)  # of one that was killed here
-            os.replace(path, out / path.name)
-        shutil.rmtree(work)
+    out.mkdir(parents=True, exist_ok=True)
+    for path in sorted(folder.iterdir(), key=lambda path: path.name == PACK_NAME):  # the record last
+        shutil.rmtree(out / path.name, ignore_errors=True)  # of one that was killed here
+        os.replace(path, out / path.name)
+    shutil.rmtree(work)
     return record
 
 
-def _checked(reference: Path, say: Say) -> str | None:
+def _checked(source: ScreenSource, say: Say) -> str | None:
     """How the reference is quantized, if it is a copy, which is said. CheckpointError: it is damaged; whoever screens against
     the pack has no weights to find that in."""
-    take_up_family_of(reference)
-    if (damage := damage_in(reference)) is not None:
+    take_up_family_of(source.folder)
+    if (damage := source.damage()) is not None:
         raise CheckpointError(
-            f"{reference}: {damage_note(reference, damage)}; candidates would be compared with the damage; give a whole "
+            f"{source.location}: {source.damage_note(damage)}; candidates would be compared with the damage; give a whole "
             "checkpoint"
         )
-    if (foreign := foreign_in(reference)) is not None:
-        say(f"note: {foreign_note(str(reference), foreign)}")
+    if (foreign := source.foreign()) is not None:
+        say(f"note: {foreign_note(source.location, foreign)}")
     return foreign
 
 
-def _same_pack(out: Path, reference: Path, panel: Panel, numerics: Numerics, with_head: bool) -> Pack:
+def _same_pack(out: Path, source: ScreenSource, panel: Panel, numerics: Numerics, with_head: bool) -> Pack:
     """The pack that is there. AssayError: it is another."""
-    from assay_evaluate.run.identity import checkpoint_sha256
     from assay_quantize.screen.pack import open_pack
 
     record = open_pack(out).record
-    asked = (checkpoint_sha256(reference, sha256_of_file), panel, numerics, with_head)
+    asked = (source.sha256(), panel, numerics, with_head)
     if (record.reference_sha256, record.panel, record.numerics, record.holds_head) != asked:
         raise AssayError(f"{out}: holds another pack, of {record.reference}; give a new folder as --out")
     return record

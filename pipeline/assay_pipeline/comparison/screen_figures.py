@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assay.errors import AssayError
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from assay_evaluate.divergence.drift import Positions
     from assay_evaluate.divergence.positions import PositionDivergence, ScoredDocument
     from assay_pipeline.comparison.screen_passes import MadePass, ScreenReference
+    from assay_pipeline.comparison.screen_sources import ScreenSource
     from assay_quantize.decoding.open_stored import StoredCheckpoint
     from assay_quantize.screen.compare import TextDivergence
     from assay_quantize.screen.draft import DraftAcceptance
@@ -63,8 +63,8 @@ def _documents(
 
 
 def screened_candidate(
-    label: str, folder: Path, stored: StoredCheckpoint, made: MadePass, gate: DivergenceGate, reference: ScreenReference,
-    values: Sequence[TextDivergence], routers: tuple[RouterChange, ...],
+    label: str, source: ScreenSource, stored: StoredCheckpoint, made: MadePass, gate: DivergenceGate,
+    reference: ScreenReference, values: Sequence[TextDivergence], routers: tuple[RouterChange, ...],
 ) -> Screened:  # fmt: skip
     import numpy as np
 
@@ -85,12 +85,12 @@ def screened_candidate(
     }
     entropy_N = np.concatenate([text.entropy_P for text in values])
     ends = [*(low for low, _ in ENTROPY[1:]), math.inf]
-    bits = weight_bits(folder)
-    limit = limit_for(gate, bits, None, weight_shares=weight_shares(folder, bits))
+    bits = weight_bits(source.folder)
+    limit = limit_for(gate, bits, None, weight_shares=weight_shares(source.folder, bits))
     word, needed = _word(drift, limit.value, surprise_of(values))
     return Screened(
         label=label,
-        location=str(folder),
+        location=source.location,
         weights_sha256=made.sha256,
         stored_as=stored.what,
         bits_per_weight=8 * sum(w.num_bytes for w in stored.weights) / sum(w.shape[0] * w.shape[1] for w in stored.weights),

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from assay.callbacks import Say
 from assay.errors import AssayError, QuantizeError
-from assay.records.base import sha256_of_file
 from assay.records.pack import Pack
 from assay.records.screening import AppliedFloor, Numerics, Panel, StatedTexts
-from assay_pipeline.comparison.checkpoints import foreign_in
-from assay_pipeline.targets import take_up_family_of
+from assay_pipeline.comparison.screen_sources import ScreenSource
 
 if TYPE_CHECKING:
     from assay_quantize.decoding.open_stored import StoredCheckpoint
@@ -28,17 +25,6 @@ if TYPE_CHECKING:
     from assay_quantize.sensitivity.texts import ScoredText
 
 Arithmetic = Literal["fp32", "bf16"]
-
-
-@contextmanager
-def opened(folder: Path) -> Iterator[StoredCheckpoint]:
-    """A checkpoint of any format, read as the weights it stands for."""
-    from assay_quantize.checkpoint.checkpoint import open_checkpoint
-    from assay_quantize.decoding.open_stored import open_stored
-
-    take_up_family_of(folder)
-    with open_stored(open_checkpoint(folder, allow_quantized=True)) as stored:
-        yield stored
 
 
 @dataclass(frozen=True)
@@ -76,13 +62,12 @@ class PassRunner:
         return LayerModel(stored, dtype, self.device)
 
     def run(
-        self, label: str, stored: StoredCheckpoint, checkpoint: Path, texts: Sequence[ScoredText], *, num_doubled: int = 0
+        self, label: str, stored: StoredCheckpoint, source: ScreenSource, texts: Sequence[ScoredText], *, num_doubled: int = 0
     ) -> MadePass:
         """num_doubled: as of `run_pass`."""
-        from assay_evaluate.run.identity import checkpoint_sha256
         from assay_quantize.screen.forward import pass_identity, run_pass
 
-        sha256 = checkpoint_sha256(checkpoint, sha256_of_file)
+        sha256 = source.sha256()
         model = self.model(stored)
         states = run_pass(
             model, texts, self.folder / label, pass_identity(sha256, texts, model),
@@ -143,13 +128,13 @@ class ScreenReference:
 
 
 def reference_checkpoint(
-    label: str, stored: StoredCheckpoint, folder: Path, texts: list[ScreenText], panel: Panel, runner: PassRunner
+    label: str, stored: StoredCheckpoint, source: ScreenSource, texts: list[ScreenText], panel: Panel, runner: PassRunner
 ) -> ScreenReference:
     """Its pass over texts, made."""
-    made = runner.run(label, stored, folder, [entry.scored for entry in texts])
+    made = runner.run(label, stored, source, [entry.scored for entry in texts])
     return ScreenReference(
-        str(folder), made.sha256, stored.what, panel, texts, made.states, made.drafts,
-        lambda _candidate: replace(made, model=runner.model(stored)).side(), foreign=foreign_in(folder),
+        source.location, made.sha256, stored.what, panel, texts, made.states, made.drafts,
+        lambda _candidate: replace(made, model=runner.model(stored)).side(), foreign=source.foreign(),
     )  # fmt: skip
 
 

@@ -9,17 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assay.callbacks import Say, say_nothing
-from assay.errors import AssayError, CheckpointError
-from assay.foreign_text import shown
+from assay.errors import AssayError
 from assay.installation import data_file
 from assay.recipes.gate import DivergenceGate, GateRecipe
 from assay.recipes.load import load_recipe
 from assay.records.pack import PACK_NAME
-from assay.records.run import folder_name
 from assay.records.screening import Screened, Screening
-from assay.safe_files import read_json_object
-from assay.secret_text import hide_password
-from assay_pipeline.comparison.damage import damage_in, damage_note
 from assay_pipeline.comparison.pack_source import pack_folder
 from assay_pipeline.comparison.screen_cost import Most, estimated, shown_estimate
 from assay_pipeline.comparison.screen_figures import rankings_of, router_changes, screened_candidate, surprise_of
@@ -28,15 +23,15 @@ from assay_pipeline.comparison.screen_passes import (
     PassRunner,
     check_device,
     numerics_of,
-    opened,
     panel_of,
     reference_checkpoint,
     reference_pack,
 )
+from assay_pipeline.comparison.screen_sources import check_place, label_of, source_of
 from assay_pipeline.comparison.screen_texts import read_panel
 from assay_pipeline.interrupted import interruptible
 from assay_pipeline.places import place_for
-from assay_pipeline.targets import foreign_note, no_such_folder
+from assay_pipeline.targets import foreign_note
 
 if TYPE_CHECKING:
     from assay_quantize.screen.compare import TextDivergence
@@ -62,8 +57,8 @@ def screen(
 ) -> tuple[Screening, Path]:
     """The record, and where it was written.
 
-    checkpoints: folders, the reference first, which may be a pack. pack: a folder, or a data set of the hub; it stands for the
-    reference, and all are candidates.
+    checkpoints: folders and ids of the hub, the reference first, which may be a pack. pack: a folder, or a data set of the hub;
+    it stands for the reference, and all are candidates.
     text: files of plain text or JSON lines, and folders of runs, of which the texts that their reference wrote count; none: the
     shipped panel, or the texts of the pack. num_tokens: scored, of all texts; length: of one, at most; None: so that there are
     about 40 texts. gates: whose limits FAIL is about. most: what it may take, or it is not begun. out: folder of the record and
@@ -73,9 +68,7 @@ def screen(
     if pack is None and checkpoints and (Path(checkpoints[0]) / PACK_NAME).is_file():
         pack, checkpoints = Path(checkpoints[0]), checkpoints[1:]
     _check_sides(checkpoints, pack, text)
-    folders = dict(_labelled(checkpoints))  # before torch is imported, which takes seconds, and anything is written
-    for folder in folders.values():
-        read_json_object(folder, "config.json")
+    places = dict(_labelled(checkpoints))  # before torch is imported, which takes seconds, and anything is written
 
     from assay_quantize.calibration.quiet import quiet
     from assay_quantize.screen.compare import compare_passes
@@ -94,37 +87,38 @@ def screen(
         interruptible(lambda: f"layers that are done are kept in {place.records}; the same command goes on"),
         ExitStack() as open_files,
     ):
-        stored = {label: open_files.enter_context(opened(folder)) for label, folder in folders.items()}
-        damages = {label: damage for label, folder in folders.items() if (damage := damage_in(folder)) is not None}
+        sources = {label: source_of(text, place.records / "hub" / label, say) for label, text in places.items()}
+        stored = {label: open_files.enter_context(source.opened()) for label, source in sources.items()}
+        damages = {label: damage for label, source in sources.items() if (damage := source.damage()) is not None}
         of_pack = None if place_of_pack is None else open_pack(place_of_pack)
-        first = next(iter(folders))
-        entries = read_panel(text, folders[first], num_tokens, length) if of_pack is None else of_pack.texts
+        first = next(iter(sources))
+        entries = read_panel(text, sources[first].folder, num_tokens, length) if of_pack is None else of_pack.texts
         panel = panel_of(list(map(str, text)), entries, stated_in(text)) if of_pack is None else of_pack.record.panel
         texts = [entry.scored for entry in entries]
         for label, damage in damages.items():
-            say(f"note: {label}: {damage_note(folders[label], damage)}")
+            say(f"note: {label}: {sources[label].damage_note(damage)}")
         say(f"{panel.num_texts} texts, {panel.num_tokens:,} tokens scored")
         estimate = estimated(
-            {label: runner.cost(label, stored[label], texts) for label in folders}, texts, most or Most(), place.records
+            {label: runner.cost(label, stored[label], texts) for label in sources}, texts, most or Most(), place.records
         )
         if estimate is not None:
             say(f"estimate: {shown_estimate(estimate)}")
         if of_pack is not None:
             reference = reference_pack(of_pack, runner)
         else:
-            reference = reference_checkpoint(first, stored[first], folders.pop(first), entries, panel, runner)
+            reference = reference_checkpoint(first, stored[first], sources.pop(first), entries, panel, runner)
         if reference.foreign is not None:
             say(f"note: {foreign_note(reference.location, reference.foreign)}")
         screened: list[Screened] = []
         values: dict[str, list[TextDivergence]] = {}
-        for label, folder in folders.items():
+        for label, source in sources.items():
             reference.check(stored[label])  # another model is refused before hours of work
-            made = runner.run(label, stored[label], folder, texts)
+            made = runner.run(label, stored[label], source, texts)
             say(f"{label}: head against head")
             side = made.side()
             values[label] = list(compare_passes(texts, reference.side_for(stored[label]), side))
             routers = router_changes(reference.texts, reference.states, made.states)
-            screened.append(screened_candidate(label, folder, stored[label], made, gate, reference, values[label], routers))
+            screened.append(screened_candidate(label, source, stored[label], made, gate, reference, values[label], routers))
     screened.sort(key=lambda candidate: candidate.drift.kl_mean.value)
     record = Screening(
         reference=reference.location,
@@ -161,26 +155,17 @@ def _check_sides(checkpoints: Sequence[str], pack: str | Path | None, text: Sequ
         raise AssayError(f"--text: {pack} has its own texts; leave --text out")
 
 
-def _labelled(texts: Sequence[str]) -> Iterator[tuple[str, Path]]:
+def _labelled(texts: Sequence[str]) -> Iterator[tuple[str, str]]:
     used: set[str] = set()
     for text in texts:
-        if "://" in text:
-            raise AssayError(
-                f"{shown(hide_password(text))}: is an address, and weights are read here; give a checkpoint's folder, or "
-                "compare servers with `assay judge`"
-            )
-        folder = Path(text).expanduser()
-        if not folder.is_dir():
-            raise CheckpointError(
-                no_such_folder(text, folder) if not folder.exists() else f"{text}: give a checkpoint's folder"
-            )
-        label = folder_name(folder)
+        check_place(text)
+        label = label_of(text)
         number = 1
         while label in used:
             number += 1
-            label = f"{folder_name(folder)}-{number}"
+            label = f"{label_of(text)}-{number}"
         used.add(label)
-        yield label, folder
+        yield label, text
 
 
 def _gate(name: str) -> DivergenceGate:

@@ -6,7 +6,7 @@ import json
 import os
 import struct
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,6 +46,9 @@ class OpenShards:
                 shard.residency.close()
                 os.close(shard.descriptor)
             self._shards.clear()
+
+    def release(self, shards: Collection[str]) -> None:
+        """They are the user's, and stay."""
 
     def open(self, name: str) -> OpenShard:
         with self._lock:

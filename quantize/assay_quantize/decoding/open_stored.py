@@ -6,7 +6,7 @@ tensors and from what config.json says of numbers. A module that cannot be read 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
@@ -43,6 +43,9 @@ class ShardReader(Protocol):
 
     def read_into(self, view: memoryview, name: str, begin: int, if_shorter: str, /) -> None:
         """Fill `view` from byte `begin` of a shard on."""
+
+    def release(self, shards: Collection[str], /) -> None:
+        """Nothing of these is read again soon: what they take elsewhere than in a folder of the user's can go."""
 
     def close(self) -> None:
         """No more is read."""
@@ -94,6 +97,18 @@ class StoredCheckpoint:
         """Close all files."""
         if self._shards is not None:
             self._shards.close()
+
+    def release(self, shards: Collection[str]) -> None:
+        """As of `ShardReader`."""
+        if self._shards is not None:
+            self._shards.release(shards)
+
+    def shards_of(self, name: str) -> set[str]:
+        """The files that a weight, or a tensor that is none, lies in."""
+        if name in self.others:
+            return {self.others[name].shard}
+        weight = self.weight(name)
+        return {part.header.shard for part in weight.parts.values()} | {header.shard for header in weight.beside.values()}
 
     def weight(self, name: str) -> StoredWeight:
         """By name, with or without `.weight`. CheckpointError: there is none, or it cannot be read."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -119,6 +120,9 @@ class FilesReader:
             if len(piece) != end - at:
                 raise CheckpointError(f"{self._files.location}/{name}: {if_shorter}")
             view[at:end] = piece
+
+    def release(self, shards: Collection[str], /) -> None:
+        """Nothing of them is held."""
 
     def close(self) -> None:
         """The files stay open: they belong to the inspection."""

@@ -104,7 +104,7 @@ def stage_shard(plan: Plan, checkpoint: Checkpoint, need: Need, folder: Path) ->
             if file in need.whole:
                 hub.download(file, path)
             else:
-                _write_hollow(path, _header_of(checkpoint.folder / file), checkpoint.shards[file])
+                write_hollow(path, header_of(checkpoint.folder / file), checkpoint.shards[file])
                 hub.download_ranges(file, need.ranges[file], path)
         _set_time(path, hub.files[file].content)
 
@@ -261,7 +261,7 @@ class HubStream:
                     write_text_atomically(_mark_path(self.folder / file), self._hub.files[file].content)
                 else:  # a version of the file with all ranges that its holders need
                     arriving = self.folder / f".{file}.ranges"
-                    _write_hollow(arriving, _header_of(self.folder / file), self._checkpoint.shards[file])
+                    write_hollow(arriving, header_of(self.folder / file), self._checkpoint.shards[file])
                     with self._lock:
                         ranges = self._held_ranges(file)
                     self._hub.download_ranges(file, ranges, arriving)
@@ -275,7 +275,7 @@ class HubStream:
             return
         _mark_path(path).unlink(missing_ok=True)
         arriving = self.folder / f".{file}.smaller"
-        _write_hollow(arriving, _header_of(path), self._checkpoint.shards[file])
+        write_hollow(arriving, header_of(path), self._checkpoint.shards[file])
         with naming(path), path.open("rb") as old, arriving.open("r+b") as new:
             for begin, end in self._held_ranges(file):
                 old.seek(begin)
@@ -311,7 +311,7 @@ class HubStream:
                     self._hub.download(name, path)
         for name, (header, num_bytes) in zip(missing, self._hub.read_headers(missing), strict=True):
             arriving = self.folder / f".{name}.ranges"
-            _write_hollow(arriving, header, num_bytes)
+            write_hollow(arriving, header, num_bytes)
             self._put(arriving, name)
         write_text_atomically(commit_path, commit)
         checkpoint = open_checkpoint(self.folder)
@@ -335,14 +335,14 @@ def _is_whole(path: Path, content: str) -> bool:
         return False
 
 
-def _header_of(path: Path) -> bytes:
+def header_of(path: Path) -> bytes:
     """The header of a safetensors file as it is stored, its length in front."""
     with path.open("rb") as file:
         length = file.read(8)
         return length + file.read(int.from_bytes(length, "little"))
 
 
-def _write_hollow(path: Path, header: bytes, num_bytes: int) -> None:
+def write_hollow(path: Path, header: bytes, num_bytes: int) -> None:
     with naming(path), path.open("wb") as file:
         file.write(header)
         file.truncate(num_bytes)

@@ -132,6 +132,7 @@ def run_pass(
                     save_file(experts, partial)
         if before is not None:
             shutil.rmtree(before)
+        model.release(layer)
         say(f"layer {layer + 1} of {model.num_layers}")
     return ScreenPass(folder, model.num_layers)
 

@@ -9,6 +9,8 @@ arithmetic; experts are decoded one after the other into the parameter that hold
 
 from __future__ import annotations
 
+import functools
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +23,7 @@ from torch import Tensor, nn
 from assay.errors import PlanError, QuantizeError
 from assay.quantities import and_more, size
 from assay.recipes.families import family_of
-from assay.recipes.family_names import names_of
+from assay.recipes.family_names import names_of, split_layer
 from assay.recipes.text_config import text_of
 from assay_quantize.calibration.quiet import loading
 from assay_quantize.decoding.activations import InputRounding, RoundedInputs
@@ -275,6 +277,27 @@ class LayerModel:
     def load(self, layer: int) -> LayerInputs:
         """Read the weights of a layer, which may go on in another thread while one before it runs; for `filled`."""
         return LayerInputs(self._fill(self._layers[layer], f"{self.prefix}.{layer}."))
+
+    def release(self, layer: int) -> None:
+        """No pass reads layers up to `layer` again: shards that hold nothing else are released (`ShardReader`)."""
+        self.stored.release([shard for shard, last in self._last_layer_of_shards.items() if last <= layer])
+
+    @functools.cached_property
+    def _last_layer_of_shards(self) -> dict[str, float]:
+        """What is outside of decoder layers is read for the head, and MTP blocks for drafts, behind the last layer."""
+        last_layer_of: dict[str, float] = {}
+        for name, sources in self._sources.items():
+            place = split_layer(name) if name.startswith(f"{self.prefix}.") else None
+            for source in sources:
+                for shard in self.stored.shards_of(source.name):
+                    last = math.inf if place is None else place.layer
+                    last_layer_of[shard] = max(last, last_layer_of.get(shard, 0))
+        read = self.source_names()
+        for name in (*(weight.name for weight in self.stored.weights), *self.stored.others):
+            place = split_layer(name)
+            if name not in read and place is not None and (place.root.startswith("mtp") or place.layer >= self.num_layers):
+                last_layer_of |= dict.fromkeys(self.stored.shards_of(name), math.inf)
+        return last_layer_of
 
     def layer_bytes(self, layer: int) -> int:
         """Of its weights, as it runs."""

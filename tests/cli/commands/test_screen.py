@@ -230,7 +230,7 @@ def test_arguments_are_looked_at_before_torch_is_imported(tmp_path: Path) -> Non
         "import sys; sys.modules['torch'] = None\n"
         "from assay.errors import AssayError\n"
         "from assay_pipeline.comparison.screening import screen\n"
-        "for words in (['.'], ['.', './nothing']):\n"
+        "for words in (['.'], ['./nothing', '.'], ['.', '.']):\n"
         "    try: screen(words)\n"
         "    except AssayError as error: print(error)\n"
     )
@@ -239,4 +239,5 @@ def test_arguments_are_looked_at_before_torch_is_imported(tmp_path: Path) -> Non
         "give a reference and a candidate or more, or `--pack PACK` and candidates",
         f"./nothing: no such folder: {tmp_path} has no 'nothing'; give a checkpoint's folder (with config.json and "
         "*.safetensors)",
+        ".: has no config.json; a checkpoint folder holds config.json and *.safetensors",
     ], done.stderr

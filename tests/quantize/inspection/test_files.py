@@ -15,7 +15,7 @@ from published import is_expert, modelopt_nvfp4, of_model, publish, put
 
 from assay.errors import CheckpointError
 from assay.records.inspection import Inspection
-from assay_pipeline.diagnosing import inspect
+from assay_pipeline.comparison.inspecting import inspect
 
 EXCLUDE = ["lm_head", "*.mlp.gate", "*.self_attn.*"]
 EXPERT = "model.layers.2.mlp.experts.1"

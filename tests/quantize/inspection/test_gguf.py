@@ -14,7 +14,7 @@ from gguf_models import BLOCKS, EXPERTS, HIDDEN, INNER, Keys, Shapes, put, small
 
 from assay.errors import CheckpointError
 from assay.records.inspection import Inspection, StoredForm
-from assay_pipeline.diagnosing import inspect as inspect_target
+from assay_pipeline.comparison.inspecting import inspect as inspect_target
 from assay_quantize.decoding.gguf_files import BLOCK_TYPES
 from assay_quantize.decoding.gguf_header import read_header
 from assay_quantize.inspection.files import FolderFiles

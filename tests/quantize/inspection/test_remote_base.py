@@ -17,7 +17,7 @@ from assay.errors import CheckpointError
 from assay.recipes.load import load_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.inspection import Inspection
-from assay_pipeline.diagnosing import inspect
+from assay_pipeline.comparison.inspecting import inspect
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.engine.quantize import quantize
 from assay_quantize.inspection import compare

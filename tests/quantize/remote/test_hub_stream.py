@@ -539,7 +539,7 @@ def test_a_local_source_cannot_be_streamed(model: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "write",
     [
-        lambda path: hub_stream._write_hollow(path, bytes(2000), 4000),
+        lambda path: hub_stream.write_hollow(path, bytes(2000), 4000),
         lambda path: hub_stream.write_text_atomically(path, "0" * 2000),
     ],
 )

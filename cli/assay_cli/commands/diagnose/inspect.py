@@ -10,7 +10,7 @@ from assay_cli.options import FamilyOption, JsonOption
 from assay_cli.progress import track
 from assay_cli.shown.inspection import print_inspection
 from assay_cli.terminal import emit, results
-from assay_pipeline.diagnosing import inspect as inspect_target
+from assay_pipeline.comparison.inspecting import inspect as inspect_target
 
 
 def inspect(

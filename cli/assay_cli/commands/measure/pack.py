@@ -17,7 +17,7 @@ from assay_pipeline.comparison.screening import shipped_panel
 
 
 def pack(
-    reference: Annotated[Path, typer.Argument(metavar="REFERENCE", help="Folder of the checkpoint to compare with.")],
+    reference: Annotated[str, typer.Argument(metavar="REFERENCE", help="Folder or hub id of the checkpoint to compare with.")],
     out: Annotated[Path, typer.Option("--out", help="Folder of the pack.")],
     text: Annotated[list[Path] | None, TEXT] = None,
     tokens: Annotated[int, typer.Option("--tokens", min=2, metavar="NUMBER", help="Tokens that are scored.")] = 200_000,

@@ -45,7 +45,8 @@ def screen(
         list[str],
         typer.Argument(
             metavar="[REFERENCE] CANDIDATE...",
-            help="Folders of checkpoints, in any format; the first is what the others are compared with, unless --pack is.",
+            help="Folders or hub ids of checkpoints, in any format; the first is what the others are compared with, unless "
+            "--pack is.",
         ),
     ],
     pack: Annotated[
