@@ -114,6 +114,8 @@ class Screened(Part):
     routers: tuple[RouterChange, ...]
     drafts: Drafts | None = None
     """None: one of the two has no MTP block that is run."""
+    fp8_kv_cache: bool = False
+    """Keys and values were rounded as an FP8 cache does, by the checkpoint's scales or 1."""
     not_applied: tuple[str, ...]
     """What of the checkpoint this pass does not compute: the format of its KV cache, an MTP block."""
 

@@ -81,7 +81,7 @@ def print_pack(record: Pack, folder: Path, out: Console) -> None:
 def _details(record: Screening, candidate: Screened) -> list[str]:
     from assay_reports.screening import plain_nats, why
 
-    lines = []
+    lines = ["keys and values rounded as an FP8 cache does"] if candidate.fp8_kv_cache else []
     if (damage := record.damages.get(candidate.label)) is not None:
         lines.append(f"damaged, as `assay inspect` finds: {damage}")
     if candidate.floor is not None:

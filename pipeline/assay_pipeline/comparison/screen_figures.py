@@ -109,6 +109,7 @@ def screened_candidate(
             is_sampled=False,
         ),
         routers=routers,
+        fp8_kv_cache=made.model.fp8_kv_cache,
         drafts=_drafts(reference.drafts, made.drafts),
         not_applied=tuple(_not_applied(stored, reference.drafts, made.drafts)),
     )
@@ -141,7 +142,9 @@ def _drafts(reference: list[DraftAcceptance] | str, candidate: list[DraftAccepta
 def _not_applied(
     stored: StoredCheckpoint, reference: list[DraftAcceptance] | str, candidate: list[DraftAcceptance] | str
 ) -> Iterator[str]:
-    if stored.kv.number is not None:
+    from assay_quantize.screen.kv_cache import is_computed
+
+    if stored.kv.number is not None and not is_computed(stored.kv):
         yield f"KV cache in {stored.kv.number}"
     if isinstance(candidate, str):
         yield f"MTP drafts: {candidate}"

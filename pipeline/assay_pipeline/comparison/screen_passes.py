@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from assay_quantize.sensitivity.texts import ScoredText
 
 Arithmetic = Literal["fp32", "bf16"]
+KvCacheDtype = Literal["auto", "fp8"]
 
 
 @dataclass(frozen=True)
@@ -51,15 +52,19 @@ class PassRunner:
     device: str
     folder: Path
     say: Say
+    kv_cache_dtype: KvCacheDtype = "auto"
+    """`fp8`: of every candidate; `auto`: as each checkpoint says."""
 
     def model(self, stored: StoredCheckpoint) -> LayerModel:
         """Without weights."""
         import torch
 
+        from assay_quantize.screen.kv_cache import is_computed
         from assay_quantize.screen.layer_model import LayerModel
 
         dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[self.arithmetic]
-        return LayerModel(stored, dtype, self.device)
+        is_fp8 = self.kv_cache_dtype == "fp8" or is_computed(stored.kv)
+        return LayerModel(stored, dtype, self.device, fp8_kv_cache=is_fp8)
 
     def run(
         self, label: str, stored: StoredCheckpoint, source: ScreenSource, texts: Sequence[ScoredText], *, num_doubled: int = 0
@@ -101,7 +106,7 @@ class PassRunner:
         model = self.model(stored)
         decoder = PassSide(stored.location, model.head(), states)
         try:
-            drafts = drafts_of(stored, texts, decoder, states.folder, model.dtype, self.device)
+            drafts = drafts_of(model, texts, decoder, states.folder)
         except (NoDraft, QuantizeError) as reason:
             return str(reason).removeprefix(f"{stored.location}: ")
         self.say(f"{label}: MTP block")
@@ -131,6 +136,7 @@ def reference_checkpoint(
     label: str, stored: StoredCheckpoint, source: ScreenSource, texts: list[ScreenText], panel: Panel, runner: PassRunner
 ) -> ScreenReference:
     """Its pass over texts, made."""
+    runner = replace(runner, kv_cache_dtype="auto")
     made = runner.run(label, stored, source, [entry.scored for entry in texts])
     return ScreenReference(
         source.location, made.sha256, stored.what, panel, texts, made.states, made.drafts,

@@ -20,6 +20,7 @@ from assay_pipeline.comparison.screen_cost import Most, estimated, shown_estimat
 from assay_pipeline.comparison.screen_figures import rankings_of, router_changes, screened_candidate, surprise_of
 from assay_pipeline.comparison.screen_passes import (
     Arithmetic,
+    KvCacheDtype,
     PassRunner,
     check_device,
     numerics_of,
@@ -50,6 +51,7 @@ def screen(
     length: int | None = None,
     arithmetic: Arithmetic = "fp32",
     device: str = "cpu",
+    kv_cache_dtype: KvCacheDtype = "auto",
     gates: str = GATES,
     most: Most | None = None,
     out: Path | None = None,
@@ -61,8 +63,9 @@ def screen(
     it stands for the reference, and all are candidates.
     text: files of plain text or JSON lines, and folders of runs, of which the texts that their reference wrote count; none: the
     shipped panel, or the texts of the pack. num_tokens: scored, of all texts; length: of one, at most; None: so that there are
-    about 40 texts. gates: whose limits FAIL is about. most: what it may take, or it is not begun. out: folder of the record and
-    of the states that a killed screening goes on from. AssayError: a checkpoint cannot be read or run so.
+    about 40 texts. kv_cache_dtype: of candidates, as of vLLM; `auto`: as each checkpoint says. gates: whose limits FAIL is
+    about. most: what it may take, or it is not begun. out: folder of the record and of the states that a killed screening goes
+    on from. AssayError: a checkpoint cannot be read or run so.
     """
     started = time.monotonic()
     if pack is None and checkpoints and (Path(checkpoints[0]) / PACK_NAME).is_file():
@@ -81,7 +84,7 @@ def screen(
     gate = _gate(gates)
     check_device(device)
     place = place_for("screen", ".", out=out, say=say)
-    runner = PassRunner(arithmetic, device, place.records / "passes", say)
+    runner = PassRunner(arithmetic, device, place.records / "passes", say, kv_cache_dtype)
     with (
         quiet(),
         interruptible(lambda: f"layers that are done are kept in {place.records}; the same command goes on"),

@@ -83,6 +83,7 @@ class StoredCheckpoint:
     others: Mapping[str, TensorHeader]
     problems: tuple[Problem, ...]
     _shards: ShardReader | None = field(default=None, repr=False)
+    _cache_scales: Mapping[str, TensorHeader] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_by_name", {weight.name: weight for weight in self.weights})
@@ -156,6 +157,10 @@ class StoredCheckpoint:
             raise CheckpointError(f"{self.location}: {weight.module} has no {leaf}, which its activations need")
         stored = self._read(Part(weight.beside[leaf], None), 0, 0).float()
         return stored.reciprocal() if weight.activations.scale_divides else stored
+
+    def read_cache_scale(self, name: str) -> float:
+        """A scale of keys or values (`KvRule.scales`); of several the largest."""
+        return float(self._read(Part(self._cache_scales[name], None), 0, 0).float().max())
 
     def read_part(self, name: str, part: str) -> Tensor:
         """A whole part of a weight, as it is stored."""
@@ -280,6 +285,7 @@ def open_stored(
         others,
         tuple(problems),
         reader if reader is not None or folder is None else OpenShards(folder, sizes=checkpoint.shards),
+        {name: tensors[name] for name in kv_scales},
     )
 
 

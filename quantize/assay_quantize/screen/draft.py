@@ -78,7 +78,14 @@ class DraftAcceptance:
 class DraftModel(LayerModel):
     """The decoder with its first MTP layer as one layer more. NoDraft: there is none that is run here."""
 
-    def __init__(self, stored: StoredCheckpoint, dtype: torch.dtype = torch.float32, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        stored: StoredCheckpoint,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+        *,
+        fp8_kv_cache: bool = False,
+    ) -> None:
         names = _family(stored)
         self._number = num_hidden_layers(stored.config)
         self._block_root = f"{names.layers}.{self._number}" if names.mtp_layers is None else f"{names.mtp_layers}.0"
@@ -91,7 +98,7 @@ class DraftModel(LayerModel):
         if lacking := [name for name in needed if f"{name}.weight" not in stored_names]:
             raise NoDraft(f"its MTP block has no {lacking[0]}")
         self._stored_names = stored_names
-        super().__init__(stored, dtype, device)
+        super().__init__(stored, dtype, device, fp8_kv_cache=fp8_kv_cache)
 
     def _config(self) -> Mapping[str, Any]:
         config = copy.deepcopy(dict(self.stored.config))
@@ -165,18 +172,16 @@ class DraftModel(LayerModel):
         return tensors
 
 
-def drafts_of(
-    stored: StoredCheckpoint, texts: Sequence[ScoredText], decoder: PassSide, folder: Path, dtype: torch.dtype, device: str
-) -> list[DraftAcceptance]:
-    """Text by text, from the decoder's pass; what was computed before is read from `folder`.
+def drafts_of(model: LayerModel, texts: Sequence[ScoredText], decoder: PassSide, folder: Path) -> list[DraftAcceptance]:
+    """Text by text, from the decoder's pass; what was computed before is read from `folder`. model: of the decoder.
 
     NoDraft: there is no block that is run here. QuantizeError: it cannot be run.
     """
     values_file = folder / DRAFTS
     if not values_file.is_file():
-        draft = DraftModel(stored, dtype, device)
+        draft = DraftModel(model.stored, model.dtype, model.device, fp8_kv_cache=model.fp8_kv_cache)
         drafted = draft.drafted(texts, decoder.states, folder)
-        made = acceptance(texts, decoder, PassSide(stored.location, draft.head(draft.draft_head()), drafted))
+        made = acceptance(texts, decoder, PassSide(model.stored.location, draft.head(draft.draft_head()), drafted))
         write_drafts(values_file, made)
         shutil.rmtree(states_folder(folder, drafted.num_layers - 1))
     return read_drafts(values_file, len(texts))

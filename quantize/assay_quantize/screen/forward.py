@@ -91,6 +91,7 @@ def pass_identity(checkpoint_sha256: str, texts: Sequence[ScoredText], model: La
         device_name(model.device),
         torch.__version__,
         transformers.__version__,
+        *(["FP8 KV cache"] if model.fp8_kv_cache else []),
     ]
     return sha256_of(parts)
 

@@ -28,6 +28,7 @@ from assay.recipes.text_config import text_of
 from assay_quantize.calibration.quiet import loading
 from assay_quantize.decoding.activations import InputRounding, RoundedInputs
 from assay_quantize.decoding.open_stored import StoredCheckpoint
+from assay_quantize.screen.kv_cache import CacheScales, fp8_cache
 from assay_quantize.storage.resident import available_bytes
 
 State = tuple[Tensor, ...]
@@ -94,11 +95,19 @@ class _FewTokens(nn.Module):
 class LayerModel:
     """dtype: of the arithmetic. Inputs of quantized weights are rounded as their scheme says, experts and attention alike.
 
-    QuantizeError: transformers has no such model, or the checkpoint lacks one of its parameters.
+    fp8_kv_cache: keys and values are rounded as an FP8 cache does, by the checkpoint's scales. QuantizeError: transformers has
+    no such model, or the checkpoint lacks one of its parameters.
     """
 
-    def __init__(self, stored: StoredCheckpoint, dtype: torch.dtype = torch.float32, device: str = "cpu") -> None:
-        self.stored, self.dtype, self.device = stored, dtype, device
+    def __init__(
+        self,
+        stored: StoredCheckpoint,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+        *,
+        fp8_kv_cache: bool = False,
+    ) -> None:
+        self.stored, self.dtype, self.device, self.fp8_kv_cache = stored, dtype, device, fp8_kv_cache
         with loading(f"{stored.location}: transformers cannot build it"), torch.device("meta"):
             self.model = _hollow_model(self._config(), dtype)
             self.base = self.model.get_decoder()
@@ -327,11 +336,26 @@ class LayerModel:
         others[layer + 1 :] = [_End()] * (self.num_layers - layer - 1)
         self.base.layers = nn.ModuleList(others)
         try:
-            with RoundedInputs(roundings) if roundings else nullcontext():
+            with (
+                RoundedInputs(roundings) if roundings else nullcontext(),
+                fp8_cache(whole, self._cache_scales(layer)) if self.fp8_kv_cache else nullcontext(),
+            ):
                 yield whole
         finally:
             self._layers[layer] = self._passing
             self.base.layers = nn.ModuleList([self._passing] * self.num_layers)
+
+    def _cache_scales(self, layer: int) -> CacheScales:
+        """Those that are stored of a layer; 1, as vLLM takes it, where none is."""
+        scales = CacheScales()
+        for name, scaled in self.stored.kv.scales.items():
+            place = split_layer(self._name_as_built(name))
+            if place is None or place.layer != layer or place.root.startswith("mtp"):
+                continue
+            if scaled in ("key", "value", "key and value"):
+                names = ("key", "value") if scaled == "key and value" else (scaled,)
+                scales = scales._replace(**dict.fromkeys(names, self.stored.read_cache_scale(name)))
+        return scales
 
     def use_embedding(self, tokens: Tensor) -> None:
         """Have the model know the embeddings of `tokens`."""

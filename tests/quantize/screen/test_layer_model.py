@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from layer_logits import logits_of
 from safetensors.torch import save_file
 from tiny_families import deepseek_v3, glm4_moe, glm_moe_dsa, make_tiny, qwen3_moe, qwen3_next
 from torch.overrides import TorchFunctionMode
@@ -117,17 +118,6 @@ def test_other_layouts_and_wrappers(tmp_path: Path, model_type: str) -> None:
         assert estimate_pass(LayerModel(stored), texts, tmp_path, has_draft=False).seconds(33) > 0
         with pytest.raises(NoDraft):
             DraftModel(stored)
-
-
-def logits_of(model: LayerModel, tokens: torch.Tensor) -> torch.Tensor:
-    state: State | None = None
-    model.use_embedding(tokens)
-    for layer in range(model.num_layers):
-        with model.filled(layer):
-            state = model.run(layer, tokens, state)
-    assert state is not None
-    with model.head() as logits:
-        return logits(tokens, torch.arange(tokens.shape[1]), state)
 
 
 class RoundedByTheEmulation(TorchFunctionMode):

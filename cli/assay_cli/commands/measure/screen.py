@@ -62,6 +62,15 @@ def screen(
     length: LengthOption = None,
     arithmetic: ArithmeticOption = "fp32",
     device: DeviceOption = "cpu",
+    kv_cache_dtype: Annotated[
+        str,
+        typer.Option(
+            "--kv-cache-dtype",
+            metavar="auto|fp8",
+            callback=choice("auto", "fp8"),
+            help="Of candidates, as of vLLM. auto: as each checkpoint says.",
+        ),
+    ] = "auto",
     max_hours: Annotated[
         float | None, typer.Option("--max-hours", min=0.0, help="Do not begin what is estimated to take longer.")
     ] = None,
@@ -88,6 +97,7 @@ def screen(
     record, path = run_screening(
         checkpoints, pack=pack, text=text or (), num_tokens=tokens, length=length,
         arithmetic="bf16" if arithmetic == "bf16" else "fp32", device=device,
+        kv_cache_dtype="fp8" if kv_cache_dtype == "fp8" else "auto",
         most=Most(hours=max_hours, usd=max_cost, price=price), out=out, say=say,
     )  # fmt: skip
     if as_json:
