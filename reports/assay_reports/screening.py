@@ -14,6 +14,7 @@ from assay.records.base import Interval, write_text_atomically
 from assay.records.divergence import DriftGroup, TextMean
 from assay.records.run import folder_name
 from assay.records.screening import Screened, Screening
+from assay_evaluate.statistics.skewed import unseen_share
 from assay_reports.page.svg import (
     SERIES,
     Box,
@@ -43,7 +44,12 @@ def heading(record: Screening) -> str:
 def not_said(record: Screening) -> list[str]:
     """What no figure here is about."""
     copy = [] if record.foreign_reference is None else [english.COPY.format(how=record.foreign_reference)]
-    return [*copy, *english.NOT_SAID]
+    return [*copy, *english.NOT_SAID, unseen(record.panel.num_texts)]
+
+
+def unseen(num_texts: int) -> str:
+    """How rare a loss these texts may show nothing of."""
+    return english.UNSEEN.format(one_in=math.floor(1 / unseen_share(num_texts)), num_texts=num_texts)
 
 
 def damages(record: Screening) -> list[str]:

@@ -18,7 +18,7 @@ _COLOURS = {"FAIL": "bold red", "not failed": "green", "UNDERPOWERED": "yellow"}
 
 def print_screening(record: Screening, out: Console) -> None:
     """Least divergence first; then by what parts, and what would tell more."""
-    from assay_reports.screening import nats
+    from assay_reports.screening import nats, unseen
 
     panel = record.panel
     out.print(
@@ -53,6 +53,7 @@ def print_screening(record: Screening, out: Console) -> None:
         out.print(escape(f"{ranking.first} {word} {ranking.second}: {ratio} times its KL on the same texts"))
     if record.foreign_reference is not None:
         out.print(escape("The reference is itself a quantized copy: what it lost is in no figure here."))
+    out.print(escape(f"{unseen(panel.num_texts)}."))
     out.print("A divergence is no verdict on tasks: `assay judge` and `assay evaluate` ask both checkpoints questions.")
 
 

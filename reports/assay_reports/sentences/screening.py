@@ -29,6 +29,10 @@ NOT_SAID = (
     "What only a server does: kernels, caches, load, faults; `assay diagnose probe` looks for them",
     "Long generation: each token was predicted behind the text as it stands, not behind the candidate's own words",
 )
+UNSEEN = (
+    "Losses that few texts have: one of 1 text in {one_in} is in none of these {num_texts} with a chance of 2.5 %, a rarer one "
+    "more often"
+)
 AGAINST_COPY = "{heading}; the reference is itself a quantized copy"
 COPY = "What the reference lost itself: it is a quantized copy of its model ({how}), and a KL of 0 means as good as this copy"
 DAMAGED = "{label}: {damage}"
