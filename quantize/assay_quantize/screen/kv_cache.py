@@ -39,15 +39,17 @@ def is_computed(rule: KvRule) -> bool:
 def as_cached(x: Tensor, scale: float) -> Tensor:
     """What is read back of `x`, in its dtype."""
     rounded: Tensor = (x.float() / scale).clamp(-FP8_MAX, FP8_MAX).to(FP8)
-    return (rounded.float() * scale).to(x.dtype)
+    made: Tensor = (rounded.float() * scale).to(x.dtype)
+    return made
 
 
 def in_tiles(x: Tensor) -> Tensor:
     """What is read back of a latent [..., L] in tiles of `TILE`."""
-    tiles = x.float().unflatten(-1, (-1, min(TILE, x.shape[-1])))
+    tiles = x.float().reshape(*x.shape[:-1], -1, min(TILE, x.shape[-1]))
     scale = (tiles.abs().amax(-1, keepdim=True) / FP8_MAX).clamp_min(torch.finfo(torch.float32).tiny)
     rounded: Tensor = (tiles / scale).clamp(-FP8_MAX, FP8_MAX).to(FP8)
-    return (rounded.float() * scale).flatten(-2).to(x.dtype)
+    made: Tensor = (rounded.float() * scale).flatten(-2).to(x.dtype)
+    return made
 
 
 class _Cache:
