@@ -8,6 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, Self
 
+from pydantic import Field
+
 from assay.foreign_text import safe_name
 from assay.records.base import Part, Record, sha256_of
 from assay.records.manifest import MANIFEST, Manifest, load_manifest
@@ -83,6 +85,9 @@ class RunRecord(Record):
     """How the reference is quantized, where it is a quantized copy of its model that was named as the reference: what it lost
     itself is in no verdict. None: it is not, or only its server is known."""
 
+    screened_out: dict[str, str] = Field(default_factory=dict)
+    """Label -> why a screening excluded it from what is measured."""
+
     def is_about(self, other: RunRecord) -> bool:
         """Whether both are about one model and the same data, whatever the suite."""
         if self.model != other.model:
@@ -108,6 +113,8 @@ class RunRecord(Record):
             more["reference"] = self.reference.model_copy(update={"files": other.reference.files})
         if self.foreign_reference is None and other.foreign_reference is not None:
             more["foreign_reference"] = other.foreign_reference
+        if other.screened_out:
+            more["screened_out"] = self.screened_out | other.screened_out
         if new := tuple(choice for choice in other.choices if choice not in self.choices):
             more["choices"] = self.choices + new
         return self.model_copy(update=more)

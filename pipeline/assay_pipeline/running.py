@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from assay.errors import AssayError, PlanError
 from assay.records.preflight.report import PreflightReport
+from assay.records.screening import Screening
 from assay.records.speed import SpeedRecord
 from assay_pipeline.calibration.files import with_files
 from assay_pipeline.comparison.checkpoints import of_target
+from assay_pipeline.comparison.first_stage import without_failed
 from assay_pipeline.comparison.planned_run import planned_run
 from assay_pipeline.evaluating import Evaluation, Judged, evaluate
 from assay_pipeline.judging import write_again
@@ -24,12 +26,13 @@ from assay_pipeline.speed_ladder import measure_judged
 @dataclass(frozen=True)
 class RunResult:
     """How far a run came. preflight: None: it was skipped. judged: None: the preflight failed, or a checkpoint is damaged.
-    speed: with its reference's label; None: it was not asked for."""
+    speed: with its reference's label; None: it was not asked for. screening: None: it was not asked for."""
 
     preflight: PreflightReport | None
     checkpoints: list[MadeCheckpoint]
     judged: Judged | None
     speed: tuple[SpeedRecord, str] | None = None
+    screening: Screening | None = None
 
 
 def run(
@@ -44,6 +47,8 @@ def run(
     options: QuantizeOptions = DEFAULT_OPTIONS,
     with_preflight: bool = True,
     with_speed: bool = False,
+    screened: bool = False,
+    screen_text: Sequence[Path] = (),
     tensor_parallel_size: int | None = None,
     base_model: str | None = None,
     mtp: str | None = None,
@@ -54,9 +59,9 @@ def run(
     """Make and verify every precision, measure it against the reference, judge, write report and cards.
 
     The same call again does only what is missing. with_preflight: stop before the first byte where something would fail, unless
-    all is made and measured already. with_speed: afterwards measure how fast each checkpoint is served. reference: what
-    candidates are compared with, instead of the recipe's. AssayError: what cannot work; it is found before the first
-    byte is written where it can be.
+    all is made and measured already. with_speed: afterwards measure how fast each checkpoint is served. screened: what a
+    screening over `screen_text` fails is not measured. reference: what candidates are compared with, instead of the recipe's.
+    AssayError: what cannot work; it is found before the first byte is written where it can be.
     """
     from assay_evaluate.serving.server import interpreter_for
 
@@ -97,10 +102,15 @@ def run(
     compared = of_target(  # why precisions were chosen was said above
         replace(resolved, choices=()), runs, name, precisions, planned.profile.endpoints, say=say
     )
+    screening: Screening | None = None
+    if screened:
+        compared, screening = without_failed(compared, planned.run_dir, screen_text, say)
+        if len(compared.candidates) == 1:
+            return RunResult(report, made, None, screening=screening)
     evaluation = Evaluation(resolved, compared, planned.suite, planned.profile, planned.limits)
     judged = evaluate(evaluation, runs=runs, name=name, say=say)
     if not with_speed:
-        return RunResult(report, made, judged)
+        return RunResult(report, made, judged, screening=screening)
     speed = measure_judged(judged.run_dir, judged.measurements, resolved, planned.profile, say)
     write_again(judged.run_dir, say)
-    return RunResult(report, made, judged, speed)
+    return RunResult(report, made, judged, speed, screening)

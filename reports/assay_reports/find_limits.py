@@ -52,6 +52,17 @@ def unmeasured(run: Run) -> str | None:
     return None if run.measurements else english.UNMEASURED
 
 
+def screened_out(run: Run) -> str | None:
+    """What was excluded and never measured after all."""
+    measured = {measurement.label for measurement in run.measurements}
+    entries = [
+        english.SCREENED_OUT_ENTRY.format(label=label, reason=reason)
+        for label, reason in run.screened_out.items()
+        if label not in measured
+    ]
+    return _with_entries(english.SCREENED_OUT, entries)
+
+
 def not_measured(run: Run) -> str | None:
     gaps = []
     for m in run.measurements:
@@ -554,7 +565,7 @@ def deployments_left_out(run: Run) -> str | None:
 LIMITS: dict[str, Callable[[Run], str | None]] = {
     function.__name__: function
     for function in (
-        unmeasured, not_measured, serving_faults, gates_not_before, emulated, foreign_reference,
+        unmeasured, screened_out, not_measured, serving_faults, gates_not_before, emulated, foreign_reference,
         quantized_reference, second_rounding,
         native_kernels, sample_sizes, selection, which_items, one_seed, measurement_notes, truncation, failures,
         generated_questions, kinds_of_work, languages, context_length, speed_unmeasured, speed_conditions,

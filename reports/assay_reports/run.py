@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -54,6 +55,8 @@ class Run:
     """As `RunRecord.choices`."""
     foreign_reference: str | None = None
     """As `RunRecord.foreign_reference`."""
+    screened_out: Mapping[str, str] = field(default_factory=dict)
+    """As `RunRecord.screened_out`."""
     gpu_check: GpuCheck | None = None
     """Of `assay diagnose gpu-check --run`."""
     deployments: tuple[Deployment, ...] = ()
@@ -126,6 +129,7 @@ def load_run(run_dir: Path) -> Run:
         run,
         choices=about.choices if about is not None else (),
         foreign_reference=None if about is None else about.foreign_reference,
+        screened_out={} if about is None else about.screened_out,
         gpu_check=GpuCheck.load_if_there(run_dir / CHECK_NAME),
         deployments=deployments,
         old_deployments=old_deployments,

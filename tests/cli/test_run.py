@@ -12,8 +12,10 @@ from command_errors import one_error
 from command_line import Run
 from given_servers import GivenServers, given_servers
 from tiny_checkpoints import make_tiny_glm4_moe
+from tiny_families import glm4_moe, make_tiny
 
 from assay.recipes.load import recipes_dir
+from assay.records.run import RunRecord
 from assay_reports.schema import Report
 
 SUITE = """\
@@ -60,6 +62,39 @@ def test_it_makes_measures_and_judges(run: Run, server: GivenServers) -> None:
     assert run("quantize", "tuned", "--precisions", "w4a16")[1].count("done before and verified") == 2
     code, out, _ = run("evaluate", *options, "--json")
     assert code == 0 and Report.model_validate_json(out) == report
+
+
+@pytest.mark.slow
+def test_what_a_screening_fails_is_not_measured(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    # texts of a model with random weights are foreign to it, whatever they are
+    monkeypatch.setattr("assay.records.screening.FOREIGN_NATS", 10.0)
+    with given_servers("fp8", "w4a16-g32", "bf16") as server:
+        Path("here.yaml").write_text(server.profile())
+        Path("one.yaml").write_text(SUITE)
+        make_tiny(Path("tuned"), glm4_moe())
+        _screened_run(run)
+
+
+def _screened_run(run: Run) -> None:
+    replies = [{"prompt": f"{n} + 3?", "reply": f"</think>It is {n + 3}."} for n in range(24)]
+    Path("replies.jsonl").write_text("".join(json.dumps(reply) + "\n" for reply in replies))
+    options = ("tuned", "--precisions", "w4a16-g32", "--suite", "one.yaml", "--profile", "here.yaml")
+    code, out, err = run("run", *options, "--screened", "--screen-text", "replies.jsonl", "--json")
+    report = Report.model_validate_json(out)
+    assert code == 1 and [row.label for row in report.rows if row.tasks] == ["fp8", "fp8-repeat", "bf16"]
+    (limit,) = [limit.text for limit in report.limits if limit.key == "screened_out"]
+    assert limit.startswith("Excluded by a screening, and asked nothing: w4a16-g32 (a screening fails it: KL ")
+    assert limit.endswith(" nats over 24 texts, 0.08 allowed for 100 % 4-bit and 0.12 % 16-bit weights).")
+    assert "w4a16-g32: not measured: a screening fails it: KL " in err
+    page = Path("runs/tuned/report/index.html").read_text()
+    assert "Excluded by a screening, and asked nothing: w4a16-g32" in page
+    assert {path.name for path in Path("runs/tuned/screened").iterdir()} >= {"screening.json", "screening.html"}
+    assert list(RunRecord.load(Path("runs/tuned/run.json")).screened_out) == ["w4a16-g32"]
+    # measured after all, it is excluded no longer
+    code, out, _ = run("run", *options, "--json")
+    report = Report.model_validate_json(out)
+    assert "w4a16-g32" in [row.label for row in report.rows if row.tasks]
+    assert "screened_out" not in [limit.key for limit in report.limits]
 
 
 def test_what_cannot_work_fails_before_anything_is_made(run: Run, server: GivenServers) -> None:

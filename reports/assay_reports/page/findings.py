@@ -31,7 +31,7 @@ FEW = 3
 """Names in a heading; of more their number is said."""
 COUNTS = re.compile(r"; \d+ gates? (passed|failed|underpowered|not measured).*$")
 """How many gates passed stands at the end of a reason; the first screen leaves it to the table of gates."""
-SAID_FIRST = ("foreign_reference", "speed_outdated", "choice_outdated", "context_length")
+SAID_FIRST = ("foreign_reference", "screened_out", "speed_outdated", "choice_outdated", "context_length")
 """Limits that stand on the first screen as well."""
 NO_REASON = "has no score for"
 """Begins a sentence whose reason comes later, and at length."""

@@ -41,6 +41,8 @@ TRUNCATED_BY = {
     "empty": "ended inside thinking",
     "reasoning_only": "with the answer in what the server calls thinking",
 }
+SCREENED_OUT = "Excluded by a screening, and asked nothing: {entries}."
+SCREENED_OUT_ENTRY = "{label} ({reason})"
 FAILURES = "Items without a reply (failed requests) are left out on both sides: {entries}."
 FAILED = "{number} of {total} for {label} in {task}"
 USUAL_ERROR = " (most often: {error})"

@@ -35,6 +35,7 @@ from assay_cli.options import (
 from assay_cli.progress import track
 from assay_cli.shown.checkpoint import print_made
 from assay_cli.shown.preflight import show, skipped
+from assay_cli.shown.screening import print_screening
 from assay_cli.shown.speed import print_speed
 from assay_cli.shown.verdicts import print_summary
 from assay_cli.terminal import console, emit, results, say
@@ -42,6 +43,11 @@ from assay_pipeline.judging import load_report, passed
 from assay_pipeline.quantize_options import TextOptions
 from assay_pipeline.quantizing import quantize_options
 from assay_pipeline.running import run as run_all
+
+SCREEN_TEXT = typer.Option(
+    "--screen-text", metavar="FILE|RUN",
+    help="Texts of the screening, as `assay screen --text` takes them: long replies of the reference tell most.",
+)  # fmt: skip
 
 
 def run(
@@ -72,6 +78,10 @@ def run(
     with_speed: Annotated[
         bool, typer.Option("--speed", help="Afterwards measure how fast each checkpoint is served, as `assay speed` does.")
     ] = False,
+    screened: Annotated[
+        bool, typer.Option("--screened", help="First screen, as `assay screen` does: what it fails is not measured.")
+    ] = False,
+    screen_text: Annotated[list[Path] | None, SCREEN_TEXT] = None,
     family: FamilyOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -90,12 +100,19 @@ def run(
 
     done = run_all(
         target, precisions=precisions, suite=suite, gates=gates, profile=profile, runs=runs, name=name, options=options,
-        with_preflight=not no_preflight, with_speed=with_speed, tensor_parallel_size=tensor_parallel_size,
+        with_preflight=not no_preflight, with_speed=with_speed, screened=screened or bool(screen_text),
+        screen_text=screen_text or (), tensor_parallel_size=tensor_parallel_size,
         base_model=base_model, mtp=mtp, reference=reference, on_preflight=show_preflight,
         on_made=functools.partial(print_made, out=out),
     )  # fmt: skip
     if (judged := done.judged) is None:
-        if done.checkpoints:
+        if done.screening is not None:
+            if as_json:
+                emit(done.screening)
+            else:
+                print_screening(done.screening, out)
+            say("nothing is measured: the screening fails every candidate")
+        elif done.checkpoints:
             say("nothing is measured: a checkpoint is damaged")
         else:
             if as_json and done.preflight is not None:
