@@ -154,6 +154,11 @@ def find_run(run: str, runs: Path) -> Path:
             raise AssayError(f"{run}: {named.name} is the name of other runs: {', '.join(map(str, known))}; name one of them")
     names = sorted(path.name for path in runs.glob("*") if holds_records(path))
     there = f"the folder {runs} has {', '.join(names)}" if names else f"the folder {runs} has no runs"
+    if (Path(run) / "config.json").is_file():
+        raise AssayError(
+            f"{run}: is a checkpoint, and no run here is about it; {there}; `assay run {run}` makes one of a source, "
+            f"`assay judge REFERENCE {run}` one of a candidate"
+        )
     raise AssayError(f"{run}: no run of that name; {there}; `assay run TARGET` makes one")
 
 
