@@ -360,7 +360,9 @@ def test_no_such_run(run: Run) -> None:
     assert one_error(run("gate", "nothing")).startswith("nothing: no run of that name")
     Path("alone").mkdir()
     Path("alone/config.json").write_text("{}")
-    assert one_error(run("gate", "alone")).startswith("alone: is a checkpoint, and no run here is about it; the folder runs has ")
+    assert one_error(run("gate", "alone")).startswith(
+        "alone: is a checkpoint, and no run here is about it; the folder runs has "
+    )
 
 
 def test_contract_needs_neither_torch_nor_vllm() -> None:
