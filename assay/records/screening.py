@@ -111,6 +111,9 @@ class Screened(Part):
     """Share of the reference's ten likeliest tokens that are among the candidate's."""
     by_entropy: tuple[DriftGroup, ...]
     """Of the reference's distribution, in nats."""
+    by_structural: tuple[DriftGroup, ...] = ()
+    """Where tokens stand that the tokenizer adds by name: thinking, tools, end, other. Empty: none does, or their names are not
+    known."""
     routers: tuple[RouterChange, ...]
     drafts: Drafts | None = None
     """None: one of the two has no MTP block that is run."""

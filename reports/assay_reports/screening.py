@@ -31,6 +31,7 @@ from assay_reports.page.svg import (
 from assay_reports.report import document_parts, environment
 from assay_reports.sentences import screening as english
 
+STRUCTURAL = "structural token"
 LEAST_KL = 1e-6
 """What is drawn at the foot of the picture: a KL of 0 has no place on a logarithmic axis."""
 
@@ -101,6 +102,7 @@ def parts(record: Screening) -> list[tuple[str, list[tuple[str, list[DriftGroup 
         "domain": [candidate.drift.by_domain for candidate in record.candidates],
         "language": [candidate.drift.by_language for candidate in record.candidates],
         "thinking and answer": [candidate.drift.by_part for candidate in record.candidates],
+        STRUCTURAL: [candidate.by_structural for candidate in record.candidates],
         "position": [candidate.drift.curve for candidate in record.candidates],
         "entropy of the reference": [candidate.by_entropy for candidate in record.candidates],
         "certainty of the reference": [candidate.drift.by_confidence for candidate in record.candidates],
@@ -109,7 +111,7 @@ def parts(record: Screening) -> list[tuple[str, list[tuple[str, list[DriftGroup 
     for kind, groups in kinds.items():
         names = list(dict.fromkeys(group.name for of_candidate in groups for group in of_candidate))
         rows = [(name, [next((g for g in of if g.name == name), None) for of in groups]) for name in names]
-        if len(rows) > 1:
+        if len(rows) > (kind != STRUCTURAL):  # others say nothing where there is one row
             tables.append((kind, rows))
     return tables
 

@@ -14,8 +14,10 @@ from assay.records.divergence import Drift
 from assay.records.screening import Drafts, Ranking, RouterChange, Screened, ScreenWord, Surprise
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from assay_evaluate.divergence.drift import Positions
-    from assay_evaluate.divergence.positions import PositionDivergence, ScoredDocument
+    from assay_evaluate.divergence.positions import Bools, PositionDivergence, ScoredDocument
     from assay_pipeline.comparison.screen_passes import MadePass, ScreenReference
     from assay_pipeline.comparison.screen_sources import ScreenSource
     from assay_quantize.decoding.open_stored import StoredCheckpoint
@@ -108,11 +110,27 @@ def screened_candidate(
             [(name, (entropy_N >= low) & (entropy_N < high)) for (low, name), high in zip(ENTROPY, ends, strict=True)],
             is_sampled=False,
         ),
+        by_structural=groups_of(positions, _structural_masks(source.folder, values), is_sampled=False),
         routers=routers,
         fp8_kv_cache=made.model.fp8_kv_cache,
         drafts=_drafts(reference.drafts, made.drafts),
         not_applied=tuple(_not_applied(stored, reference.drafts, made.drafts)),
     )
+
+
+def _structural_masks(folder: Path, values: Sequence[TextDivergence]) -> list[tuple[str, Bools]]:
+    """Kind of structural token -> where one stands; empty: the folder does not name them."""
+    import numpy as np
+
+    from assay_evaluate.client.client import NotMeasured
+    from assay_evaluate.divergence.structural import structural_ids
+
+    try:
+        kinds = structural_ids(folder)
+    except NotMeasured:
+        return []
+    kind_N = np.array([kinds.get(int(token), "") for text in values for token in text.tokens_P], np.str_)
+    return [(kind, kind_N == kind) for kind in ("thinking", "tools", "end", "other")]
 
 
 def _drafts(reference: list[DraftAcceptance] | str, candidate: list[DraftAcceptance] | str) -> Drafts | None:

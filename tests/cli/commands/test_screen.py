@@ -106,6 +106,17 @@ def test_the_page(run: Run, folder: Path, tmp_path: Path) -> None:
             assert len(marks) == 6 and any(mark.startswith("damaged, ") for mark in marks)
 
 
+def test_structural_tokens_are_told_apart(run: Run, folder: Path, tmp_path: Path) -> None:
+    replies = [{"prompt": f"{n} + 3?", "reply": f"So.</think>It is {n + 3}."} for n in range(24)]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(reply) + "\n" for reply in replies))
+    words = ("screen", str(folder / "source"), str(folder / "damaged"), "--text", str(tmp_path / "texts.jsonl"))
+    code, out, _ = run(*words, "--json", "--out", str(tmp_path / "out"))
+    (candidate,) = Screening.model_validate_json(out).candidates
+    assert [(group.name, group.num_positions) for group in candidate.by_structural] == [("thinking", 24)]
+    assert candidate.by_structural[0].kl_mean > 0
+    assert code in (0, 1) and "<h2>KL by structural token</h2>" in (tmp_path / "out" / "screening.html").read_text()
+
+
 def test_few_texts_have_no_interval_and_no_answer(run: Run, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "two.jsonl").write_text("".join((folder / "replies.jsonl").read_text().splitlines(keepends=True)[:2]))
     words = ("screen", str(folder / "source"), str(folder / "damaged"), "--text", str(tmp_path / "two.jsonl"))
