@@ -156,7 +156,7 @@ bench-quantize: .venv/.ready ## compare with llm-compressor and cp, in 20 minute
 full-count: setup ## run what needs GLM-5 with all its layers, experts and shards, in six minutes; write benchmarks/full_count.txt
 	@.venv/bin/python benchmarks/tests_apart.py full_count glm5_overhead.py glm5_preflight.py --write benchmarks/full_count.txt
 
-long-tests: setup ## run the tests that take minutes each, in half an hour; write benchmarks/long_tests.txt
+long-tests: setup ## run the tests that take minutes each, in a quarter of an hour; write benchmarks/long_tests.txt
 	@.venv/bin/python benchmarks/tests_apart.py long --write benchmarks/long_tests.txt
 
 fuzz: .venv/.ready ## damage 10,000 files of every kind and read them, in some hours; write benchmarks/trust/fuzz.md

@@ -24,7 +24,7 @@ def describe(folder: Path) -> dict[str, str]:
         "memory": hardware["memory"],
         "disk": disk(folder),
         "system": f"{platform.system()} {platform.release().split('-')[0]}, Python {platform.python_version()}",
-        "versions": ", ".join(f"{name} {version(name)}" for name in ("assay", *PACKAGES)),
+        "versions": ", ".join(f"{name} {version(name)}" for name in ("assay-quant", *PACKAGES)),
     }
     if "gpus" in hardware:
         described["GPU"] = f"{hardware['gpus']}, driver {hardware['driver']}"

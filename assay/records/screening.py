@@ -180,6 +180,9 @@ class Screening(Record):
     candidates: tuple[Screened, ...]
     """The least divergence first."""
     rankings: tuple[Ranking, ...]
+    num_texts_given: int | None = None
+    """Of the panel that was given, where a part of it decided; `panel` is of those that were looked at. None: recorded before
+    a screening could stop."""
     estimate: ScreenEstimate | None = None
     """None: passes of a screening before were gone on with."""
     seconds: float

@@ -4,7 +4,8 @@
 
 The texts are real: sums of KL and numbers of tokens of every text of a screening (`real_values.py` writes them). They stand for
 all texts there are: panels are drawn from them with replacement, and the truth is their ratio of sums. Two candidates that lose
-the same are made of two real ones by exchanging, text by text, which is which.
+the same are made of two real ones by exchanging, text by text, which is which. Stopping: a screening that looks at some of the
+texts first, as `screen_looks.py` does, where the limit is a multiple of the truth.
 """
 
 from __future__ import annotations
@@ -14,10 +15,14 @@ import itertools
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from assay_evaluate.statistics.skewed import skewed_mean, skewed_ratio
+from assay_pipeline.comparison.screen_looks import ERROR, PRECISE, looks_of
 
 PANELS = (20, 40, 100, 200)
+LIMITS = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""Of the truth."""
 
 
 def main() -> None:
@@ -67,6 +72,40 @@ def main() -> None:
                 ahead[0] += ratio is not None and ratio.high < 1
                 ahead[1] += ratio is not None and ratio.low > 1
             print(f"| {first}, {second} | {size} | {ahead[0] / options.draws:.1%} | {ahead[1] / options.draws:.1%} |")
+    _print_stopping(tokens_T, sums, rng, options.draws)
+
+
+def _print_stopping(
+    tokens_T: npt.NDArray[np.int64], sums: dict[str, npt.NDArray[np.float64]], rng: np.random.Generator, draws: int
+) -> None:
+    print("\n| candidate | texts | limit, of the truth | wrongly decided | rightly decided | texts looked at, mean |")
+    print("|---|---|---|---|---|---|")
+    for name, sums_T in sums.items():
+        truth = sums_T.sum() / tokens_T.sum()
+        for size in PANELS[1:]:
+            looks = looks_of(size)
+            level = 1 - ERROR / len(looks)
+            for multiple in LIMITS:
+                limit, wrong, right, looked_at = multiple * truth, 0, 0, 0
+                for _ in range(draws):
+                    drawn = rng.integers(0, len(tokens_T), size)
+                    numbers: list[int] = []
+                    for new in looks:
+                        numbers += new
+                        texts = drawn[numbers]
+                        values = np.repeat(sums_T[texts] / tokens_T[texts], tokens_T[texts])
+                        clusters = np.repeat(np.arange(len(texts)), tokens_T[texts])
+                        interval = skewed_mean(values, clusters, least=0.0, level=level)
+                        is_decided = interval.low > limit or interval.high <= limit
+                        if is_decided or (interval.high - interval.low) / 2 <= PRECISE * interval.value:
+                            break
+                    looked_at += len(numbers)
+                    is_right = (interval.low > limit and truth > limit) or (interval.high <= limit and truth <= limit)
+                    right += is_decided and is_right and multiple != 1
+                    wrong += is_decided and (not is_right or multiple == 1)
+                print(
+                    f"| {name} | {size} | {multiple:g} | {wrong / draws:.1%} | {right / draws:.1%} | {looked_at / draws:.0f} |"
+                )
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from assay_pipeline.comparison.screen_passes import opened
+from assay_pipeline.comparison.screen_sources import ScreenSource
 from assay_quantize.screen.estimate import estimate_pass
 from assay_quantize.screen.forward import load_state, run_pass, save_state
 from assay_quantize.screen.layer_model import LayerModel
@@ -67,7 +67,7 @@ def main() -> None:
 def measure(path: Path, num_tokens: int) -> None:
     draw = np.random.default_rng(0)
     texts = [ScoredText(tuple(map(int, draw.integers(7, 800, TEXT_TOKENS)))) for _ in range(num_tokens // TEXT_TOKENS)]
-    with opened(path) as stored, tempfile.TemporaryDirectory(dir=path.parent) as work:
+    with ScreenSource(str(path), path).opened() as stored, tempfile.TemporaryDirectory(dir=path.parent) as work:
         size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
         drop_cache()
         estimate_s = estimate_pass(LayerModel(stored), texts, Path(work), has_draft=False).seconds(num_tokens)

@@ -18,7 +18,8 @@ import numpy as np
 
 from assay.records.measurement import Measurement
 from assay_evaluate.client.journal import unpacked
-from assay_pipeline.comparison.screen_passes import PassRunner, opened
+from assay_pipeline.comparison.screen_passes import PassRunner
+from assay_pipeline.comparison.screen_sources import ScreenSource
 from assay_quantize.screen.compare import compare_passes
 from assay_quantize.screen.texts import read_texts
 
@@ -36,9 +37,10 @@ def main() -> None:
         texts = [entry.scored for entry in entries]
         runner = PassRunner("fp32", "cpu", Path(folder) / "passes", print)
         with contextlib.ExitStack() as files:
+            sources = [ScreenSource(str(path), path) for path in options.checkpoints]
             made = [
-                runner.run(str(number), files.enter_context(opened(path)), path, texts)
-                for number, path in enumerate(options.checkpoints)
+                runner.run(str(number), files.enter_context(source.opened()), source, texts)
+                for number, source in enumerate(sources)
             ]
             sums = {}
             for path, candidate in zip(options.checkpoints[1:], made[1:], strict=True):

@@ -390,6 +390,7 @@ ZERO = Interval(value=0.0, low=0.0, high=0.0, n=9216)
         ("quantized_reference", True, only("fp8", weight_bits=16)),
         ("quantized_reference", True, lambda run: replaced(run, foreign_reference="it is GGUF")),
         ("foreign_reference", False, lambda run: replaced(run, foreign_reference="it is GGUF")),
+        ("screened_out", False, lambda run: replaced(run, screened_out={"w4a16-channel": "a screening fails it"})),
         ("second_rounding", False, fingerprint(emulated=False, hardware={"gpus": "8x NVIDIA B200 (192 GB)"})),
         ("native_kernels", False, checked_on("NVIDIA B200", "8x NVIDIA B200 (192 GB)")),
         ("sample_sizes", True, tasks(items=())),

@@ -188,7 +188,7 @@ def drift_of(
 
 
 # ------------------------------------------------------------------------------------------------ one number
-def text_mean(positions: Positions, values_N: Floats, within: tuple[float, float] = SIGNED) -> TextMean:
+def text_mean(positions: Positions, values_N: Floats, within: tuple[float, float] = SIGNED, level: float = 0.95) -> TextMean:
     """Mean of a value per position, with an interval over whole texts if there are enough of them."""
     texts, text_N = np.unique(positions.cluster_N, return_inverse=True)
     if len(texts) < FEWEST_TEXTS:
@@ -196,7 +196,7 @@ def text_mean(positions: Positions, values_N: Floats, within: tuple[float, float
     strata = strata_of([positions.kinds[text] for text in texts])
     number = {stratum: i for i, stratum in enumerate(dict.fromkeys(strata))}
     stratum_N = np.array([number[stratum] for stratum in strata])[text_N]
-    return skewed_mean(values_N, text_N, stratum_N, least=within[0], most=within[1])
+    return skewed_mean(values_N, text_N, stratum_N, least=within[0], most=within[1], level=level)
 
 
 def mean_over_texts(positions: Positions) -> TextMean:

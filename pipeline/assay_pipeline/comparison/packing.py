@@ -42,6 +42,7 @@ def pack(
     """
     from assay_quantize.calibration.quiet import quiet
     from assay_quantize.screen.draft import DRAFTS, write_drafts
+    from assay_quantize.screen.forward import ScreenPass
     from assay_quantize.screen.pack import CONFIG, FLOOR_TEXTS, STATES, floor, head_sha256, seal, write_head, write_texts
     from assay_quantize.screen.texts import stated_in
 
@@ -68,15 +69,16 @@ def pack(
         scored = [entry.scored for entry in texts]
         few = scored[:FLOOR_TEXTS]
         made = runner.run("reference", stored, source, scored, num_doubled=len(few))
-        tensors = made.model.head_tensors()
-        doubled = replace(made, states=replace(made.states, first=len(scored)))
+        tensors, states = made.model.head_tensors(), made.states
+        assert isinstance(states, ScreenPass), "one pass over all texts"
+        doubled = replace(made, states=replace(states, first=len(scored)))
         floors = [floor("batch shape", few, made.side(), replace(doubled, model=runner.model(stored)).side())]
         other: Arithmetic = "bf16" if arithmetic == "fp32" else "fp32"
         otherwise = replace(runner, arithmetic=other).run(f"in-{other}", stored, source, few)
         floors.append(floor("arithmetic", few, replace(made, model=runner.model(stored)).side(), otherwise.side()))
         folder = work / "pack"
         shutil.rmtree(folder, ignore_errors=True)
-        made.states.linked(folder / STATES, len(scored))
+        states.linked(folder / STATES, len(scored))
         write_texts(folder, texts)
         shutil.copyfile(source.folder / CONFIG, folder / CONFIG)
         if not isinstance(made.drafts, str):
@@ -92,7 +94,7 @@ def pack(
                 "foreign_reference": foreign,
                 "numerics": numerics_of(arithmetic, device),
                 "panel": panel,
-                "num_layers": made.states.num_layers,
+                "num_layers": states.num_layers,
                 "holds_head": with_head,
                 "head_sha256": head_sha256(tensors),
                 "no_drafts": made.drafts if isinstance(made.drafts, str) else None,

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from assay_quantize.decoding.open_stored import StoredCheckpoint
     from assay_quantize.screen.compare import TextDivergence
     from assay_quantize.screen.draft import DraftAcceptance
-    from assay_quantize.screen.forward import ScreenPass
+    from assay_quantize.screen.forward import States
     from assay_quantize.screen.texts import ScreenText
 
 ENTROPY = ((0.0, "below 0.1 nats"), (0.1, "0.1 to 0.5"), (0.5, "0.5 to 1.5"), (1.5, "1.5 and above"))
 
 
-def router_changes(texts: Sequence[ScreenText], reference: ScreenPass, candidate: ScreenPass) -> tuple[RouterChange, ...]:
+def router_changes(texts: Sequence[ScreenText], reference: States, candidate: States) -> tuple[RouterChange, ...]:
     from assay_quantize.screen.compare import other_experts
 
     changes = other_experts([entry.scored for entry in texts], reference, candidate)
@@ -66,7 +66,7 @@ def _documents(
 
 def screened_candidate(
     label: str, source: ScreenSource, stored: StoredCheckpoint, made: MadePass, gate: DivergenceGate,
-    reference: ScreenReference, values: Sequence[TextDivergence], routers: tuple[RouterChange, ...],
+    reference: ScreenReference, values: Sequence[TextDivergence], routers: tuple[RouterChange, ...], level: float,
 ) -> Screened:  # fmt: skip
     import numpy as np
 
@@ -80,6 +80,7 @@ def screened_candidate(
     if drift is None:
         raise AssayError(f"{label}: {len(texts)} text is too few for a divergence; give at least two")
     positions: Positions = gather(pairs)
+    drift = drift.model_copy(update={"kl_mean": text_mean(positions, positions.kl_N, NOT_NEGATIVE, level)})
     if reference.floor is not None and isinstance(drift.kl_mean, Interval):
         drift = drift.model_copy(update={"kl_mean": _widened(drift.kl_mean, reference.floor.kl)})
     flat = {
@@ -198,7 +199,7 @@ def _word(drift: Drift, limit: float, surprise: Surprise) -> tuple[ScreenWord, i
     return "UNDERPOWERED", None if gap == 0 else math.ceil(drift.num_positions * (half_width / gap) ** 2)
 
 
-def rankings_of(screened: Sequence[Screened], values: dict[str, list[TextDivergence]]) -> Iterator[Ranking]:
+def rankings_of(screened: Sequence[Screened], values: dict[str, list[TextDivergence]], level: float) -> Iterator[Ranking]:
     """Each candidate against the next, paired by text."""
     import numpy as np
 
@@ -207,5 +208,5 @@ def rankings_of(screened: Sequence[Screened], values: dict[str, list[TextDiverge
 
     for first, second in itertools.pairwise(screened):
         sums = [np.array([text.kl_P.sum() for text in values[label]]) for label in (first.label, second.label)]
-        ratio = skewed_ratio(sums[0], sums[1]) if len(sums[0]) >= FEWEST_TEXTS else None
+        ratio = skewed_ratio(sums[0], sums[1], level) if len(sums[0]) >= FEWEST_TEXTS else None
         yield Ranking(first=first.label, second=second.label, ratio=ratio, is_ranked=ratio is not None and ratio.high < 1)

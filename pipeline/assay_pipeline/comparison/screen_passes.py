@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from assay_quantize.screen.compare import PassSide
     from assay_quantize.screen.draft import DraftAcceptance
     from assay_quantize.screen.estimate import PassCost
-    from assay_quantize.screen.forward import ScreenPass
+    from assay_quantize.screen.forward import ScreenPass, States
     from assay_quantize.screen.layer_model import LayerModel
     from assay_quantize.screen.pack import OpenPack
     from assay_quantize.screen.texts import ScreenText
@@ -33,7 +33,7 @@ class MadePass:
     """A finished pass of one checkpoint, and a model for its head."""
 
     model: LayerModel
-    states: ScreenPass
+    states: States
     sha256: str
     drafts: list[DraftAcceptance] | str
     """Of its MTP block; or why there are none."""
@@ -42,6 +42,21 @@ class MadePass:
         from assay_quantize.screen.compare import PassSide
 
         return PassSide(self.model.stored.location, self.model.head(), self.states)
+
+
+def joined(passes: Sequence[tuple[MadePass, Sequence[int]]]) -> MadePass:
+    """Passes of one checkpoint over different texts as one over all of them, in the order of the texts' numbers."""
+    from assay_quantize.screen.forward import ChosenStates
+
+    if len(passes) == 1:
+        return passes[0][0]
+    places = sorted((number, at, index) for at, (_, numbers) in enumerate(passes) for index, number in enumerate(numbers))
+    first = passes[0][0]
+    of_passes = [made.drafts for made, _ in passes if not isinstance(made.drafts, str)]
+    has_drafts = len(of_passes) == len(passes)
+    drafts = [of_passes[at][index] for _, at, index in places] if has_drafts else first.drafts
+    chosen = tuple((passes[at][0].states, index) for _, at, index in places)
+    return replace(first, states=ChosenStates(first.states.num_layers, chosen), drafts=drafts)
 
 
 @dataclass(frozen=True)
@@ -122,7 +137,7 @@ class ScreenReference:
     stored_as: str
     panel: Panel
     texts: list[ScreenText]
-    states: ScreenPass
+    states: States
     drafts: list[DraftAcceptance] | str
     side_for: Callable[[StoredCheckpoint], PassSide]
     check: Callable[[StoredCheckpoint], None] = lambda _candidate: None
@@ -133,14 +148,24 @@ class ScreenReference:
 
 
 def reference_checkpoint(
-    label: str, stored: StoredCheckpoint, source: ScreenSource, texts: list[ScreenText], panel: Panel, runner: PassRunner
+    made: MadePass, stored: StoredCheckpoint, source: ScreenSource, texts: list[ScreenText], panel: Panel, runner: PassRunner
 ) -> ScreenReference:
-    """Its pass over texts, made."""
-    runner = replace(runner, kv_cache_dtype="auto")
-    made = runner.run(label, stored, source, [entry.scored for entry in texts])
+    """Of its pass over texts."""
     return ScreenReference(
         source.location, made.sha256, stored.what, panel, texts, made.states, made.drafts,
         lambda _candidate: replace(made, model=runner.model(stored)).side(), foreign=source.foreign(),
+    )  # fmt: skip
+
+
+def restricted(reference: ScreenReference, numbers: Sequence[int]) -> ScreenReference:
+    """A pack's to some of its texts; its panel stays."""
+    from assay_quantize.screen.forward import ChosenStates
+
+    states = ChosenStates(reference.states.num_layers, tuple((reference.states, number) for number in numbers))
+    drafts = reference.drafts if isinstance(reference.drafts, str) else [reference.drafts[number] for number in numbers]
+    return replace(
+        reference, texts=[reference.texts[number] for number in numbers], states=states, drafts=drafts,
+        side_for=lambda candidate: reference.side_for(candidate)._replace(states=states),
     )  # fmt: skip
 
 
@@ -192,6 +217,11 @@ def numerics_of(arithmetic: Arithmetic, device: str) -> Numerics:
     return Numerics(
         arithmetic=arithmetic, device=device_name(device), torch=torch.__version__, transformers=transformers.__version__
     )
+
+
+def panel_like(panel: Panel, texts: Sequence[ScreenText], *, is_whole: bool) -> Panel:
+    """Of some of its texts."""
+    return panel if is_whole else panel_of(panel.files, texts, panel.stated)
 
 
 def panel_of(files: Sequence[str], texts: Sequence[ScreenText], stated: StatedTexts) -> Panel:

@@ -14,10 +14,11 @@ from assay.installation import data_file
 from assay.recipes.gate import DivergenceGate, GateRecipe
 from assay.recipes.load import load_recipe
 from assay.records.pack import PACK_NAME
-from assay.records.screening import Screened, Screening
+from assay.records.screening import Screening
 from assay_pipeline.comparison.pack_source import pack_folder
 from assay_pipeline.comparison.screen_cost import Most, estimated, shown_estimate
-from assay_pipeline.comparison.screen_figures import rankings_of, router_changes, screened_candidate, surprise_of
+from assay_pipeline.comparison.screen_figures import rankings_of, surprise_of
+from assay_pipeline.comparison.screen_looks import ERROR, Looks, looks_of
 from assay_pipeline.comparison.screen_passes import (
     Arithmetic,
     KvCacheDtype,
@@ -25,7 +26,6 @@ from assay_pipeline.comparison.screen_passes import (
     check_device,
     numerics_of,
     panel_of,
-    reference_checkpoint,
     reference_pack,
 )
 from assay_pipeline.comparison.screen_sources import check_place, label_of, source_of
@@ -35,7 +35,7 @@ from assay_pipeline.places import place_for
 from assay_pipeline.targets import foreign_note
 
 if TYPE_CHECKING:
-    from assay_quantize.screen.compare import TextDivergence
+    pass
 
 SCREENING_NAME, PAGE_NAME = "screening.json", "screening.html"
 GATES = "default"
@@ -52,6 +52,7 @@ def screen(
     arithmetic: Arithmetic = "fp32",
     device: str = "cpu",
     kv_cache_dtype: KvCacheDtype = "auto",
+    all_texts: bool = False,
     gates: str = GATES,
     most: Most | None = None,
     out: Path | None = None,
@@ -63,9 +64,9 @@ def screen(
     it stands for the reference, and all are candidates.
     text: files of plain text or JSON lines, and folders of runs, of which the texts that their reference wrote count; none: the
     shipped panel, or the texts of the pack. num_tokens: scored, of all texts; length: of one, at most; None: so that there are
-    about 40 texts. kv_cache_dtype: of candidates, as of vLLM; `auto`: as each checkpoint says. gates: whose limits FAIL is
-    about. most: what it may take, or it is not begun. out: folder of the record and of the states that a killed screening goes
-    on from. AssayError: a checkpoint cannot be read or run so.
+    about 40 texts. kv_cache_dtype: of candidates, as of vLLM; `auto`: as each checkpoint says. all_texts: do not stop where
+    some of them decide. gates: whose limits FAIL is about. most: what it may take, or it is not begun. out: folder of the
+    record and of the states that a killed screening goes on from. AssayError: a checkpoint cannot be read or run so.
     """
     started = time.monotonic()
     if pack is None and checkpoints and (Path(checkpoints[0]) / PACK_NAME).is_file():
@@ -74,7 +75,6 @@ def screen(
     places = dict(_labelled(checkpoints))  # before torch is imported, which takes seconds, and anything is written
 
     from assay_quantize.calibration.quiet import quiet
-    from assay_quantize.screen.compare import compare_passes
     from assay_quantize.screen.pack import open_pack
     from assay_quantize.screen.texts import stated_in
     from assay_reports.screening import write_screening_page
@@ -106,22 +106,22 @@ def screen(
         )
         if estimate is not None:
             say(f"estimate: {shown_estimate(estimate)}")
-        if of_pack is not None:
-            reference = reference_pack(of_pack, runner)
-        else:
-            reference = reference_checkpoint(first, stored[first], sources.pop(first), entries, panel, runner)
-        if reference.foreign is not None:
-            say(f"note: {foreign_note(reference.location, reference.foreign)}")
-        screened: list[Screened] = []
-        values: dict[str, list[TextDivergence]] = {}
-        for label, source in sources.items():
-            reference.check(stored[label])  # another model is refused before hours of work
-            made = runner.run(label, stored[label], source, texts)
-            say(f"{label}: head against head")
-            side = made.side()
-            values[label] = list(compare_passes(texts, reference.side_for(stored[label]), side))
-            routers = router_changes(reference.texts, reference.states, made.states)
-            screened.append(screened_candidate(label, source, stored[label], made, gate, reference, values[label], routers))
+        looks = looks_of(len(entries))
+        if all_texts or any(source.mirror is not None for source in sources.values()):  # a shard would come twice
+            looks = [list(range(len(entries)))]
+        level = 1 - ERROR / len(looks)
+        reference_of_pack = None if of_pack is None else reference_pack(of_pack, runner)
+        passes = Looks(runner, sources, stored, entries, panel, gate, level, reference_of_pack, say)
+        num_looked = 0
+        for new in looks:
+            looked = passes.look(new)
+            num_looked += len(new)
+            if looked.is_settled and num_looked < len(entries):
+                say(f"decided by {num_looked} of {len(entries)} texts; --all-texts takes all of them")
+                break
+    reference, screened, values = looked.reference, looked.screened, looked.values
+    if reference.foreign is not None:
+        say(f"note: {foreign_note(reference.location, reference.foreign)}")
     screened.sort(key=lambda candidate: candidate.drift.kl_mean.value)
     record = Screening(
         reference=reference.location,
@@ -134,7 +134,8 @@ def screen(
         panel=reference.panel,
         surprise=surprise_of(next(iter(values.values()))),
         candidates=tuple(screened),
-        rankings=tuple(rankings_of(screened, values)),
+        rankings=tuple(rankings_of(screened, values, level)),
+        num_texts_given=len(entries),
         estimate=estimate,
         seconds=time.monotonic() - started,
     )

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from assay.errors import QuantizeError
-from assay_quantize.screen.forward import ScreenPass
+from assay_quantize.screen.forward import States
 from assay_quantize.screen.layer_model import Logits
 from assay_quantize.sensitivity.texts import ScoredText
 
@@ -60,7 +60,7 @@ class PassSide(NamedTuple):
 
     location: str
     head: AbstractContextManager[Logits]
-    states: ScreenPass
+    states: States
 
 
 def compare_passes(texts: Sequence[ScoredText], reference: PassSide, candidate: PassSide) -> Iterator[TextDivergence]:
@@ -119,7 +119,7 @@ def token_values(ln_p: Tensor, ln_q: Tensor, tokens_P: Tensor) -> dict[str, npt.
     return {name: value.cpu().numpy() for name, value in values.items()}
 
 
-def other_experts(texts: Sequence[ScoredText], reference: ScreenPass, candidate: ScreenPass) -> dict[int, tuple[float, float]]:
+def other_experts(texts: Sequence[ScoredText], reference: States, candidate: States) -> dict[int, tuple[float, float]]:
     """Layer -> (share of tokens with another set of experts, mean share of the chosen experts that are others)."""
     by_layer: dict[int, tuple[float, float]] = {}
     for layer in range(reference.num_layers):

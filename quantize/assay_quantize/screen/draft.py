@@ -28,7 +28,7 @@ from assay.recipes.text_config import num_hidden_layers, text_of
 from assay_quantize.decoding.activations import RoundedInputs
 from assay_quantize.decoding.open_stored import StoredCheckpoint
 from assay_quantize.screen.compare import PassSide
-from assay_quantize.screen.forward import ScreenPass, save_state, states_folder, whole_folder
+from assay_quantize.screen.forward import ScreenPass, States, save_state, states_folder, whole_folder
 from assay_quantize.screen.layer_model import LayerModel, text_config
 from assay_quantize.sensitivity.texts import ScoredText
 
@@ -148,7 +148,7 @@ class DraftModel(LayerModel):
 
         return project
 
-    def drafted(self, texts: Sequence[ScoredText], decoder: ScreenPass, folder: Path) -> ScreenPass:
+    def drafted(self, texts: Sequence[ScoredText], decoder: States, folder: Path) -> ScreenPass:
         """The MTP layer's states at every place but the last of each text, from the decoder's. folder: for them."""
         sequences = [torch.tensor([text.ids]) for text in texts]
         self.use_embedding(torch.cat([ids_1T.reshape(-1) for ids_1T in sequences]))

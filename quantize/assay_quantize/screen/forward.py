@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,35 @@ from assay_quantize.sensitivity.texts import ScoredText, texts_sha256
 
 PASS_RECORD = "pass.json"
 _BEHIND, _EXPERTS = "behind", "experts"
+
+
+class States(Protocol):
+    """What passes left of some texts, by their numbers."""
+
+    @property
+    def num_layers(self) -> int: ...
+
+    def state(self, sequence: int) -> State:
+        """Behind the last layer."""
+
+    def experts(self, layer: int, sequence: int) -> Tensor | None:
+        """int16 [T, k], sorted, of every token; None: the layer chooses none."""
+
+
+@dataclass(frozen=True)
+class ChosenStates:
+    """Texts of one pass or several. places: of each text a pass and its number there."""
+
+    num_layers: int
+    places: tuple[tuple[States, int], ...]
+
+    def state(self, sequence: int) -> State:
+        states, number = self.places[sequence]
+        return states.state(number)
+
+    def experts(self, layer: int, sequence: int) -> Tensor | None:
+        states, number = self.places[sequence]
+        return states.experts(layer, number)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ from assay.records.base import Interval
 from assay.records.screening import Screening
 from assay_evaluate.client.journal import Journal
 from assay_evaluate.divergence.documents import Document, KeptTexts, keep_texts
+from assay_pipeline.comparison.screen_looks import looks_of
+from assay_pipeline.comparison.screening import screen
 from assay_quantize.sensitivity.texts import ScoredText, texts_sha256
 from assay_reports.screening import heading
 
@@ -252,3 +254,74 @@ def test_arguments_are_looked_at_before_torch_is_imported(tmp_path: Path) -> Non
         "*.safetensors)",
         ".: has no config.json; a checkpoint folder holds config.json and *.safetensors",
     ], done.stderr
+
+
+# ------------------------------------------------------------------------------------------------ looks
+@pytest.fixture
+def many(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("assay.records.screening.FOREIGN_NATS", 10.0)  # a model of random weights knows no text
+    replies = [
+        {"prompt": f"{n} + 3?", "reply": f"It is {n + 3}, of course.", "domain": ("odd", "even")[n % 2]} for n in range(88)
+    ]
+    (tmp_path / "many.jsonl").write_text("".join(json.dumps(reply) + "\n" for reply in replies))
+    return tmp_path / "many.jsonl"
+
+
+def test_looks_are_fixed_by_the_number_of_texts() -> None:
+    for num_texts in (1, 24, 39):
+        assert looks_of(num_texts) == [list(range(num_texts))]
+    for num_texts, first in ((40, 20), (80, 20), (88, 22), (400, 100)):
+        early, rest = looks_of(num_texts)
+        assert len(early) == first and sorted([*early, *rest]) == list(range(num_texts))
+        gaps = np.diff(early)
+        assert early[0] == 0 and gaps.max() - gaps.min() <= 1 and early[-1] >= num_texts - gaps.max()
+
+
+def test_what_a_quarter_of_the_texts_decides(run: Run, folder: Path, many: Path, tmp_path: Path) -> None:
+    """The first look, and all texts, of one candidate; a second one that is not decided makes both be looked at again."""
+    source, damaged, w4a16 = (str(folder / name) for name in ("source", "damaged", "w4a16"))
+    text = ("--text", str(many))
+    code, out, err = run("screen", source, damaged, *text, "--json", "--out", str(tmp_path / "first"))
+    first = Screening.model_validate_json(out)
+    assert code == 1 and (first.panel.num_texts, first.num_texts_given) == (22, 88)
+    assert "decided by 22 of 88 texts; --all-texts takes all of them" in err.splitlines()
+    (candidate,) = first.candidates
+    assert isinstance(candidate.drift.kl_mean, Interval) and (candidate.word, candidate.drift.kl_mean.level) == ("FAIL", 0.975)
+    out = run("screen", source, damaged, *text, "--all-texts", "--json", "--out", str(tmp_path / "all"))[1]
+    whole = Screening.model_validate_json(out)
+    assert (whole.panel.num_texts, whole.num_texts_given) == (88, 88)
+    # the limit moved to where w4a16 lies, nothing decides it
+    near = whole.candidates[0].limit
+    gates = tmp_path / "gates.yaml"
+    out = run("screen", source, w4a16, *text, "--all-texts", "--json", "--out", str(tmp_path / "w4a16"))[1]
+    kl = Screening.model_validate_json(out).candidates[0].drift.kl_mean
+    assert isinstance(kl, Interval) and kl.level == 0.95 and near > 0
+    gates.write_text(
+        f"schema: 1\nname: gates\ndescription: A limit that nothing decides.\ngates:\n"
+        f"- {{kind: divergence, metric: kl_mean, max: {kl.value}}}\n"
+    )
+    both, _ = screen([source, w4a16, damaged], text=[many], gates=str(gates), out=tmp_path / "both")
+    assert (both.panel.num_texts, both.num_texts_given) == (88, 88)
+    assert {path.name for path in (tmp_path / "both" / "passes").iterdir()} >= {"source", "source-rest", "w4a16", "w4a16-rest"}
+    by_label = {candidate.label: candidate for candidate in both.candidates}
+    expected = {candidate.label: candidate for candidate in whole.candidates}["damaged"]
+    joined = by_label["damaged"]
+    for name in ("reverse_kl_mean", "top_k_shared", "by_entropy", "routers", "drafts", "by_structural"):
+        assert getattr(joined, name) == getattr(expected, name), name
+    assert joined.drift.model_copy(update={"kl_mean": None}) == expected.drift.model_copy(update={"kl_mean": None})
+    assert joined.drift.kl_mean.value == expected.drift.kl_mean.value
+    # killed between the looks, the same call goes on
+    for name in ("w4a16-rest", "damaged-rest"):
+        shutil.rmtree(tmp_path / "both" / "passes" / name)
+    again, _ = screen([source, w4a16, damaged], text=[many], gates=str(gates), out=tmp_path / "both")
+    unlike = {"seconds": both.seconds, "estimate": both.estimate}
+    assert again.model_copy(update=unlike) == both
+
+
+def test_looks_at_a_pack(run: Run, folder: Path, many: Path, tmp_path: Path) -> None:
+    source, damaged = str(folder / "source"), str(folder / "damaged")
+    assert run("pack", source, "--text", str(many), "--out", str(tmp_path / "pack"))[0] == 0
+    of_pack, _ = screen([damaged], pack=tmp_path / "pack", out=tmp_path / "a")
+    of_source, _ = screen([source, damaged], text=[many], out=tmp_path / "b")
+    assert of_pack.panel.num_texts == of_source.panel.num_texts == 22
+    assert of_pack.candidates == of_source.candidates

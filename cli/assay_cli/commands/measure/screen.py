@@ -71,6 +71,9 @@ def screen(
             help="Of candidates, as of vLLM. auto: as each checkpoint says.",
         ),
     ] = "auto",
+    all_texts: Annotated[
+        bool, typer.Option("--all-texts", help="Look at all texts, also where a quarter of them decides.")
+    ] = False,
     max_hours: Annotated[
         float | None, typer.Option("--max-hours", min=0.0, help="Do not begin what is estimated to take longer.")
     ] = None,
@@ -98,7 +101,7 @@ def screen(
         checkpoints, pack=pack, text=text or (), num_tokens=tokens, length=length,
         arithmetic="bf16" if arithmetic == "bf16" else "fp32", device=device,
         kv_cache_dtype="fp8" if kv_cache_dtype == "fp8" else "auto",
-        most=Most(hours=max_hours, usd=max_cost, price=price), out=out, say=say,
+        all_texts=all_texts, most=Most(hours=max_hours, usd=max_cost, price=price), out=out, say=say,
     )  # fmt: skip
     if as_json:
         emit(record)
