@@ -20,10 +20,11 @@ def print_screening(record: Screening, out: Console) -> None:
     """Least divergence first; then by what parts, and what would tell more."""
     from assay_reports.screening import nats, unseen
 
-    panel = record.panel
+    panel, given = record.panel, record.num_texts_given
+    some = "" if given in (None, panel.num_texts) else f" of {given}"
     out.print(
         escape(
-            f"reference {record.reference} ({record.reference_stored_as}); {panel.num_texts} texts, {panel.num_tokens:,} "
+            f"reference {record.reference} ({record.reference_stored_as}); {panel.num_texts}{some} texts, {panel.num_tokens:,} "
             f"tokens; {record.numerics.arithmetic} on {record.numerics.device}"
         )
     )

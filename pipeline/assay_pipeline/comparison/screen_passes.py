@@ -142,8 +142,6 @@ class ScreenReference:
     side_for: Callable[[StoredCheckpoint], PassSide]
     check: Callable[[StoredCheckpoint], None] = lambda _candidate: None
     pack_seal: str | None = None
-    foreign: str | None = None
-    """As `Screening.foreign_reference`."""
     floor: AppliedFloor | None = None
 
 
@@ -153,7 +151,7 @@ def reference_checkpoint(
     """Of its pass over texts."""
     return ScreenReference(
         source.location, made.sha256, stored.what, panel, texts, made.states, made.drafts,
-        lambda _candidate: replace(made, model=runner.model(stored)).side(), foreign=source.foreign(),
+        lambda _candidate: replace(made, model=runner.model(stored)).side(),
     )  # fmt: skip
 
 
@@ -176,7 +174,7 @@ def reference_pack(pack: OpenPack, runner: PassRunner) -> ScreenReference:
     return ScreenReference(
         str(folder), record.reference_sha256, record.reference_stored_as, record.panel, pack.texts, pack.states, pack.drafts,
         lambda candidate: pack.side_for(as_packed.model(candidate)), lambda candidate: pack.check(as_packed.model(candidate)),
-        record.seal, record.foreign_reference, _floor(record, numerics_of(runner.arithmetic, runner.device)),
+        record.seal, _floor(record, numerics_of(runner.arithmetic, runner.device)),
     )  # fmt: skip
 
 

@@ -100,6 +100,9 @@ def screen(
         texts = [entry.scored for entry in entries]
         for label, damage in damages.items():
             say(f"note: {label}: {sources[label].damage_note(damage)}")
+        foreign = sources[first].foreign() if of_pack is None else of_pack.record.foreign_reference
+        if foreign is not None:
+            say(f"note: {foreign_note(sources[first].location if of_pack is None else str(place_of_pack), foreign)}")
         say(f"{panel.num_texts} texts, {panel.num_tokens:,} tokens scored")
         estimate = estimated(
             {label: runner.cost(label, stored[label], texts) for label in sources}, texts, most or Most(), place.records
@@ -120,13 +123,11 @@ def screen(
                 say(f"decided by {num_looked} of {len(entries)} texts; --all-texts takes all of them")
                 break
     reference, screened, values = looked.reference, looked.screened, looked.values
-    if reference.foreign is not None:
-        say(f"note: {foreign_note(reference.location, reference.foreign)}")
     screened.sort(key=lambda candidate: candidate.drift.kl_mean.value)
     record = Screening(
         reference=reference.location,
         pack_seal=reference.pack_seal,
-        foreign_reference=reference.foreign,
+        foreign_reference=foreign,
         damages=damages,
         reference_sha256=reference.sha256,
         reference_stored_as=reference.stored_as,

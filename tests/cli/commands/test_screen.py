@@ -287,6 +287,8 @@ def test_what_a_quarter_of_the_texts_decides(run: Run, folder: Path, many: Path,
     assert "decided by 22 of 88 texts; --all-texts takes all of them" in err.splitlines()
     (candidate,) = first.candidates
     assert isinstance(candidate.drift.kl_mean, Interval) and (candidate.word, candidate.drift.kl_mean.level) == ("FAIL", 0.975)
+    page = (tmp_path / "first" / "screening.html").read_text()
+    assert "<li>22 texts of 88, which decide, " in page
     out = run("screen", source, damaged, *text, "--all-texts", "--json", "--out", str(tmp_path / "all"))[1]
     whole = Screening.model_validate_json(out)
     assert (whole.panel.num_texts, whole.num_texts_given) == (88, 88)
