@@ -66,6 +66,9 @@ def run(
     from assay_evaluate.serving.server import interpreter_for
 
     say = options.say
+    for path in screen_text:
+        if not path.exists():
+            raise AssayError(f"--screen-text {path}: no such file or folder; give texts, JSON lines, or the folder of a run")
     planned = planned_run(
         target, precisions=precisions, suite=suite, gates=gates, profile=profile, runs=runs, name=name,
         stream_from=options.stream_from, here=True, tensor_parallel_size=tensor_parallel_size, base_model=base_model,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,6 +91,11 @@ def _screened_run(run: Run) -> None:
     assert "Excluded by a screening, and asked nothing: w4a16-g32" in page
     assert {path.name for path in Path("runs/tuned/screened").iterdir()} >= {"screening.json", "screening.html"}
     assert list(RunRecord.load(Path("runs/tuned/run.json")).screened_out) == ["w4a16-g32"]
+    shutil.rmtree("runs/tuned/w4a16-g32")
+    assert one_error(run("run", *options, "--screen-text", "replys.jsonl")) == (
+        "--screen-text replys.jsonl: no such file or folder; give texts, JSON lines, or the folder of a run"
+    )
+    assert not Path("runs/tuned/w4a16-g32").exists(), "it is found before anything is made"
     # measured after all, it is excluded no longer
     code, out, _ = run("run", *options, "--json")
     report = Report.model_validate_json(out)
