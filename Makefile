@@ -128,7 +128,7 @@ gpu-check: setup ## check on one GPU, in ten minutes, what only a GPU can show (
 # Two at once and no more: either may hold a vLLM server or two. A module's tests share its server, so they stay together.
 # Tests start assay hundreds of times, and where PYTHONDONTWRITEBYTECODE is set, as in many containers, each would compile it again.
 compile := .venv/bin/python -m compileall -q assay quantize evaluate reports pipeline cli
-test: setup .venv-docs/.ready ## run the tests, real vLLM servers included (an hour on two cores)
+test: setup .venv-docs/.ready ## run the tests, real vLLM servers included (35 minutes on two cores)
 	@$(compile)
 	@.venv/bin/python -m pytest -m "not full_count and not long" --numprocesses 2 --dist loadfile --no-loadscope-reorder
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from assay.callbacks import Say
 from assay.recipes.gate import DivergenceGate
 from assay.records.base import Interval
-from assay.records.divergence import FEWEST_TEXTS
 from assay.records.screening import Panel, Screened
 from assay_pipeline.comparison.screen_figures import router_changes, screened_candidate
 from assay_pipeline.comparison.screen_passes import (
@@ -35,6 +34,8 @@ if TYPE_CHECKING:
 
 FIRST_SHARE = 0.25
 """Of the texts, at the first look."""
+FEWEST_FIRST = 40
+"""Texts, at least: 20 would have an interval, and would miss a loss of 1 text in 5."""
 MOST_FIRST_SHARE = 0.5
 """A first look at more of them would save little."""
 PRECISE = 0.1
@@ -45,7 +46,7 @@ ERROR = 0.05
 
 def looks_of(num_texts: int) -> list[list[int]]:
     """The texts that each look adds, by their numbers: of the first evenly from all of them."""
-    first = max(FEWEST_TEXTS, round(FIRST_SHARE * num_texts))
+    first = max(FEWEST_FIRST, round(FIRST_SHARE * num_texts))
     if first > MOST_FIRST_SHARE * num_texts:
         return [list(range(num_texts))]
     early = {index * num_texts // first for index in range(first)}

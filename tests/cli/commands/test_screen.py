@@ -268,27 +268,29 @@ def many(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_looks_are_fixed_by_the_number_of_texts() -> None:
-    for num_texts in (1, 24, 39):
+    for num_texts in (1, 24, 79):
         assert looks_of(num_texts) == [list(range(num_texts))]
-    for num_texts, first in ((40, 20), (80, 20), (88, 22), (400, 100)):
+    for num_texts, first in ((80, 40), (88, 40), (160, 40), (400, 100)):
         early, rest = looks_of(num_texts)
         assert len(early) == first and sorted([*early, *rest]) == list(range(num_texts))
         gaps = np.diff(early)
         assert early[0] == 0 and gaps.max() - gaps.min() <= 1 and early[-1] >= num_texts - gaps.max()
 
 
-def test_what_a_quarter_of_the_texts_decides(run: Run, folder: Path, many: Path, tmp_path: Path) -> None:
+def test_what_a_quarter_of_the_texts_decides(
+    run: Run, folder: Path, many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first look, and all texts, of one candidate; a second one that is not decided makes both be looked at again."""
     source, damaged, w4a16 = (str(folder / name) for name in ("source", "damaged", "w4a16"))
     text = ("--text", str(many))
     code, out, err = run("screen", source, damaged, *text, "--json", "--out", str(tmp_path / "first"))
     first = Screening.model_validate_json(out)
-    assert code == 1 and (first.panel.num_texts, first.num_texts_given) == (22, 88)
-    assert "decided by 22 of 88 texts; --all-texts takes all of them" in err.splitlines()
+    assert code == 1 and (first.panel.num_texts, first.num_texts_given) == (40, 88)
+    assert "decided by 40 of 88 texts; --all-texts takes all of them" in err.splitlines()
     (candidate,) = first.candidates
     assert isinstance(candidate.drift.kl_mean, Interval) and (candidate.word, candidate.drift.kl_mean.level) == ("FAIL", 0.975)
     page = (tmp_path / "first" / "screening.html").read_text()
-    assert "<li>22 texts of 88, which decide, " in page
+    assert "<li>40 texts of 88, which decide, " in page
     out = run("screen", source, damaged, *text, "--all-texts", "--json", "--out", str(tmp_path / "all"))[1]
     whole = Screening.model_validate_json(out)
     assert (whole.panel.num_texts, whole.num_texts_given) == (88, 88)
@@ -302,6 +304,9 @@ def test_what_a_quarter_of_the_texts_decides(run: Run, folder: Path, many: Path,
         f"schema: 1\nname: gates\ndescription: A limit that nothing decides.\ngates:\n"
         f"- {{kind: divergence, metric: kl_mean, max: {kl.value}}}\n"
     )
+    alike, _ = screen([source, w4a16], text=[many], gates=str(gates), out=tmp_path / "alike")
+    assert alike.candidates[0].word == "UNDERPOWERED" and alike.panel.num_texts == 40, "such texts: its KL is known to 10 %"
+    monkeypatch.setattr("assay_pipeline.comparison.screen_looks.PRECISE", 0.0)
     both, _ = screen([source, w4a16, damaged], text=[many], gates=str(gates), out=tmp_path / "both")
     assert (both.panel.num_texts, both.num_texts_given) == (88, 88)
     assert {path.name for path in (tmp_path / "both" / "passes").iterdir()} >= {"source", "source-rest", "w4a16", "w4a16-rest"}
@@ -325,5 +330,5 @@ def test_looks_at_a_pack(run: Run, folder: Path, many: Path, tmp_path: Path) -> 
     assert run("pack", source, "--text", str(many), "--out", str(tmp_path / "pack"))[0] == 0
     of_pack, _ = screen([damaged], pack=tmp_path / "pack", out=tmp_path / "a")
     of_source, _ = screen([source, damaged], text=[many], out=tmp_path / "b")
-    assert of_pack.panel.num_texts == of_source.panel.num_texts == 22
+    assert of_pack.panel.num_texts == of_source.panel.num_texts == 40
     assert of_pack.candidates == of_source.candidates
