@@ -78,27 +78,19 @@ class DraftAcceptance:
 class DraftModel(LayerModel):
     """The decoder with its first MTP layer as one layer more. NoDraft: there is none that is run here."""
 
-    def __init__(
-        self,
-        stored: StoredCheckpoint,
-        dtype: torch.dtype = torch.float32,
-        device: str = "cpu",
-        *,
-        fp8_kv_cache: bool = False,
-    ) -> None:
-        names = _family(stored)
-        self._number = num_hidden_layers(stored.config)
+    def _look_up_names(self) -> None:
+        names = _family(self.stored)
+        self._number = num_hidden_layers(self.stored.config)
         self._block_root = f"{names.layers}.{self._number}" if names.mtp_layers is None else f"{names.mtp_layers}.0"
         self._decoder_root = f"{names.layers}.{self._number}"
         self._names = _behind_decoder(self._block_root) if names.mtp_layers is None else _BESIDE_DECODER
-        stored_names = {weight.name for weight in stored.weights} | set(stored.others)
+        stored_names = {weight.name for weight in self.stored.weights} | set(self.stored.others)
         needed = (self._names.embedding_norm, self._names.hidden_norm, self._names.projection, self._names.last_norm)
         if not any(f"{name}.weight" in stored_names for name in needed):
             raise NoDraft("it stores no MTP block")
         if lacking := [name for name in needed if f"{name}.weight" not in stored_names]:
             raise NoDraft(f"its MTP block has no {lacking[0]}")
         self._stored_names = stored_names
-        super().__init__(stored, dtype, device, fp8_kv_cache=fp8_kv_cache)
 
     def _config(self) -> Mapping[str, Any]:
         config = copy.deepcopy(dict(self.stored.config))

@@ -108,6 +108,7 @@ class LayerModel:
         fp8_kv_cache: bool = False,
     ) -> None:
         self.stored, self.dtype, self.device, self.fp8_kv_cache = stored, dtype, device, fp8_kv_cache
+        self._look_up_names()
         with loading(f"{stored.location}: transformers cannot build it"), torch.device("meta"):
             self.model = _hollow_model(self._config(), dtype)
             self.base = self.model.get_decoder()
@@ -140,6 +141,9 @@ class LayerModel:
     def source_names(self) -> set[str]:
         """The stored tensors that a pass reads."""
         return {source.name for sources in self._sources.values() for source in sources}
+
+    def _look_up_names(self) -> None:
+        """What has to be known of the stored names before the model is built."""
 
     def _config(self) -> Mapping[str, Any]:
         """config.json of the model that is built."""
