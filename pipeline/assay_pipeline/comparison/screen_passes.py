@@ -52,9 +52,9 @@ def joined(passes: Sequence[tuple[MadePass, Sequence[int]]]) -> MadePass:
         return passes[0][0]
     places = sorted((number, at, index) for at, (_, numbers) in enumerate(passes) for index, number in enumerate(numbers))
     first = passes[0][0]
+    reason = next((made.drafts for made, _ in passes if isinstance(made.drafts, str)), None)
     of_passes = [made.drafts for made, _ in passes if not isinstance(made.drafts, str)]
-    has_drafts = len(of_passes) == len(passes)
-    drafts = [of_passes[at][index] for _, at, index in places] if has_drafts else first.drafts
+    drafts = [of_passes[at][index] for _, at, index in places] if reason is None else reason
     chosen = tuple((passes[at][0].states, index) for _, at, index in places)
     return replace(first, states=ChosenStates(first.states.num_layers, chosen), drafts=drafts)
 

@@ -6,7 +6,10 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -22,6 +25,7 @@ from assay.records.screening import Screening
 from assay_evaluate.client.journal import Journal
 from assay_evaluate.divergence.documents import Document, KeptTexts, keep_texts
 from assay_pipeline.comparison.screen_looks import looks_of
+from assay_pipeline.comparison.screen_passes import MadePass, joined
 from assay_pipeline.comparison.screening import screen
 from assay_quantize.sensitivity.texts import ScoredText, texts_sha256
 from assay_reports.screening import heading
@@ -332,3 +336,12 @@ def test_looks_at_a_pack(run: Run, folder: Path, many: Path, tmp_path: Path) -> 
     of_source, _ = screen([source, damaged], text=[many], out=tmp_path / "b")
     assert of_pack.panel.num_texts == of_source.panel.num_texts == 40
     assert of_pack.candidates == of_source.candidates
+
+
+def test_a_look_without_drafts_leaves_none() -> None:
+    states: Any = SimpleNamespace(num_layers=1)
+    made = MadePass(cast(Any, None), states, "", [])
+    first, second = (replace(made, drafts=cast(Any, drafts)) for drafts in (["0", "2"], ["1"]))
+    passes = [(first, [0, 2]), (second, [1])]
+    assert joined(passes).drafts == ["0", "1", "2"]
+    assert joined([passes[0], (replace(made, drafts="it cannot be run"), [1])]).drafts == "it cannot be run"
