@@ -23,8 +23,10 @@ from assay_quantize.sensitivity.texts import ScoredText
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
-LOGIT_BYTES = 128 << 20
-"""Of FP64 logits of one side that are held at a time."""
+LOGIT_BYTES = 64 << 20
+"""Of FP32 logits of one side that are held at a time."""
+BLOCK_BYTES = 8 << 20
+"""Of FP64 values of one side: what is computed of them stays in a cache."""
 TOP_K = 10
 
 
@@ -65,58 +67,65 @@ class PassSide(NamedTuple):
 
 def compare_passes(texts: Sequence[ScoredText], reference: PassSide, candidate: PassSide) -> Iterator[TextDivergence]:
     """Text by text. QuantizeError: the two have different vocabularies, or one computes NaN or infinity."""
+    sides = reference, candidate
+    at_once = 0
     with reference.head as of_reference, candidate.head as of_candidate:
         for number, text in enumerate(texts):
             ids_1T = torch.tensor([text.ids])
-            states = reference.states.state(number), candidate.states.state(number)
+            states = [side.states.state(number) for side in sides]
+            if not at_once:
+                num_tokens = of_reference(ids_1T, torch.tensor([0]), states[0]).shape[-1]
+                at_once = max(1, LOGIT_BYTES // (4 * num_tokens))
             pieces = []
-            first, end = text.first - 1, len(text.ids) - 1  # a token is predicted at the place before it
-            at_once = None
-            while first < end:
-                places = torch.arange(first, min(first + (at_once or 1), end))
-                ln_p, ln_q = (
-                    _log_softmax(logits(ids_1T, places, state), side.location)
-                    for logits, state, side in zip((of_reference, of_candidate), states, (reference, candidate), strict=True)
-                )
-                if ln_p.shape != ln_q.shape:
+            for at_P in torch.arange(text.first, len(text.ids)).split(at_once):
+                logits_PV = [
+                    logits(ids_1T, at_P - 1, state)[0]  # a token is predicted at the place before it
+                    for logits, state in zip((of_reference, of_candidate), states, strict=True)
+                ]
+                if logits_PV[0].shape != logits_PV[1].shape:
                     raise QuantizeError(
-                        f"{candidate.location}: has {ln_q.shape[1]} tokens in its head, the reference {ln_p.shape[1]}"
+                        f"{candidate.location}: has {logits_PV[1].shape[1]} tokens in its head, the reference "
+                        f"{logits_PV[0].shape[1]}"
                     )
-                pieces.append(token_values(ln_p, ln_q, ids_1T[0, places + 1]))
-                first += len(places)
-                at_once = max(1, LOGIT_BYTES // (8 * ln_p.shape[1]))
+                for side, of_side_PV in zip(sides, logits_PV, strict=True):
+                    if not bool(of_side_PV.isfinite().all()):
+                        raise QuantizeError(
+                            f"{side.location}: computes NaN or infinity; `assay inspect --deep` looks for the weight"
+                        )
+                pieces.append(token_values(*logits_PV, ids_1T[0, at_P]))
             yield TextDivergence(**{name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]})
 
 
-def _log_softmax(logits_1PV: Tensor, location: str) -> Tensor:
-    ln_p_PV = torch.log_softmax(logits_1PV[0].double(), dim=-1)
-    if not bool(ln_p_PV.isfinite().all()):
-        raise QuantizeError(f"{location}: computes NaN or infinity; `assay inspect --deep` looks for the weight")
-    return ln_p_PV
+def token_values(logits_p_PV: Tensor, logits_q_PV: Tensor, tokens_P: Tensor) -> dict[str, npt.NDArray[np.generic]]:
+    """Fields of `TextDivergence`, of finite logits of the reference (p) and the candidate (q); their softmax is FP64."""
+    rows = max(1, BLOCK_BYTES // (8 * logits_p_PV.shape[1]))
+    blocks = zip(logits_p_PV.split(rows), logits_q_PV.split(rows), tokens_P.split(rows), strict=True)
+    values = [_values_of_block(*block) for block in blocks]
+    return {name: torch.cat([block[name] for block in values]).cpu().numpy() for name in values[0]}
 
 
-def token_values(ln_p: Tensor, ln_q: Tensor, tokens_P: Tensor) -> dict[str, npt.NDArray[np.generic]]:
-    """Fields of `TextDivergence`, of logarithms of probabilities [P, V] in FP64."""
+def _values_of_block(logits_p_PV: Tensor, logits_q_PV: Tensor, tokens_P: Tensor) -> dict[str, Tensor]:
+    ln_p, ln_q = (torch.log_softmax(logits.double(), dim=-1) for logits in (logits_p_PV, logits_q_PV))
     p, q = ln_p.exp(), ln_q.exp()
-    ln_m = torch.logaddexp(ln_p, ln_q) - np.log(2.0)
-    top_p, top_q = ln_p.topk(min(TOP_K, ln_p.shape[1])).indices, ln_q.topk(min(TOP_K, ln_p.shape[1])).indices
+    top_p, top_q = (logits.topk(min(TOP_K, logits.shape[1])).indices for logits in (logits_p_PV, logits_q_PV))
     first_p, first_q = top_p[:, :1], top_q[:, :1]
     x = tokens_P[:, None].to(ln_p.device)
-    shared = (top_p[:, :, None] == top_q[:, None, :]).any(2).double().mean(1)
-    values = {
-        "kl_P": (p * (ln_p - ln_q)).sum(1).clamp_min(0.0),
-        "reverse_kl_P": (q * (ln_q - ln_p)).sum(1).clamp_min(0.0),
-        "js_P": ((p * (ln_p - ln_m)).sum(1) + (q * (ln_q - ln_m)).sum(1)).clamp_min(0.0) / 2,
+    dot = torch.linalg.vecdot
+    ratio = ln_p - ln_q
+    ln_m = torch.logaddexp(ln_p, ln_q).sub_(np.log(2.0))
+    return {
+        "kl_P": dot(p, ratio).clamp_min(0.0),
+        "reverse_kl_P": (-dot(q, ratio)).clamp_min(0.0),
+        "js_P": (dot(p, ln_p - ln_m) + dot(q, ln_q - ln_m)).clamp_min(0.0) / 2,
         "agrees_P": (first_p == first_q)[:, 0],
-        "top_k_shared_P": shared,
-        "entropy_P": -(p * ln_p).sum(1),
+        "top_k_shared_P": (top_p[:, :, None] == top_q[:, None, :]).any(2).double().mean(1),
+        "entropy_P": -dot(p, ln_p),
         "confidence_P": p.gather(1, first_p)[:, 0],
         "margin_P": (p.gather(1, first_p) - p.gather(1, first_q))[:, 0],
         "ln_p_P": ln_p.gather(1, x)[:, 0],
         "ln_q_P": ln_q.gather(1, x)[:, 0],
         "tokens_P": tokens_P,
     }
-    return {name: value.cpu().numpy() for name, value in values.items()}
 
 
 def other_experts(texts: Sequence[ScoredText], reference: States, candidate: States) -> dict[int, tuple[float, float]]:

@@ -17,13 +17,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from assay_quantize.screen.compare import token_values
+from assay_quantize.screen.compare import LOGIT_BYTES, token_values
 from assay_quantize.screen.forward import load_state, save_state
 from assay_quantize.screen.layer_model import LayerModel, State
 from assay_quantize.sensitivity.texts import ScoredText
 
 SAMPLED_TEXTS = 3
-SAMPLED_PLACES = 8
 
 
 @dataclass(frozen=True)
@@ -77,16 +76,16 @@ def estimate_pass(model: LayerModel, texts: Sequence[ScoredText], folder: Path, 
     with model.head() as logits:
         fixed_s += time.perf_counter() - begin
         ids_1T = torch.tensor([sampled[-1].ids])
-        places = torch.arange(min(SAMPLED_PLACES, ids_1T.shape[1]))
-        logits(ids_1T, places, state)
+        num_in_vocabulary = logits(ids_1T, torch.tensor([0]), state).shape[-1]
+        places = torch.arange(min(max(1, LOGIT_BYTES // (4 * num_in_vocabulary)), ids_1T.shape[1]))
         begin = time.perf_counter()
-        ln_p = torch.log_softmax(logits(ids_1T, places, state)[0].double(), dim=-1)
+        logits_PV = logits(ids_1T, places, state)[0]
         logits_s = (time.perf_counter() - begin) / len(places)
-        token_values(ln_p, ln_p, ids_1T[0, places])
+        token_values(logits_PV[:1], logits_PV[:1], ids_1T[0, :1])  # the first call of a kernel takes longer
         begin = time.perf_counter()
-        token_values(ln_p, ln_p, ids_1T[0, places])
+        token_values(logits_PV, logits_PV, ids_1T[0, places])
         values_s = (time.perf_counter() - begin) / len(places)
-        flop += 2 * ln_p.shape[1] * state[0].shape[-1] * num_tokens
+        flop += 2 * num_in_vocabulary * state[0].shape[-1] * num_tokens
     scored = sum(text.num_scored for text in texts) / num_tokens
     return PassCost(
         _read_bytes(model), flop, state_bytes, fixed_s, per_token_s + scored * ((4 if has_draft else 2) * logits_s + values_s)
