@@ -29,7 +29,8 @@ from assay_quantize.decoding.activations import RoundedInputs
 from assay_quantize.decoding.open_stored import StoredCheckpoint
 from assay_quantize.screen.compare import PassSide
 from assay_quantize.screen.forward import ScreenPass, States, save_state, states_folder, whole_folder
-from assay_quantize.screen.layer_model import LayerModel, text_config
+from assay_quantize.screen.layer_model import LayerModel
+from assay_quantize.screen.placing import text_config
 from assay_quantize.sensitivity.texts import ScoredText
 
 DRAFTS = "drafts.safetensors"

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from assay_quantize.calibration.one_layer import State
 from assay_quantize.screen.compare import token_values
 from assay_quantize.screen.forward import load_state, save_state
-from assay_quantize.screen.layer_model import LayerModel, State
+from assay_quantize.screen.layer_model import LayerModel
 from assay_quantize.sensitivity.texts import ScoredText
 
 SAMPLED_TEXTS = 3

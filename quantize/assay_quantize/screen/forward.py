@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from assay.atomic_files import naming, replacing
 from assay.callbacks import Say
 from assay.records.base import sha256_of, write_text_atomically
+from assay_quantize.calibration.one_layer import State
 from assay_quantize.calibration.quiet import loading
-from assay_quantize.screen.layer_model import LayerInputs, LayerModel, State
+from assay_quantize.screen.layer_model import LayerInputs, LayerModel
 from assay_quantize.sensitivity.texts import ScoredText, texts_sha256
 
 PASS_RECORD = "pass.json"
