@@ -70,7 +70,7 @@ def measure(path: Path, num_tokens: int) -> None:
     with ScreenSource(str(path), path).opened() as stored, tempfile.TemporaryDirectory(dir=path.parent) as work:
         size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
         drop_cache()
-        estimate_s = estimate_pass(LayerModel(stored), texts, Path(work), has_draft=False).seconds(num_tokens)
+        estimate_s = estimate_pass(LayerModel(stored), texts, Path(work), has_draft=False).seconds
         drop_cache()
         begin = time.perf_counter()
         states = run_pass(LayerModel(stored), texts, Path(work) / "pass", "x", lambda _line: None)
@@ -82,9 +82,9 @@ def measure(path: Path, num_tokens: int) -> None:
         model.use_embedding(torch.arange(800))
         for layer in range(model.num_layers):
             begin = time.perf_counter()
-            inputs = model.load(layer)
+            loaded = model.load(layer)
             reading_s += time.perf_counter() - begin
-            with model.filled(layer, inputs):
+            with model.filled(layer, loaded):
                 begin = time.perf_counter()
                 for number, text in enumerate(texts):
                     state = model.run(layer, torch.tensor([text.ids]), load_state(Path(work), number) if layer else None)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from assay.callbacks import Say
 from assay.errors import AssayError, QuantizeError
+from assay.quantities import size
 from assay.records.pack import Pack
 from assay.records.screening import AppliedFloor, Numerics, Panel, StatedTexts
 from assay_pipeline.comparison.screen_sources import ScreenSource
@@ -69,6 +70,8 @@ class PassRunner:
     say: Say
     kv_cache_dtype: KvCacheDtype = "auto"
     """`fp8`: of every candidate; `auto`: as each checkpoint says."""
+    memory_bytes: int | None = None
+    """Of the device, for weights and what flows through them; None: what is free."""
 
     def model(self, stored: StoredCheckpoint) -> LayerModel:
         """Without weights."""
@@ -79,7 +82,7 @@ class PassRunner:
 
         dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[self.arithmetic]
         is_fp8 = self.kv_cache_dtype == "fp8" or is_computed(stored.kv)
-        return LayerModel(stored, dtype, self.device, fp8_kv_cache=is_fp8)
+        return LayerModel(stored, dtype, self.device, fp8_kv_cache=is_fp8, memory_bytes=self.memory_bytes)
 
     def run(
         self, label: str, stored: StoredCheckpoint, source: ScreenSource, texts: Sequence[ScoredText], *, num_doubled: int = 0
@@ -96,7 +99,7 @@ class PassRunner:
         return MadePass(self.model(stored), states, sha256, self._drafts(label, stored, states, texts))
 
     def cost(self, label: str, stored: StoredCheckpoint, texts: Sequence[ScoredText]) -> PassCost | None:
-        """What its pass will take. None: it was begun before, and goes on."""
+        """What its pass will take. texts: as of `estimate_pass`. None: it was begun before, and goes on."""
         from assay_quantize.screen.draft import DraftModel, NoDraft
         from assay_quantize.screen.estimate import estimate_pass
         from assay_quantize.screen.forward import PASS_RECORD
@@ -203,6 +206,27 @@ def check_device(device: str) -> None:
 
     if device == "cuda" and not torch.cuda.is_available():
         raise AssayError("--device cuda: torch sees no CUDA device here; leave --device out, or install torch for CUDA")
+
+
+def memory_for(memory: str | None, device: str) -> int | None:
+    """What `--memory` leaves for weights and what flows through them: on a CPU it bounds the process, which holds some already.
+
+    AssayError: it is no size, or the process holds as much.
+    """
+    from assay_quantize.engine.budget import parse_memory
+    from assay_quantize.storage.resident import resident_bytes
+
+    if memory is None:
+        return None
+    memory_bytes = parse_memory(memory)
+    if device != "cpu":
+        return memory_bytes
+    import transformers  # noqa: F401  it is part of what the process holds
+
+    held_bytes = resident_bytes()
+    if memory_bytes <= held_bytes:
+        raise AssayError(f"--memory {memory}: the process holds {size(held_bytes)} before it reads a weight; give more")
+    return memory_bytes - held_bytes
 
 
 def numerics_of(arithmetic: Arithmetic, device: str) -> Numerics:

@@ -40,20 +40,25 @@ class End(nn.Module):
         raise Ended
 
 
-def run_layer(base: Any, layer: nn.Module, passing: Passing, tokens: Tensor, state: State | None, device: str) -> State:
-    """What `layer` makes of `state`, or of the embedded `tokens` [B, T] where it is None, by the forward of `base`.
-
-    tokens, state: on any device; the result is on `device`.
-    """
-    outputs: list[Any] = []
-    handle = layer.register_forward_hook(lambda _module, _args, output: outputs.append(output))
+def pass_through(base: Any, passing: Passing, tokens: Tensor, state: State | None, device: str) -> None:
+    """Call the forward of `base` with `state` in front of its layers, or the embedded `tokens` [B, T] where it is None, until
+    something in it raises `Ended`. Both may be on any device."""
     passing.hand_on(state, device)
     try:
         with suppress(Ended):
             base(input_ids=tokens.to(device), use_cache=False)
     finally:
-        handle.remove()
         passing.state = None
+
+
+def run_layer(base: Any, layer: nn.Module, passing: Passing, tokens: Tensor, state: State | None, device: str) -> State:
+    """What `layer` makes of `state`, as of `pass_through`; on `device`."""
+    outputs: list[Any] = []
+    handle = layer.register_forward_hook(lambda _module, _args, output: outputs.append(output))
+    try:
+        pass_through(base, passing, tokens, state, device)
+    finally:
+        handle.remove()
     output = outputs[0]
     return (output,) if isinstance(output, Tensor) else tuple(output)
 

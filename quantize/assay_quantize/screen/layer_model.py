@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -20,24 +20,28 @@ from torch import Tensor, nn
 from assay.errors import QuantizeError
 from assay.quantities import size
 from assay.recipes.family_names import split_layer
-from assay_quantize.calibration.one_layer import End, Passing, State, again_with_buffers, parent, run_layer
+from assay_quantize.calibration.one_layer import End, Passing, State, again_with_buffers, parent, pass_through, run_layer
 from assay_quantize.calibration.quiet import loading
 from assay_quantize.decoding.activations import InputRounding, RoundedInputs
 from assay_quantize.decoding.open_stored import StoredCheckpoint
+from assay_quantize.screen.expert_groups import LoadedGroup, experts_name
 from assay_quantize.screen.kv_cache import CacheScales, fp8_cache
+from assay_quantize.screen.memory import FOR_WEIGHTS, Budget, Groups, Parts, groups_of
 from assay_quantize.screen.placing import Placing, hollow_model, unlike
-from assay_quantize.storage.resident import available_bytes
 
 Logits = Callable[[Tensor, Tensor, State], Tensor]
 """(tokens [B, T], positions, states behind the last layer) -> logits [B, positions, V]."""
+_EXPERTS = "experts"
 _EMBEDDING_ROWS = 4096
 """Rows of the embedding that are decoded at once."""
 
 
-class LayerInputs(NamedTuple):
-    """How inputs of a loaded layer's weights are rounded, by the address of the weight."""
+class LoadedLayer(NamedTuple):
+    """roundings: how inputs of its weights are rounded, by the address of the weight. groups: of experts, which have no weights
+    yet; none: they have."""
 
     roundings: dict[int, InputRounding]
+    groups: Groups
 
 
 class _FewTokens(nn.Module):
@@ -54,8 +58,9 @@ class _FewTokens(nn.Module):
 class LayerModel:
     """dtype: of the arithmetic. Inputs of quantized weights are rounded as their scheme says, experts and attention alike.
 
-    fp8_kv_cache: keys and values are rounded as an FP8 cache does, by the checkpoint's scales. QuantizeError: transformers has
-    no such model, or the checkpoint lacks one of its parameters.
+    fp8_kv_cache: keys and values are rounded as an FP8 cache does, by the checkpoint's scales. memory_bytes: of the device, for
+    weights and what flows through them; None: what is free. QuantizeError: transformers has no such model, or the checkpoint
+    lacks one of its parameters.
     """
 
     def __init__(
@@ -65,7 +70,9 @@ class LayerModel:
         device: str = "cpu",
         *,
         fp8_kv_cache: bool = False,
+        memory_bytes: int | None = None,
     ) -> None:
+        self.budget = Budget(device, memory_bytes)
         self.stored, self.dtype, self.device, self.fp8_kv_cache = stored, dtype, device, fp8_kv_cache
         self._look_up_names()
         with loading(f"{stored.location}: transformers cannot build it"), torch.device("meta"):
@@ -115,38 +122,61 @@ class LayerModel:
 
     # -------------------------------------------------------------------------------------------- values
     def _read(self, name: str, rows: tuple[int, int] | None = None) -> Tensor:
-        """A stored tensor in the arithmetic's dtype; what is stored in FP32 and no weight stays so (biases of routers)."""
+        """A stored tensor or rows of it: weights in FP32, others as they are stored (biases of routers)."""
         if name in self.stored.others:
-            return self.stored.read_other(name)
+            return self.stored.read_other(name, rows)
         return self.stored.read_weight(name, rows)
 
-    def _fill(self, root: nn.Module, prefix: str) -> dict[int, InputRounding]:
-        """Give a module its weights. Returns address of a weight in memory -> how its inputs are rounded."""
+    def _fill(self, root: nn.Module, prefix: str, but: str | None = None) -> dict[int, InputRounding]:
+        """Give a module its weights. but: a part of it that gets none. Returns address of a weight in memory -> how its inputs
+        are rounded."""
         roundings: dict[int, InputRounding] = {}
-        tensors: list[tuple[str, Tensor, bool]] = [(name, tensor, True) for name, tensor in root.named_parameters()]
         persistent = root.state_dict().keys()
-        tensors += [(name, tensor, False) for name, tensor in root.named_buffers() if name in persistent]
-        for name, hollow, is_parameter in tensors:
-            value = torch.empty(hollow.shape, dtype=hollow.dtype, device=self.device)
-            for source in self._sources[f"{prefix}{name}"]:
-                part = self._read(source.name)
-                place = value if source.expert is None else value[source.expert]
-                place = place[source.first_row : source.first_row + part.shape[0]] if part.dim() else place
-                if place.shape != part.shape:
-                    raise unlike(
-                        self.stored, f"{source.name} is {list(part.shape)}, transformers has {list(place.shape)} for it"
-                    )
-                place.copy_(part)
-                if source.name not in self.stored.others:
-                    first = value if source.expert is None else value[source.expert]
-                    rounding = self._rounding(source.name)
-                    roundings[first.data_ptr()] = _of_fused(roundings.get(first.data_ptr()), rounding)
+        tensors = [*root.named_parameters(), *((name, buffer) for name, buffer in root.named_buffers() if name in persistent)]
+        for name, hollow in tensors:
+            if but is not None and name.startswith(f"{but}."):
+                continue
+            value, of_value = self._value(f"{prefix}{name}", hollow)
+            roundings |= of_value
             module, leaf = parent(root, name)
-            if is_parameter:
+            if leaf in module._parameters:
                 module._parameters[leaf] = nn.Parameter(value, requires_grad=False)
             else:
                 module._buffers[leaf] = value
-        return {address: rounding for address, rounding in roundings.items() if rounding.rule.kind != "none"}
+        return roundings
+
+    def _value(self, name: str, hollow: Tensor, experts: range | None = None) -> tuple[Tensor, dict[int, InputRounding]]:
+        """Of a parameter or buffer, or of these experts in one that holds all of them; and the roundings, as of `_fill`."""
+        whole = range(len(hollow)) if hollow.dim() else range(1)
+        held = whole if experts is None else experts
+        shape = hollow.shape if experts is None else (len(experts), *hollow.shape[1:])
+        value = torch.empty(shape, dtype=hollow.dtype, device=self.device)
+        roundings: dict[int, InputRounding] = {}
+        for source in self._sources[name]:
+            if source.expert is not None and source.expert not in held:
+                continue
+            is_stack = source.expert is None and hollow.dim() > 2 and f".{_EXPERTS}." in name
+            if is_stack and source.name in self.stored.others:  # one by one, so that only one is in memory twice
+                self._copy_rows(source.name, hollow, value, held)
+                continue
+            part = self._read(source.name, None if experts is None or source.expert is not None else (held.start, held.stop))
+            of_expert = value if source.expert is None else value[source.expert - held.start]
+            place = of_expert[source.first_row : source.first_row + part.shape[0]] if part.dim() else of_expert
+            self._check_shape(source.name, part.shape, place.shape)
+            place.copy_(part)
+            if source.name not in self.stored.others:
+                address = of_expert.data_ptr()
+                roundings[address] = _of_fused(roundings.get(address), self._rounding(source.name))
+        return value, {address: rounding for address, rounding in roundings.items() if rounding.rule.kind != "none"}
+
+    def _copy_rows(self, name: str, hollow: Tensor, value: Tensor, rows: range) -> None:
+        self._check_shape(name, self.stored.others[name].shape, hollow.shape)
+        for place, row in enumerate(rows):
+            value[place].copy_(self._read(name, (row, row + 1))[0])
+
+    def _check_shape(self, name: str, stored: Sequence[int], expected: Sequence[int]) -> None:
+        if tuple(stored) != tuple(expected):
+            raise unlike(self.stored, f"{name} is {list(stored)}, transformers has {list(expected)} for it")
 
     def _rounding(self, name: str) -> InputRounding:
         rule = self.stored.weight(name).activations
@@ -157,9 +187,30 @@ class LayerModel:
         return InputRounding(rule, step if rule.granularity == "tensor" else 1.0 / step)
 
     # -------------------------------------------------------------------------------------------- running
-    def load(self, layer: int) -> LayerInputs:
-        """Read the weights of a layer, which may go on in another thread while one before it runs; for `filled`."""
-        return LayerInputs(self._fill(self._layers[layer], f"{self.prefix}.{layer}."))
+    def load(self, layer: int) -> LoadedLayer:
+        """Read the weights of a layer, which may go on in another thread while one before it runs; for `filled`.
+
+        QuantizeError: the device has no room for it, nor for one expert and what is no expert.
+        """
+        module, parts = self._layers[layer], self.parts(layer)
+        groups = groups_of(parts, self.budget.left_bytes(self._held_bytes()))
+        if groups is None:
+            raise self._no_room(
+                f"the weights of layer {layer}{', one expert at a time,' if parts.expert_bytes else ''}", parts.least_bytes
+            )
+        but = experts_name(module) if groups.experts else None
+        return LoadedLayer(self._fill(module, f"{self.prefix}.{layer}.", but), groups)
+
+    def load_group(self, layer: int, experts: range) -> LoadedGroup:
+        """Read the weights of some experts of a layer."""
+        module = self._layers[layer]
+        name = experts_name(module)
+        weights: dict[str, Tensor] = {}
+        roundings: dict[int, InputRounding] = {}
+        for leaf, hollow in module.get_submodule(str(name)).named_parameters():
+            weights[leaf], of_value = self._value(f"{self.prefix}.{layer}.{name}.{leaf}", hollow, experts)
+            roundings |= of_value
+        return LoadedGroup(experts, weights, roundings)
 
     def release(self, layer: int) -> None:
         """No pass reads layers up to `layer` again: shards that hold nothing else are released (`ShardReader`)."""
@@ -182,30 +233,50 @@ class LayerModel:
                 last_layer_of |= dict.fromkeys(self.stored.shards_of(name), math.inf)
         return last_layer_of
 
-    def layer_bytes(self, layer: int) -> int:
-        """Of its weights, as it runs."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self._layers[layer].state_dict().values())
+    def parts(self, layer: int) -> Parts:
+        """Sizes of what the weights of a layer are made of, as it runs."""
+        module = self._layers[layer]
+        name = experts_name(module)
+        whole = _bytes_of(module.state_dict().values())
+        if name is None:
+            return Parts(whole)
+        tensors = list(module.get_submodule(name).parameters())
+        of_experts = _bytes_of(tensors)
+        return Parts(whole - of_experts, of_experts // len(tensors[0]), len(tensors[0]))
 
-    def has_room_for(self, *layers: int) -> bool:
-        """Whether the device holds these beside what it holds, with a fifth of what is free to spare."""
-        needed = sum(self.layer_bytes(layer) for layer in layers)
-        free = available_bytes() if self.device == "cpu" else torch.cuda.mem_get_info()[0]
-        return needed < 0.8 * free
+    def has_room_for(self, layer: int) -> bool:
+        """Whether the device holds its weights beside what it holds."""
+        return self.parts(layer).whole_bytes < self.budget.left_bytes(self._held_bytes())
 
-    def check_room_for(self, layer: int) -> None:
-        """QuantizeError: the device has no room for it."""
-        if not self.has_room_for(layer):
-            raise QuantizeError(
-                f"{self.stored.location}: layer {layer} takes {size(self.layer_bytes(layer))} of memory, and less is free; "
-                "take --arithmetic bf16, or a machine with more"
-            )
+    def check_room_for_heads(self) -> None:
+        """QuantizeError: the device has no room for two heads, which are held at once where two passes are compared."""
+        head_bytes = 2 * _bytes_of(self.model.get_output_embeddings().parameters())
+        if head_bytes >= self.budget.left_bytes(0):
+            raise self._no_room("two heads, which are compared,", head_bytes)
+
+    def _no_room(self, what: str, needed_bytes: int) -> QuantizeError:
+        limit_bytes = self.budget.limit_bytes
+        free = "less is free" if limit_bytes is None else f"{size(FOR_WEIGHTS * limit_bytes)} may be used for weights"
+        more = (
+            "a machine with more"
+            if limit_bytes is None
+            else f"{size(needed_bytes / FOR_WEIGHTS - limit_bytes)} more of --memory"
+        )
+        return QuantizeError(
+            f"{self.stored.location}: {what} take {size(needed_bytes)} of memory, and {free}; take --arithmetic bf16, or {more}"
+        )
+
+    def _held_bytes(self) -> int:
+        modules = [module for module in (self.model, self._norm, *self._layers) if module is not self._passing]
+        tensors = {id(tensor): tensor for module in modules for tensor in module.parameters() if not tensor.is_meta}
+        return _bytes_of(tensors.values())
 
     @contextmanager
-    def filled(self, layer: int, inputs: LayerInputs | None = None) -> Iterator[nn.Module]:
-        """One layer has weights; all others pass on their input. Afterwards the layer is gone. inputs: of `load`; None: the
+    def filled(self, layer: int, loaded: LoadedLayer | None = None) -> Iterator[nn.Module]:
+        """One layer has weights; all others pass on their input. Afterwards the layer is gone. loaded: of `load`; None: the
         layer is not loaded yet."""
         whole = self._layers[layer]
-        roundings = (inputs or self.load(layer)).roundings
+        roundings = (loaded or self.load(layer)).roundings
         others: list[nn.Module] = [self._passing if number != layer else whole for number in range(self.num_layers)]
         others[layer + 1 :] = [End()] * (self.num_layers - layer - 1)
         self.base.layers = nn.ModuleList(others)
@@ -249,6 +320,11 @@ class LayerModel:
         """What layer `layer` makes of `state`, or of the embedded `tokens` [B, T] where it is None; it must be filled."""
         with loading(f"{self.stored.location}: transformers cannot run it"), torch.no_grad():
             return run_layer(self.base, self._layers[layer], self._passing, tokens, state, self.device)
+
+    def run_to_experts(self, tokens: Tensor, state: State | None) -> None:
+        """Begin to run the layer that is filled, as of `run`, until something in it raises `Ended`."""
+        with loading(f"{self.stored.location}: transformers cannot run it"), torch.no_grad():
+            pass_through(self.base, self._passing, tokens, state, self.device)
 
     @contextmanager
     def head(self, tensors: Mapping[str, Tensor] | None = None) -> Iterator[Logits]:
@@ -309,6 +385,10 @@ class LayerModel:
                 else:
                     module._buffers[leaf] = value
         return {}
+
+
+def _bytes_of(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _of_fused(first: InputRounding | None, second: InputRounding) -> InputRounding:
