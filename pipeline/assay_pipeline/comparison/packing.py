@@ -14,7 +14,7 @@ from assay.records.pack import PACK_NAME, Pack
 from assay.records.run import folder_name
 from assay.records.screening import Numerics, Panel, StatedTexts
 from assay_pipeline.comparison.screen_cost import Most, estimated, shown_estimate, shown_memory
-from assay_pipeline.comparison.screen_passes import Arithmetic, PassRunner, check_device, memory_for, numerics_of, panel_of
+from assay_pipeline.comparison.screen_passes import Arithmetic, PassRunner, check_device, left_of, numerics_of, panel_of
 from assay_pipeline.comparison.screen_sources import ScreenSource, check_place, source_of
 from assay_pipeline.comparison.screen_texts import read_panel
 from assay_pipeline.interrupted import interruptible
@@ -31,16 +31,16 @@ def pack(
     arithmetic: Arithmetic = "fp32",
     device: str = "cpu",
     with_head: bool = True,
-    memory: str | None = None,
+    memory_bytes: int | None = None,
     stated: StatedTexts | None = None,
     say: Say = say_nothing,
 ) -> Pack:
     """Write a pack of `reference` to `out`; a killed one goes on with its layer.
 
     reference: a folder or an id of the hub. A whole one of the same weights, texts and numerics is left as it is. text,
-    num_tokens, length, arithmetic, device, memory: as of `screen`. with_head: False leaves out the head, of which the hash is
-    held. stated: what is said of the texts beside what their files say. AssayError: `out` holds something else; the checkpoint
-    is damaged, or cannot be read or run.
+    num_tokens, length, arithmetic, device, memory_bytes: as of `screen`. with_head: False leaves out the head, of which the
+    hash is held. stated: what is said of the texts beside what their files say. AssayError: `out` holds something else; the
+    checkpoint is damaged, or cannot be read or run.
     """
     from assay_quantize.calibration.quiet import quiet
     from assay_quantize.screen.draft import DRAFTS, write_drafts
@@ -56,7 +56,7 @@ def pack(
         raise AssayError(f"{out}: is not empty; give a new folder as --out")
     source = source_of(str(reference), work / "hub", say)
     foreign = _checked(source, say)
-    runner = PassRunner(arithmetic, device, work / "passes", say, memory_bytes=memory_for(memory, device))
+    runner = PassRunner(arithmetic, device, work / "passes", say, memory_bytes=left_of(memory_bytes, device))
     with (
         quiet(),
         interruptible(lambda: f"layers that are done are kept in {work}; the same command goes on"),

@@ -84,4 +84,4 @@ def shown_memory(costs: Mapping[str, PassCost | None]) -> str:
     layer_bytes, num_groups = max(cost.layer_bytes for cost in known), max(cost.num_groups for cost in known)
     if num_groups == 1:
         return f"layers of up to {size(layer_bytes)} in memory"
-    return f"layers of up to {size(layer_bytes)}, their experts in {num_groups} groups, the rest of them computed twice"
+    return f"layers of up to {size(layer_bytes)}, their experts in {num_groups} groups, attention computed twice"

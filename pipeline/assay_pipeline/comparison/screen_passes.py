@@ -208,24 +208,22 @@ def check_device(device: str) -> None:
         raise AssayError("--device cuda: torch sees no CUDA device here; leave --device out, or install torch for CUDA")
 
 
-def memory_for(memory: str | None, device: str) -> int | None:
+def left_of(memory_bytes: int | None, device: str) -> int | None:
     """What `--memory` leaves for weights and what flows through them: on a CPU it bounds the process, which holds some already.
 
-    AssayError: it is no size, or the process holds as much.
+    AssayError: the process holds as much.
     """
-    from assay_quantize.engine.budget import parse_memory
     from assay_quantize.storage.resident import resident_bytes
 
-    if memory is None:
-        return None
-    memory_bytes = parse_memory(memory)
-    if device != "cpu":
+    if memory_bytes is None or device != "cpu":
         return memory_bytes
     import transformers  # noqa: F401  it is part of what the process holds
 
     held_bytes = resident_bytes()
     if memory_bytes <= held_bytes:
-        raise AssayError(f"--memory {memory}: the process holds {size(held_bytes)} before it reads a weight; give more")
+        raise AssayError(
+            f"--memory {size(memory_bytes)}: the process holds {size(held_bytes)} before it reads a weight; give more"
+        )
     return memory_bytes - held_bytes
 
 

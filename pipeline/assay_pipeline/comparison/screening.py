@@ -24,7 +24,7 @@ from assay_pipeline.comparison.screen_passes import (
     KvCacheDtype,
     PassRunner,
     check_device,
-    memory_for,
+    left_of,
     numerics_of,
     panel_of,
     reference_pack,
@@ -56,7 +56,7 @@ def screen(
     all_texts: bool = False,
     gates: str = GATES,
     most: Most | None = None,
-    memory: str | None = None,
+    memory_bytes: int | None = None,
     out: Path | None = None,
     say: Say = say_nothing,
 ) -> tuple[Screening, Path]:
@@ -67,8 +67,8 @@ def screen(
     text: files of plain text or JSON lines, and folders of runs, of which the texts that their reference wrote count; none: the
     shipped panel, or the texts of the pack. num_tokens: scored, of all texts; length: of one, at most; None: so that there are
     about 40 texts. kv_cache_dtype: of candidates, as of vLLM; `auto`: as each checkpoint says. all_texts: do not stop where
-    some of them decide. gates: whose limits FAIL is about. most: what it may take, or it is not begun. memory: as of
-    `memory_for`; None: what is free. out: folder of the
+    some of them decide. gates: whose limits FAIL is about. most: what it may take, or it is not begun. memory_bytes: of the
+    process, or of the GPU, at most; None: what is free. out: folder of the
     record and of the states that a killed screening goes on from. AssayError: a checkpoint cannot be read or run so.
     """
     started = time.monotonic()
@@ -87,7 +87,7 @@ def screen(
     gate = _gate(gates)
     check_device(device)
     place = place_for("screen", ".", out=out, say=say)
-    runner = PassRunner(arithmetic, device, place.records / "passes", say, kv_cache_dtype, memory_for(memory, device))
+    runner = PassRunner(arithmetic, device, place.records / "passes", say, kv_cache_dtype, left_of(memory_bytes, device))
     with (
         quiet(),
         interruptible(lambda: f"layers that are done are kept in {place.records}; the same command goes on"),

@@ -89,9 +89,10 @@ def estimate_pass(model: LayerModel, texts: Sequence[ScoredText], folder: Path, 
     samples: list[_Sample] = []
     fixed_s, run_s, flop, chosen_bytes = 0.0, 0.0, 0.0, 0
     for kind, number in sorted(first_of.items(), key=lambda entry: entry[1]):
-        flop += kinds[kind] * 2 * _active_weights(model, model.layer(number)) * num_tokens
+        active, outside_experts = _active_weights(model, model.layer(number))
         sample = _sample(model, number, sampled, samples[0].states if samples else None, folder)
         times = kinds[kind] + (has_draft and kind == last_kind)
+        flop += kinds[kind] * 2 * (active + (outside_experts if sample.num_groups > 1 else 0)) * num_tokens
         fixed_s += times * sample.fixed_s
         run_s += times * sample.run_s
         chosen_bytes += kinds[kind] * sample.chosen_bytes
@@ -170,19 +171,21 @@ def _kind(layer: nn.Module) -> tuple[tuple[str, tuple[int, ...]], ...]:
     return tuple((name, tuple(tensor.shape)) for name, tensor in layer.state_dict().items())
 
 
-def _active_weights(model: LayerModel, layer: nn.Module) -> float:
-    """That one token meets: of experts the share that it is sent to."""
+def _active_weights(model: LayerModel, layer: nn.Module) -> tuple[float, int]:
+    """That one token meets, of experts the share that it is sent to; and how many of them are no expert's."""
     config: Any = model.base.config
     num_experts = next(
         (int(getattr(config, key)) for key in ("n_routed_experts", "num_experts", "num_local_experts") if hasattr(config, key)),
         1,
     )
     share = int(getattr(config, "num_experts_per_tok", num_experts)) / max(num_experts, 1)
-    active = 0.0
+    in_experts = outside = 0
     for name, tensor in layer.state_dict().items():
-        if tensor.dim() > 1:
-            active += tensor.numel() * (share if ".experts." in f".{name}" and tensor.dim() == 3 else 1.0)
-    return active
+        if ".experts." in f".{name}" and tensor.dim() == 3:
+            in_experts += tensor.numel()
+        elif tensor.dim() > 1:
+            outside += tensor.numel()
+    return share * in_experts + outside, outside
 
 
 def _read_bytes(model: LayerModel) -> int:

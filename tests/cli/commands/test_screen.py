@@ -192,6 +192,28 @@ def test_what_it_may_take(run: Run, folder: Path, tmp_path: Path) -> None:
     assert Screening.model_validate_json(run(*words, "--json")[1]).estimate is None  # both passes are there
 
 
+def test_memory_that_holds_no_whole_layer(run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same figures, MTP block included; what does not fit even so, and what is no size, is said before anything is read."""
+    few = tmp_path / "few.jsonl"
+    few.write_text("\n".join((folder / "replies.jsonl").read_text().splitlines()[:4]))
+    words = ("screen", str(folder / "source"), str(folder / "w4a16"), "--text", str(few), "--json")
+    whole = Screening.model_validate_json(run(*words, "--out", str(tmp_path / "whole"))[1])
+    words = (*words, "--out", str(tmp_path / "out"))
+    monkeypatch.setattr("assay_quantize.storage.resident.resident_bytes", lambda: 1_000_000)
+    for memory, message in {
+        "900KB": "--memory 900 kB: the process holds 1 MB before it reads a weight; give more",
+        "2MB": "two heads, which are compared, take 1.84 MB of memory",
+        "much": "--memory much: not a size; write it like 2GiB, 1.5GiB or 800MB",
+    }.items():
+        code, _, err = run(*words, "--memory", memory)
+        assert code == 2 and message in err.splitlines()[-1]
+    code, out, err = run(*words, "--memory", "3.6MB")
+    record = Screening.model_validate_json(out)
+    assert code == 0 and record.candidates == whole.candidates
+    assert record.candidates[0].drafts is not None
+    assert "layers of up to 2.76 MB, their experts in 4 groups, attention computed twice" in err
+
+
 def test_foreign_texts_fail_nobody(run: Run, tmp_path: Path) -> None:
     """A model that was trained on sums and codes, and English prose: a healthy 4-bit checkpoint diverges there as it may."""
     from assay_pipeline.quantizing import quantize

@@ -173,7 +173,5 @@ def test_layers_are_read_ahead_where_there_is_room(source: Path, tmp_path: Path,
     assert files_of(passed(source, tmp_path / "one").states.folder) == whole
     assert asked == [(1, False), (2, False)]
     monkeypatch.setattr("assay_quantize.screen.memory.available_bytes", lambda: 1000)
-    with pytest.raises(
-        QuantizeError, match=r"weights of layer 0 take .* of memory, and less is free; take --arithmetic bf16"
-    ):
+    with pytest.raises(QuantizeError, match=r"weights of layer 0 take .* of memory, and less is free; take --arithmetic bf16"):
         passed(source, tmp_path / "none")

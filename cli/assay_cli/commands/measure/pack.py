@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from assay.records.screening import StatedTexts
-from assay_cli.commands.measure.screen import TEXT, ArithmeticOption, DeviceOption, LengthOption, MemoryOption
+from assay_cli.commands.measure.screen import TEXT, ArithmeticOption, DeviceOption, LengthOption, MemoryOption, memory_bytes_of
 from assay_cli.options import FamilyOption, JsonOption
 from assay_cli.shown.screening import print_pack
 from assay_cli.terminal import emit, results, say
@@ -38,7 +38,8 @@ def pack(
     """
     record = make_pack(
         reference, text=text or [shipped_panel()], out=out, num_tokens=tokens, length=length,
-        arithmetic="bf16" if arithmetic == "bf16" else "fp32", device=device, memory=memory, with_head=head,
+        arithmetic="bf16" if arithmetic == "bf16" else "fp32", device=device,
+        memory_bytes=memory_bytes_of(memory), with_head=head,
         stated=StatedTexts(source=text_source, licence=text_licence, date=text_date), say=say,
     )  # fmt: skip
     if as_json:

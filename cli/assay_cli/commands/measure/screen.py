@@ -48,6 +48,13 @@ MemoryOption = Annotated[
 ]  # fmt: skip
 
 
+def memory_bytes_of(memory: str | None) -> int | None:
+    """QuantizeError: it is no size."""
+    from assay_quantize.engine.budget import parse_memory
+
+    return None if memory is None else parse_memory(memory)
+
+
 def screen(
     checkpoints: Annotated[
         list[str],
@@ -110,7 +117,8 @@ def screen(
         checkpoints, pack=pack, text=text or (), num_tokens=tokens, length=length,
         arithmetic="bf16" if arithmetic == "bf16" else "fp32", device=device,
         kv_cache_dtype="fp8" if kv_cache_dtype == "fp8" else "auto",
-        all_texts=all_texts, most=Most(hours=max_hours, usd=max_cost, price=price), memory=memory, out=out, say=say,
+        all_texts=all_texts, most=Most(hours=max_hours, usd=max_cost, price=price), 
+        memory_bytes=memory_bytes_of(memory), out=out, say=say,
     )  # fmt: skip
     if as_json:
         emit(record)
