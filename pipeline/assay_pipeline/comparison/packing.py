@@ -14,7 +14,7 @@ from assay.records.pack import PACK_NAME, Pack
 from assay.records.run import folder_name
 from assay.records.screening import Numerics, Panel, StatedTexts
 from assay_pipeline.comparison.screen_cost import Most, estimated, shown_estimate, shown_memory
-from assay_pipeline.comparison.screen_passes import Arithmetic, PassRunner, check_device, left_of, numerics_of, panel_of
+from assay_pipeline.comparison.screen_passes import Arithmetic, PassRunner, check_device, numerics_of, panel_of
 from assay_pipeline.comparison.screen_sources import ScreenSource, check_place, source_of
 from assay_pipeline.comparison.screen_texts import read_panel
 from assay_pipeline.interrupted import interruptible
@@ -56,7 +56,7 @@ def pack(
         raise AssayError(f"{out}: is not empty; give a new folder as --out")
     source = source_of(str(reference), work / "hub", say)
     foreign = _checked(source, say)
-    runner = PassRunner(arithmetic, device, work / "passes", say, memory_bytes=left_of(memory_bytes, device))
+    runner = PassRunner(arithmetic, device, work / "passes", say, memory_bytes=memory_bytes)
     with (
         quiet(),
         interruptible(lambda: f"layers that are done are kept in {work}; the same command goes on"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 Arithmetic = Literal["fp32", "bf16"]
 KvCacheDtype = Literal["auto", "fp8"]
+COMPUTING_BYTES = 128 << 20
+"""What a process takes for computing beside weights and states: buffers of torch's libraries, what the allocator keeps."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class PassRunner:
     kv_cache_dtype: KvCacheDtype = "auto"
     """`fp8`: of every candidate; `auto`: as each checkpoint says."""
     memory_bytes: int | None = None
-    """Of the device, for weights and what flows through them; None: what is free."""
+    """Of the process, or of the GPU, at most; None: what is free."""
 
     def model(self, stored: StoredCheckpoint) -> LayerModel:
         """Without weights."""
@@ -79,10 +82,14 @@ class PassRunner:
 
         from assay_quantize.screen.kv_cache import is_computed
         from assay_quantize.screen.layer_model import LayerModel
+        from assay_quantize.screen.memory import Budget
 
         dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[self.arithmetic]
         is_fp8 = self.kv_cache_dtype == "fp8" or is_computed(stored.kv)
-        return LayerModel(stored, dtype, self.device, fp8_kv_cache=is_fp8, memory_bytes=self.memory_bytes)
+        model = LayerModel(stored, dtype, self.device, fp8_kv_cache=is_fp8)
+        if self.memory_bytes is not None:
+            model.budget = Budget(self.device, _left_of(self.memory_bytes, self.device))
+        return model
 
     def run(
         self, label: str, stored: StoredCheckpoint, source: ScreenSource, texts: Sequence[ScoredText], *, num_doubled: int = 0
@@ -208,23 +215,25 @@ def check_device(device: str) -> None:
         raise AssayError("--device cuda: torch sees no CUDA device here; leave --device out, or install torch for CUDA")
 
 
-def left_of(memory_bytes: int | None, device: str) -> int | None:
-    """What `--memory` leaves for weights and what flows through them: on a CPU it bounds the process, which holds some already.
+def _left_of(memory_bytes: int, device: str) -> int:
+    """What `--memory` leaves for weights and what flows through them: on a CPU it bounds the process.
 
-    AssayError: the process holds as much.
+    AssayError: the process holds as much. To be called when a model is built, but none of its weights is read.
     """
+    if device != "cpu":
+        return memory_bytes
+    held_bytes = _held_bytes() + COMPUTING_BYTES
+    if memory_bytes <= held_bytes:
+        raise AssayError(f"--memory {size(memory_bytes)}: the process takes {size(held_bytes)} without any weight; give more")
+    return memory_bytes - held_bytes
+
+
+@functools.cache
+def _held_bytes() -> int:
+    """When it is first asked: later, what is left of weights would count as well."""
     from assay_quantize.storage.resident import resident_bytes
 
-    if memory_bytes is None or device != "cpu":
-        return memory_bytes
-    import transformers  # noqa: F401  it is part of what the process holds
-
-    held_bytes = resident_bytes()
-    if memory_bytes <= held_bytes:
-        raise AssayError(
-            f"--memory {size(memory_bytes)}: the process holds {size(held_bytes)} before it reads a weight; give more"
-        )
-    return memory_bytes - held_bytes
+    return resident_bytes()
 
 
 def numerics_of(arithmetic: Arithmetic, device: str) -> Numerics:

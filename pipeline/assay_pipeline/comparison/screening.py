@@ -24,7 +24,6 @@ from assay_pipeline.comparison.screen_passes import (
     KvCacheDtype,
     PassRunner,
     check_device,
-    left_of,
     numerics_of,
     panel_of,
     reference_pack,
@@ -87,7 +86,7 @@ def screen(
     gate = _gate(gates)
     check_device(device)
     place = place_for("screen", ".", out=out, say=say)
-    runner = PassRunner(arithmetic, device, place.records / "passes", say, kv_cache_dtype, left_of(memory_bytes, device))
+    runner = PassRunner(arithmetic, device, place.records / "passes", say, kv_cache_dtype, memory_bytes)
     with (
         quiet(),
         interruptible(lambda: f"layers that are done are kept in {place.records}; the same command goes on"),
