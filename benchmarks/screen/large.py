@@ -132,7 +132,7 @@ def measure(path: Path, num_tokens: int) -> dict[str, float]:
         head_s = time.perf_counter() - begin
         peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
         drop_cache()
-        estimate_s = estimate_pass(LayerModel(stored), texts, Path(work), has_draft=False).seconds(num_tokens)
+        estimate_s = estimate_pass(LayerModel(stored), texts, Path(work), has_draft=False).seconds
         reading_s, computing_s = reading_and_computing(LayerModel(stored), texts, Path(work))
         window_s = window_by_window(LayerModel(stored), texts[:WINDOWS], Path(work) / "windows")
         for number in range(WINDOWS):
@@ -152,9 +152,9 @@ def reading_and_computing(model: LayerModel, texts: Sequence[ScoredText], work: 
     model.use_embedding(torch.cat([torch.tensor(text.ids) for text in texts]))
     for layer in range(model.num_layers):
         begin = time.perf_counter()
-        inputs = model.load(layer)
+        loaded = model.load(layer)
         reading_s += time.perf_counter() - begin
-        with model.filled(layer, inputs):
+        with model.filled(layer, loaded):
             begin = time.perf_counter()
             for number, text in enumerate(texts):
                 state = model.run(layer, torch.tensor([text.ids]), load_state(work, number) if layer else None)

@@ -13,6 +13,7 @@ from assay.errors import AssayError, CheckpointError
 from assay.records.pack import PACK_NAME, Pack
 from assay.records.run import folder_name
 from assay.records.screening import Numerics, Panel, StatedTexts
+from assay_pipeline.comparison.screen_cost import Most, estimated, shown_estimate, shown_memory
 from assay_pipeline.comparison.screen_passes import Arithmetic, PassRunner, check_device, numerics_of, panel_of
 from assay_pipeline.comparison.screen_sources import ScreenSource, check_place, source_of
 from assay_pipeline.comparison.screen_texts import read_panel
@@ -30,15 +31,16 @@ def pack(
     arithmetic: Arithmetic = "fp32",
     device: str = "cpu",
     with_head: bool = True,
+    memory_bytes: int | None = None,
     stated: StatedTexts | None = None,
     say: Say = say_nothing,
 ) -> Pack:
     """Write a pack of `reference` to `out`; a killed one goes on with its layer.
 
     reference: a folder or an id of the hub. A whole one of the same weights, texts and numerics is left as it is. text,
-    num_tokens, length, arithmetic, device: as of `screen`. with_head: False leaves out the head, of which the hash is held.
-    stated: what is said of the texts beside what their files say. AssayError: `out` holds something else; the checkpoint is
-    damaged, or cannot be read or run.
+    num_tokens, length, arithmetic, device, memory_bytes: as of `screen`. with_head: False leaves out the head, of which the
+    hash is held. stated: what is said of the texts beside what their files say. AssayError: `out` holds something else; the
+    checkpoint is damaged, or cannot be read or run.
     """
     from assay_quantize.calibration.quiet import quiet
     from assay_quantize.screen.draft import DRAFTS, write_drafts
@@ -54,7 +56,7 @@ def pack(
         raise AssayError(f"{out}: is not empty; give a new folder as --out")
     source = source_of(str(reference), work / "hub", say)
     foreign = _checked(source, say)
-    runner = PassRunner(arithmetic, device, work / "passes", say)
+    runner = PassRunner(arithmetic, device, work / "passes", say, memory_bytes=memory_bytes)
     with (
         quiet(),
         interruptible(lambda: f"layers that are done are kept in {work}; the same command goes on"),
@@ -68,13 +70,19 @@ def pack(
             return _same_pack(out, source, panel, numerics_of(arithmetic, device), with_head)
         scored = [entry.scored for entry in texts]
         few = scored[:FLOOR_TEXTS]
+        other: Arithmetic = "bf16" if arithmetic == "fp32" else "fp32"
+        of_other, in_other = f"in-{other}", replace(runner, arithmetic=other)
+        costs = {"reference": runner.cost("reference", stored, [*scored, *few, *few])}
+        costs[of_other] = in_other.cost(of_other, stored, few)
+        estimate = estimated(costs, scored, Most(), work)
+        if estimate is not None:
+            say(f"estimate: {shown_estimate(estimate)}; {shown_memory(costs)}")
         made = runner.run("reference", stored, source, scored, num_doubled=len(few))
         tensors, states = made.model.head_tensors(), made.states
         assert isinstance(states, ScreenPass), "one pass over all texts"
         doubled = replace(made, states=replace(states, first=len(scored)))
         floors = [floor("batch shape", few, made.side(), replace(doubled, model=runner.model(stored)).side())]
-        other: Arithmetic = "bf16" if arithmetic == "fp32" else "fp32"
-        otherwise = replace(runner, arithmetic=other).run(f"in-{other}", stored, source, few)
+        otherwise = in_other.run(of_other, stored, source, few)
         floors.append(floor("arithmetic", few, replace(made, model=runner.model(stored)).side(), otherwise.side()))
         folder = work / "pack"
         shutil.rmtree(folder, ignore_errors=True)

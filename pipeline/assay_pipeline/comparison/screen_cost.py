@@ -40,9 +40,8 @@ def estimated(
     known = [cost for cost in costs.values() if cost is not None]
     if len(known) < len(costs):
         return None
-    num_tokens = sum(len(text.ids) for text in texts)
-    seconds = sum(cost.seconds(num_tokens) for cost in known)
-    state_bytes = sum(cost.state_bytes for cost in known) + max(cost.state_bytes for cost in known)
+    seconds = sum(cost.seconds for cost in known)
+    state_bytes = sum(cost.kept_bytes for cost in known) + max(cost.working_bytes for cost in known)
     estimate = ScreenEstimate(
         read_bytes=sum(cost.read_bytes for cost in known),
         flop=sum(cost.flop for cost in known),
@@ -77,3 +76,12 @@ def shown_estimate(estimate: ScreenEstimate) -> str:
         f"reads {size(estimate.read_bytes)}, {estimate.flop:.2g} FLOP, {size(estimate.state_bytes)} of states on the disk, "
         f"about {duration(estimate.seconds)}{usd}"
     )
+
+
+def shown_memory(costs: Mapping[str, PassCost | None]) -> str:
+    """What of a layer is in memory at once, in a few words."""
+    known = [cost for cost in costs.values() if cost is not None]
+    layer_bytes, num_groups = max(cost.layer_bytes for cost in known), max(cost.num_groups for cost in known)
+    if num_groups == 1:
+        return f"layers of up to {size(layer_bytes)} in memory"
+    return f"layers of up to {size(layer_bytes)}, their experts in {num_groups} groups, attention computed twice"

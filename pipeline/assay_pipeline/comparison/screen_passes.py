@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from assay.callbacks import Say
 from assay.errors import AssayError, QuantizeError
+from assay.quantities import size
 from assay.records.pack import Pack
 from assay.records.screening import AppliedFloor, Numerics, Panel, StatedTexts
 from assay_pipeline.comparison.screen_sources import ScreenSource
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 Arithmetic = Literal["fp32", "bf16"]
 KvCacheDtype = Literal["auto", "fp8"]
+COMPUTING_BYTES = 128 << 20
+"""What a process takes for computing beside weights and states: buffers of torch's libraries, what the allocator keeps."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,8 @@ class PassRunner:
     say: Say
     kv_cache_dtype: KvCacheDtype = "auto"
     """`fp8`: of every candidate; `auto`: as each checkpoint says."""
+    memory_bytes: int | None = None
+    """Of the process, or of the GPU, at most; None: what is free."""
 
     def model(self, stored: StoredCheckpoint) -> LayerModel:
         """Without weights."""
@@ -76,10 +82,14 @@ class PassRunner:
 
         from assay_quantize.screen.kv_cache import is_computed
         from assay_quantize.screen.layer_model import LayerModel
+        from assay_quantize.screen.memory import Budget
 
         dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[self.arithmetic]
         is_fp8 = self.kv_cache_dtype == "fp8" or is_computed(stored.kv)
-        return LayerModel(stored, dtype, self.device, fp8_kv_cache=is_fp8)
+        model = LayerModel(stored, dtype, self.device, fp8_kv_cache=is_fp8)
+        if self.memory_bytes is not None:
+            model.budget = Budget(self.device, _left_of(self.memory_bytes, self.device))
+        return model
 
     def run(
         self, label: str, stored: StoredCheckpoint, source: ScreenSource, texts: Sequence[ScoredText], *, num_doubled: int = 0
@@ -96,7 +106,7 @@ class PassRunner:
         return MadePass(self.model(stored), states, sha256, self._drafts(label, stored, states, texts))
 
     def cost(self, label: str, stored: StoredCheckpoint, texts: Sequence[ScoredText]) -> PassCost | None:
-        """What its pass will take. None: it was begun before, and goes on."""
+        """What its pass will take. texts: as of `estimate_pass`. None: it was begun before, and goes on."""
         from assay_quantize.screen.draft import DraftModel, NoDraft
         from assay_quantize.screen.estimate import estimate_pass
         from assay_quantize.screen.forward import PASS_RECORD
@@ -203,6 +213,27 @@ def check_device(device: str) -> None:
 
     if device == "cuda" and not torch.cuda.is_available():
         raise AssayError("--device cuda: torch sees no CUDA device here; leave --device out, or install torch for CUDA")
+
+
+def _left_of(memory_bytes: int, device: str) -> int:
+    """What `--memory` leaves for weights and what flows through them: on a CPU it bounds the process.
+
+    AssayError: the process holds as much. To be called when a model is built, but none of its weights is read.
+    """
+    if device != "cpu":
+        return memory_bytes
+    held_bytes = _held_bytes() + COMPUTING_BYTES
+    if memory_bytes <= held_bytes:
+        raise AssayError(f"--memory {size(memory_bytes)}: the process takes {size(held_bytes)} without any weight; give more")
+    return memory_bytes - held_bytes
+
+
+@functools.cache
+def _held_bytes() -> int:
+    """When it is first asked: later, what is left of weights would count as well."""
+    from assay_quantize.storage.resident import resident_bytes
+
+    return resident_bytes()
 
 
 def numerics_of(arithmetic: Arithmetic, device: str) -> Numerics:

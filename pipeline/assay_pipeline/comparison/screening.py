@@ -16,7 +16,7 @@ from assay.recipes.load import load_recipe
 from assay.records.pack import PACK_NAME
 from assay.records.screening import Screening
 from assay_pipeline.comparison.pack_source import pack_folder
-from assay_pipeline.comparison.screen_cost import Most, estimated, shown_estimate
+from assay_pipeline.comparison.screen_cost import Most, estimated, shown_estimate, shown_memory
 from assay_pipeline.comparison.screen_figures import rankings_of, surprise_of
 from assay_pipeline.comparison.screen_looks import ERROR, Looks, looks_of
 from assay_pipeline.comparison.screen_passes import (
@@ -55,6 +55,7 @@ def screen(
     all_texts: bool = False,
     gates: str = GATES,
     most: Most | None = None,
+    memory_bytes: int | None = None,
     out: Path | None = None,
     say: Say = say_nothing,
 ) -> tuple[Screening, Path]:
@@ -65,7 +66,8 @@ def screen(
     text: files of plain text or JSON lines, and folders of runs, of which the texts that their reference wrote count; none: the
     shipped panel, or the texts of the pack. num_tokens: scored, of all texts; length: of one, at most; None: so that there are
     about 40 texts. kv_cache_dtype: of candidates, as of vLLM; `auto`: as each checkpoint says. all_texts: do not stop where
-    some of them decide. gates: whose limits FAIL is about. most: what it may take, or it is not begun. out: folder of the
+    some of them decide. gates: whose limits FAIL is about. most: what it may take, or it is not begun. memory_bytes: of the
+    process, or of the GPU, at most; None: what is free. out: folder of the
     record and of the states that a killed screening goes on from. AssayError: a checkpoint cannot be read or run so.
     """
     started = time.monotonic()
@@ -84,7 +86,7 @@ def screen(
     gate = _gate(gates)
     check_device(device)
     place = place_for("screen", ".", out=out, say=say)
-    runner = PassRunner(arithmetic, device, place.records / "passes", say, kv_cache_dtype)
+    runner = PassRunner(arithmetic, device, place.records / "passes", say, kv_cache_dtype, memory_bytes)
     with (
         quiet(),
         interruptible(lambda: f"layers that are done are kept in {place.records}; the same command goes on"),
@@ -104,11 +106,10 @@ def screen(
         if foreign is not None:
             say(f"note: {foreign_note(sources[first].location if of_pack is None else str(place_of_pack), foreign)}")
         say(f"{panel.num_texts} texts, {panel.num_tokens:,} tokens scored")
-        estimate = estimated(
-            {label: runner.cost(label, stored[label], texts) for label in sources}, texts, most or Most(), place.records
-        )
+        costs = {label: runner.cost(label, stored[label], texts) for label in sources}
+        estimate = estimated(costs, texts, most or Most(), place.records)
         if estimate is not None:
-            say(f"estimate: {shown_estimate(estimate)}")
+            say(f"estimate: {shown_estimate(estimate)}; {shown_memory(costs)}")
         looks = looks_of(len(entries))
         if all_texts or any(source.mirror is not None for source in sources.values()):  # a shard would come twice
             looks = [list(range(len(entries)))]

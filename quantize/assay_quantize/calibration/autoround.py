@@ -24,7 +24,7 @@ from pydantic import PrivateAttr
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from assay_quantize.calibration.skeleton import State
+from assay_quantize.calibration.one_layer import State
 
 UNTOUCHED = {"bits": 16, "act_bits": 16}
 FP16_SCALES = (1e-4, 6e4)

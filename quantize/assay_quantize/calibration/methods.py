@@ -37,7 +37,7 @@ from assay.recipes.calibrated.methods import (
 )
 from assay.records.plan import TensorPlan
 from assay_quantize.calibration.memory import weights_at_once
-from assay_quantize.calibration.skeleton import State
+from assay_quantize.calibration.one_layer import State
 from assay_quantize.checkpoint.torch_tensors import TORCH_DTYPES
 from assay_quantize.formats.schemes import compressed_tensors_scheme, module_of
 from assay_quantize.plan.calibrated import smoothings

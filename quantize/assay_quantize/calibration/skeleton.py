@@ -8,7 +8,7 @@ The model's own forward is run, so masks, positions and what one layer hands to 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +19,13 @@ from torch import Tensor, nn
 from assay.errors import QuantizeError
 from assay.recipes.text_config import text_of
 from assay.records.plan import Plan, TensorPlan
+from assay_quantize.calibration.one_layer import End, Passing, State, again_with_buffers, parent, run_layer
 from assay_quantize.calibration.quiet import loading
 from assay_quantize.checkpoint.source_reader import SourceReader
 from assay_quantize.checkpoint.torch_tensors import TORCH_DTYPES
 
 EMBEDDING_ROWS = 4096
 """Rows of the embedding that are read at once."""
-State = tuple[Tensor, ...]
-"""What goes from one layer to the next: hidden states [B, T, H], and for some models more (indexes of the tokens looked at)."""
-
-
-class _Passing(nn.Module):
-    """Stands for every layer but one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.state: Any = None
-
-    def forward(self, hidden: Any, *args: Any, **kwargs: Any) -> Any:
-        return hidden if self.state is None else self.state
 
 
 class _Embedded(nn.Module):
@@ -90,13 +78,10 @@ class Skeleton:
             with torch.device("meta"):
                 self._layers.append(kind(config, len(self._layers)).to(dtype).eval())
             config.num_hidden_layers = len(self._layers)
-        self._passing = _Passing()
+        self._passing = Passing()
         embedding = self.model.get_input_embeddings()
         self._embedding = next(name for name, module in self.model.named_modules() if module is embedding)
-        for name, module in list(self.base.named_children()):  # buffers that are computed and not stored (rotary frequencies)
-            if any(True for _ in module.buffers(recurse=False)) and name != "layers":
-                again: Any = type(module)
-                setattr(self.base, name, again(config=self.base.config).to(self.device))
+        again_with_buffers(self.base, self.device, self.where)
         self._norm = self.base.norm
         self.base.norm = nn.Identity()
 
@@ -136,19 +121,8 @@ class Skeleton:
         """What layer `layer` makes of `state`, or of the embedded `tokens` [B, T] where it is None; it must be filled.
 
         Both may lie anywhere, the result is on the device."""
-        outputs: list[Any] = []
-        tokens = tokens.to(self.device)
-        state = None if state is None else tuple(part.to(self.device) for part in state)
-        handle = self._layers[layer].register_forward_hook(lambda _module, _args, output: outputs.append(output))
-        self._passing.state = None if state is None else (state[0] if len(state) == 1 else state)
-        try:
-            with loading(f"{self.where}: transformers cannot run it"), suppress(_Done):
-                self.base(input_ids=tokens, use_cache=False)
-        finally:
-            handle.remove()
-            self._passing.state = None
-        output = outputs[0]
-        return (output,) if isinstance(output, Tensor) else tuple(output)
+        with loading(f"{self.where}: transformers cannot run it"):
+            return run_layer(self.base, self._layers[layer], self._passing, tokens, state, self.device)
 
     def head(self, reader: SourceReader) -> nn.Module:
         """What makes logits of the last layer's hidden states: the last norm and the output head, filled."""
@@ -177,18 +151,18 @@ class Skeleton:
         whole = self._layers[layer]
         self._linearize(whole)
         for name, parameter in list(whole.named_parameters()):
-            module, leaf = _parent(whole, name)
+            module, leaf = parent(whole, name)
             value = self._value(reader, f"{self.prefix}.{layer}.{name}", tuple(parameter.shape))
             # to the device as it is stored: half the bytes
             module._parameters[leaf] = nn.Parameter(value.to(self.device).to(self.dtype), requires_grad=False)
         for name, buffer in list(whole.named_buffers()):
-            module, leaf = _parent(whole, name)
+            module, leaf = parent(whole, name)
             if leaf in module._non_persistent_buffers_set:
                 raise self._unknown(f"layer {layer} computes {name} when it is built")
             value = self._value(reader, f"{self.prefix}.{layer}.{name}", tuple(buffer.shape)).to(buffer.dtype)
             module._buffers[leaf] = value.to(self.device)
         others = [self._passing if number != layer else whole for number in range(self.num_layers)]
-        others[layer + 1 :] = [_Stop()] * (self.num_layers - layer - 1)
+        others[layer + 1 :] = [End()] * (self.num_layers - layer - 1)
         self.base.layers = nn.ModuleList(others)
         try:
             yield whole
@@ -229,20 +203,6 @@ class Skeleton:
     def _rows(self, reader: SourceReader, tensor: TensorPlan, begin: int, end: int) -> Tensor:
         rows = reader.read_rows(tensor, begin, end)
         return torch.from_numpy(rows).view(TORCH_DTYPES[tensor.logical_dtype])
-
-
-class _Done(Exception):
-    """Nothing behind the layer needs to run."""
-
-
-class _Stop(nn.Module):
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        raise _Done
-
-
-def _parent(module: nn.Module, name: str) -> tuple[nn.Module, str]:
-    path, _, leaf = name.rpartition(".")
-    return module.get_submodule(path), leaf
 
 
 # ------------------------------------------------------------------------------------------------ the MTP block

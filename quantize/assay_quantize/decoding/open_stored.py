@@ -168,9 +168,9 @@ class StoredCheckpoint:
         header = weight.parts[part].header if part in weight.parts else weight.beside[part]
         return self._read(Part(header, None), 0, 0)
 
-    def read_other(self, name: str) -> Tensor:
-        """A whole tensor that is no weight, as it is stored."""
-        return self._read(Part(self.others[name], None), 0, 0)
+    def read_other(self, name: str, rows: tuple[int, int] | None = None) -> Tensor:
+        """A tensor that is no weight, or its rows [begin, end), as it is stored."""
+        return self._read(Part(self.others[name], None if rows is None else 0), *(rows or (0, 0)))
 
     def examine(self, name: str, rows: tuple[int, int] | None = None) -> Examination:
         """What is wrong with the values of a weight, counted; nothing is refused for its values."""

@@ -25,11 +25,14 @@ from assay.errors import PlanError
 from assay.recipes.families import family_of
 from assay.recipes.family_names import FamilyNames, names_of
 from assay.recipes.text_config import num_hidden_layers, text_of
+from assay_quantize.calibration.one_layer import State
 from assay_quantize.decoding.activations import RoundedInputs
 from assay_quantize.decoding.open_stored import StoredCheckpoint
 from assay_quantize.screen.compare import PassSide
-from assay_quantize.screen.forward import ScreenPass, States, save_state, states_folder, whole_folder
-from assay_quantize.screen.layer_model import LayerModel, text_config
+from assay_quantize.screen.forward import ScreenPass, States, groups_folder, save_state, states_folder, whole_folder
+from assay_quantize.screen.layer_model import LayerModel
+from assay_quantize.screen.layer_runs import run_all
+from assay_quantize.screen.placing import text_config
 from assay_quantize.sensitivity.texts import ScoredText
 
 DRAFTS = "drafts.safetensors"
@@ -147,12 +150,17 @@ class DraftModel(LayerModel):
         embedding = self.model.get_input_embeddings()
         project = self._projection()
         self._fill(self._norm, f"{self.prefix.rpartition('.')[0]}.norm.")
-        with whole_folder(states_folder(folder, self._number)) as partial, self.filled(self._number), torch.no_grad():
-            for number, ids_1T in enumerate(sequences):
-                hidden, *others = (part.to(self.device) for part in decoder.state(number))
-                given = project(embedding(ids_1T[:, 1:].to(self.device)), self._norm(hidden)[:, :-1])
-                handed_on = (part[:, :-1] for part in others)  # of sparse attention, the tokens that are looked at
-                save_state(partial, number, self.run(self._number, ids_1T[:, :-1], (given, *handed_on)))
+
+        def given(number: int) -> State:
+            hidden, *others = (part.to(self.device) for part in decoder.state(number))
+            projected = project(embedding(sequences[number][:, 1:].to(self.device)), self._norm(hidden)[:, :-1])
+            return projected, *(part[:, :-1] for part in others)  # of sparse attention, the tokens that are looked at
+
+        with whole_folder(states_folder(folder, self._number)) as partial, torch.no_grad():
+            run_all(
+                self, self._number, self.load(self._number), [ids_1T[:, :-1] for ids_1T in sequences], given,
+                lambda number, ran: save_state(partial, number, ran.state), groups_folder(folder, self._number),
+            )  # fmt: skip
         return ScreenPass(folder, self._number + 1)
 
     def draft_head(self) -> dict[str, Tensor]:
@@ -171,11 +179,14 @@ def drafts_of(model: LayerModel, texts: Sequence[ScoredText], decoder: PassSide,
     """
     values_file = folder / DRAFTS
     if not values_file.is_file():
-        draft = DraftModel(model.stored, model.dtype, model.device, fp8_kv_cache=model.fp8_kv_cache)
+        draft = DraftModel(
+            model.stored, model.dtype, model.device, fp8_kv_cache=model.fp8_kv_cache, memory_bytes=model.budget.limit_bytes
+        )
         drafted = draft.drafted(texts, decoder.states, folder)
         made = acceptance(texts, decoder, PassSide(model.stored.location, draft.head(draft.draft_head()), drafted))
         write_drafts(values_file, made)
-        shutil.rmtree(states_folder(folder, drafted.num_layers - 1))
+        for made_on_the_way in (states_folder(folder, drafted.num_layers - 1), groups_folder(folder, drafted.num_layers - 1)):
+            shutil.rmtree(made_on_the_way, ignore_errors=True)
     return read_drafts(values_file, len(texts))
 
 

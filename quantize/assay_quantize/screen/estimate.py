@@ -12,14 +12,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from assay_quantize.calibration.one_layer import State
 from assay_quantize.screen.compare import LOGIT_BYTES, token_values
 from assay_quantize.screen.forward import load_state, save_state
-from assay_quantize.screen.layer_model import LayerModel, State
+from assay_quantize.screen.layer_model import LayerModel
+from assay_quantize.screen.layer_runs import LayerRun, run_all
 from assay_quantize.sensitivity.texts import ScoredText
 
 SAMPLED_TEXTS = 3
@@ -27,55 +29,77 @@ SAMPLED_TEXTS = 3
 
 @dataclass(frozen=True)
 class PassCost:
-    """Of one checkpoint. flop: of products with weights. state_bytes: of one layer, for all texts. fixed_s: whatever the
-    number of texts is; s_per_token: for each token, prompts included."""
+    """Of one checkpoint. flop: of products with weights. kept_bytes: on the disk, when the pass is done; working_bytes: beside
+    those, at most, while it runs. fixed_s: whatever the number of texts is; s_per_token: for each token, prompts included.
+    layer_bytes: of weights, the largest layer. num_groups: most groups in which the experts of a layer are held; 1: all layers
+    are held whole."""
 
+    num_tokens: int
     read_bytes: int
     flop: float
-    state_bytes: int
+    kept_bytes: int
+    working_bytes: int
     fixed_s: float
     s_per_token: float
+    layer_bytes: int
+    num_groups: int
 
-    def seconds(self, num_tokens: int) -> float:
-        """Of a pass over so many tokens, prompts included."""
-        return self.fixed_s + self.s_per_token * num_tokens
+    @property
+    def seconds(self) -> float:
+        """Of the pass."""
+        return self.fixed_s + self.s_per_token * self.num_tokens
+
+
+class _Sample(NamedTuple):
+    """A few texts through one layer. states: behind it. chosen_bytes: of the experts that their tokens chose. fixed_s: reading
+    weights; run_s: everything else. num_groups: in which its experts were held."""
+
+    states: list[State]
+    chosen_bytes: int
+    fixed_s: float
+    run_s: float
+    num_groups: int
+
+    @property
+    def state_bytes(self) -> int:
+        return sum(_bytes_of(state) for state in self.states)
+
+    @property
+    def working_bytes(self) -> int:
+        """Beside the states in front of it: those behind it, or what groups of experts are called with and add up."""
+        hidden_bytes = sum(_bytes_of(state[:1]) for state in self.states)
+        called_bytes = hidden_bytes + 6 * self.chosen_bytes  # int64 and FP32 for every int16
+        return self.state_bytes if self.num_groups == 1 else hidden_bytes + max(self.state_bytes, called_bytes)
 
 
 def estimate_pass(model: LayerModel, texts: Sequence[ScoredText], folder: Path, *, has_draft: bool) -> PassCost:
-    """model: without weights. folder: where states will lie. has_draft: its MTP block is run, too, which takes about as long as
-    the last layer and two heads. QuantizeError as of the pass itself."""
-    num_tokens = sum(len(text.ids) for text in texts)
+    """model: without weights. texts: one that also runs as two copies at once is there three times. folder: where states will
+    lie. has_draft: its MTP block is run, too, which takes about as long as the last layer and two heads. QuantizeError as of
+    the pass itself."""
+    model.check_room_for_heads()
     sampled = _of_all_lengths(texts)
-    sampled_tokens = sum(len(text.ids) for text in sampled)
     model.use_embedding(torch.cat([torch.tensor(text.ids) for text in sampled]))
+    num_tokens = sum(len(text.ids) for text in texts)
+    share = num_tokens / sum(len(text.ids) for text in sampled)
     kinds = Counter(_kind(model.layer(number)) for number in range(model.num_layers))
     first_of = {_kind(model.layer(number)): number for number in reversed(range(model.num_layers))}
     last_kind = _kind(model.layer(model.num_layers - 1))
-    behind_first: list[State] = []
-    fixed_s, per_token_s, flop, state_bytes = 0.0, 0.0, 0.0, 0
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        for kind, number in sorted(first_of.items(), key=lambda entry: entry[1]):
-            flop += kinds[kind] * 2 * _active_weights(model, model.layer(number)) * num_tokens
-            times = kinds[kind] + (has_draft and kind == last_kind)
-            states: list[State] = []
-            model.check_room_for(number)
-            begin = time.perf_counter()
-            with model.filled(number):
-                fixed_s += times * (time.perf_counter() - begin)
-                given: list[State | None] = [*behind_first] or [None] * len(sampled)
-                model.run(number, torch.tensor([sampled[0].ids]), given[0])  # the first call of a kernel takes longer
-                begin = time.perf_counter()
-                for index, text in enumerate(sampled):
-                    state = model.run(number, torch.tensor([text.ids]), given[index])
-                    save_state(Path(place), index, state)
-                    states.append(load_state(Path(place), index))
-                per_token_s += times * (time.perf_counter() - begin) / sampled_tokens
-            behind_first = behind_first or states
-            state_bytes = sum(part.element_size() * part.numel() for part in state) * num_tokens // len(sampled[-1].ids)
+    layer_bytes = max(model.parts(number).whole_bytes for number in first_of.values())
+    samples: list[_Sample] = []
+    fixed_s, run_s, flop, chosen_bytes = 0.0, 0.0, 0.0, 0
+    for kind, number in sorted(first_of.items(), key=lambda entry: entry[1]):
+        active, outside_experts = _active_weights(model, model.layer(number))
+        sample = _sample(model, number, sampled, samples[0].states if samples else None, folder)
+        times = kinds[kind] + (has_draft and kind == last_kind)
+        flop += kinds[kind] * 2 * (active + (outside_experts if sample.num_groups > 1 else 0)) * num_tokens
+        fixed_s += times * sample.fixed_s
+        run_s += times * sample.run_s
+        chosen_bytes += kinds[kind] * sample.chosen_bytes
+        samples.append(sample)
     begin = time.perf_counter()
     with model.head() as logits:
         fixed_s += time.perf_counter() - begin
-        ids_1T = torch.tensor([sampled[-1].ids])
+        ids_1T, state = torch.tensor([sampled[-1].ids]), samples[-1].states[-1]
         num_in_vocabulary = logits(ids_1T, torch.tensor([0]), state).shape[-1]
         places = torch.arange(min(max(1, LOGIT_BYTES // (4 * num_in_vocabulary)), ids_1T.shape[1]))
         begin = time.perf_counter()
@@ -88,8 +112,51 @@ def estimate_pass(model: LayerModel, texts: Sequence[ScoredText], folder: Path, 
         flop += 2 * num_in_vocabulary * state[0].shape[-1] * num_tokens
     scored = sum(text.num_scored for text in texts) / num_tokens
     return PassCost(
-        _read_bytes(model), flop, state_bytes, fixed_s, per_token_s + scored * ((4 if has_draft else 2) * logits_s + values_s)
+        num_tokens=num_tokens,
+        read_bytes=_read_bytes(model),
+        flop=flop,
+        kept_bytes=int(share * (samples[-1].state_bytes + chosen_bytes)),
+        working_bytes=int(share * max(sample.working_bytes for sample in samples)),
+        fixed_s=fixed_s,
+        s_per_token=run_s * share / num_tokens + scored * ((4 if has_draft else 2) * logits_s + values_s),
+        layer_bytes=layer_bytes,
+        num_groups=max(sample.num_groups for sample in samples),
     )
+
+
+def _sample(model: LayerModel, layer: int, texts: Sequence[ScoredText], given: Sequence[State] | None, folder: Path) -> _Sample:
+    """given: states in front of the layer; None: it is the first."""
+    begin = time.perf_counter()
+    loaded = model.load(layer)
+    fixed_s = time.perf_counter() - begin
+    sequences = [torch.tensor([text.ids]) for text in (texts[0], *texts)]  # the first call of a kernel takes longer
+    states: list[State] = []
+    chosen_bytes = warm_s = 0.0
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+
+        def keep(number: int, ran: LayerRun) -> None:
+            nonlocal chosen_bytes, warm_s
+            save_state(Path(place), number, ran.state)
+            state = load_state(Path(place), number)
+            if number == 0:
+                warm_s = time.perf_counter()
+                return
+            states.append(state)
+            chosen_bytes += 0 if ran.chosen_experts is None else _bytes_of((ran.chosen_experts,))
+
+        begin = time.perf_counter()
+        waited_s = run_all(
+            model, layer, loaded, sequences, lambda number: None if given is None else given[max(0, number - 1)], keep,
+            Path(place) / "groups",
+        )  # fmt: skip
+        end = time.perf_counter()
+    num_groups = max(1, len(loaded.groups.experts))
+    in_groups_s = (end - begin - waited_s) * len(texts) / len(sequences)
+    return _Sample(states, int(chosen_bytes), fixed_s + waited_s, end - warm_s if num_groups == 1 else in_groups_s, num_groups)
+
+
+def _bytes_of(tensors: Sequence[Tensor]) -> int:
+    return sum(tensor.element_size() * tensor.numel() for tensor in tensors)
 
 
 def _of_all_lengths(texts: Sequence[ScoredText]) -> list[ScoredText]:
@@ -103,19 +170,21 @@ def _kind(layer: nn.Module) -> tuple[tuple[str, tuple[int, ...]], ...]:
     return tuple((name, tuple(tensor.shape)) for name, tensor in layer.state_dict().items())
 
 
-def _active_weights(model: LayerModel, layer: nn.Module) -> float:
-    """That one token meets: of experts the share that it is sent to."""
+def _active_weights(model: LayerModel, layer: nn.Module) -> tuple[float, int]:
+    """That one token meets, of experts the share that it is sent to; and how many of them are no expert's."""
     config: Any = model.base.config
     num_experts = next(
         (int(getattr(config, key)) for key in ("n_routed_experts", "num_experts", "num_local_experts") if hasattr(config, key)),
         1,
     )
     share = int(getattr(config, "num_experts_per_tok", num_experts)) / max(num_experts, 1)
-    active = 0.0
+    in_experts = outside = 0
     for name, tensor in layer.state_dict().items():
-        if tensor.dim() > 1:
-            active += tensor.numel() * (share if ".experts." in f".{name}" and tensor.dim() == 3 else 1.0)
-    return active
+        if ".experts." in f".{name}" and tensor.dim() == 3:
+            in_experts += tensor.numel()
+        elif tensor.dim() > 1:
+            outside += tensor.numel()
+    return share * in_experts + outside, outside
 
 
 def _read_bytes(model: LayerModel) -> int:

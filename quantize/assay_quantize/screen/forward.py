@@ -10,24 +10,25 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from assay.atomic_files import naming, replacing
 from assay.callbacks import Say
 from assay.records.base import sha256_of, write_text_atomically
+from assay_quantize.calibration.one_layer import State
 from assay_quantize.calibration.quiet import loading
-from assay_quantize.screen.layer_model import LayerInputs, LayerModel, State
+from assay_quantize.screen.layer_model import LayerModel, LoadedLayer
+from assay_quantize.screen.layer_runs import LayerRun, read_ahead, run_all
 from assay_quantize.sensitivity.texts import ScoredText, texts_sha256
 
 PASS_RECORD = "pass.json"
-_BEHIND, _EXPERTS = "behind", "experts"
+_BEHIND, _EXPERTS, _GROUPS = "behind", "experts", "groups"
 
 
 class States(Protocol):
@@ -99,6 +100,11 @@ def states_folder(folder: Path, layer: int) -> Path:
     return folder / f"{_BEHIND}-{layer:05d}"
 
 
+def groups_folder(folder: Path, layer: int) -> Path:
+    """Of what groups of experts of `layer` made so far, in the folder of a pass."""
+    return folder / f"{_GROUPS}-{layer:05d}"
+
+
 def device_name(device: str) -> str:
     """The device, its kind, and on a CPU the number of threads: the order of additions depends on them."""
     if device != "cpu":
@@ -142,65 +148,48 @@ def run_pass(
         folder.mkdir(parents=True)
         write_text_atomically(record, json.dumps({"identity": identity}))
     done = [int(path.name.rpartition("-")[2]) for path in folder.glob(f"{_BEHIND}-*")]
-    begin = max(done, default=-1) + 1
+    begin = min(max(done, default=-1) + 1, model.num_layers)  # behind the last are states of drafts
+    _remove_all_but(folder, begin)
     sequences = [torch.tensor([text.ids]) for text in texts]
     sequences += [torch.tensor([text.ids, text.ids]) for text in texts[:num_doubled]]
     model.use_embedding(torch.cat([ids.reshape(-1) for ids in sequences]))
-    for layer, inputs in _loaded(model, begin):
+    for layer, loaded in _loaded(model, begin):
         before = states_folder(folder, layer - 1) if layer else None
         experts: dict[str, Tensor] = {}
         with whole_folder(states_folder(folder, layer)) as behind:
-            with model.filled(layer, inputs) as module, _chosen_experts(module) as chosen:
-                for number, ids_1T in enumerate(sequences):
-                    chosen.clear()
-                    state = model.run(layer, ids_1T, None if before is None else load_state(before, number))
-                    save_state(behind, number, state)
-                    if chosen:
-                        experts[str(number)] = chosen[0].cpu()
+
+            def given(number: int, before: Path | None = before) -> State | None:
+                return None if before is None else load_state(before, number)
+
+            def keep(number: int, ran: LayerRun, behind: Path = behind, experts: dict[str, Tensor] = experts) -> None:
+                save_state(behind, number, ran.state)
+                if ran.chosen_experts is not None:
+                    experts[str(number)] = ran.chosen_experts
+
+            run_all(model, layer, loaded, sequences, given, keep, groups_folder(folder, layer))
             if experts:
                 with replacing(folder / f"{_EXPERTS}-{layer:05d}.safetensors") as partial:
                     save_file(experts, partial)
-        if before is not None:
-            shutil.rmtree(before)
+        _remove_all_but(folder, layer + 1)
         model.release(layer)
         say(f"layer {layer + 1} of {model.num_layers}")
     return ScreenPass(folder, model.num_layers)
 
 
-def _loaded(model: LayerModel, begin: int) -> Iterator[tuple[int, LayerInputs]]:
-    """Every layer from `begin` on, read while the one before it runs, where there is room for both.
-
-    QuantizeError: there is no room for one.
-    """
-    with ThreadPoolExecutor(max_workers=1) as reader:
-        ahead: Future[LayerInputs] | None = None
-        for layer in range(begin, model.num_layers):
-            if ahead is None:
-                model.check_room_for(layer)
-            inputs = model.load(layer) if ahead is None else ahead.result()
-            following = layer + 1
-            has_room = following < model.num_layers and model.has_room_for(following)
-            ahead = reader.submit(model.load, following) if has_room else None
-            yield layer, inputs
+def _remove_all_but(folder: Path, layer: int) -> None:
+    """Keep what `layer` goes on from: the states behind the one before, and what its groups of experts made."""
+    for path in folder.glob(f"{_BEHIND}-*"):
+        if path != states_folder(folder, layer - 1):
+            shutil.rmtree(path)
+    for path in folder.glob(f"{_GROUPS}-*"):
+        if path != groups_folder(folder, layer):
+            shutil.rmtree(path)
 
 
-@contextmanager
-def _chosen_experts(layer: nn.Module) -> Iterator[list[Tensor]]:
-    """Which experts the tokens of a call are sent to: the second argument of transformers' module of all experts."""
-    chosen: list[Tensor] = []
-
-    def keep(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        index = kwargs.get("top_k_index", args[1] if len(args) > 1 else None)
-        if isinstance(index, Tensor) and not index.is_floating_point():
-            chosen.append(index.sort(-1).values.to(torch.int16))
-
-    modules = [module for name, module in layer.named_modules() if name.rpartition(".")[2] == "experts"]
-    handles = [module.register_forward_pre_hook(keep, with_kwargs=True) for module in modules]
-    try:
-        yield chosen
-    finally:
-        for handle in handles:
-            handle.remove()
+def _loaded(model: LayerModel, begin: int) -> Iterator[tuple[int, LoadedLayer]]:
+    """Every layer from `begin` on, read while the one before it runs, where there is room for both."""
+    layers = range(begin, model.num_layers)
+    yield from zip(layers, read_ahead(layers, model.load, model.has_room_for), strict=True)
 
 
 # ------------------------------------------------------------------------------------------------ files

@@ -1,84 +1,47 @@
 """The language model of a stored checkpoint, of which one decoder layer at a time has weights: the others pass on what they
 are given.
 
-The model is transformers' own class on torch's meta device, and its own forward runs: masks, positions and what one layer hands
-to the next are the model's. Which parameter a stored tensor belongs to is transformers' answer too (`conversion_mapping.py`, by
-which `from_pretrained` loads). Weights are decoded to FP32 as they are stored (`decoding`), then rounded to the dtype of the
-arithmetic; experts are decoded one after the other into the parameter that holds all of them.
+The model's own forward runs: masks, positions and what one layer hands to the next are the model's. Weights are decoded to FP32
+as they are stored (`decoding`), then rounded to the dtype of the arithmetic; experts are decoded one after the other into the
+parameter that holds all of them.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-import re
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from assay.errors import PlanError, QuantizeError
-from assay.quantities import and_more, size
-from assay.recipes.families import family_of
-from assay.recipes.family_names import names_of, split_layer
-from assay.recipes.text_config import text_of
+from assay.errors import QuantizeError
+from assay.quantities import size
+from assay.recipes.family_names import split_layer
+from assay_quantize.calibration.one_layer import End, Passing, State, again_with_buffers, parent, pass_through, run_layer
 from assay_quantize.calibration.quiet import loading
 from assay_quantize.decoding.activations import InputRounding, RoundedInputs
 from assay_quantize.decoding.open_stored import StoredCheckpoint
+from assay_quantize.screen.expert_groups import LoadedGroup, experts_name
 from assay_quantize.screen.kv_cache import CacheScales, fp8_cache
-from assay_quantize.storage.resident import available_bytes
+from assay_quantize.screen.memory import FOR_WEIGHTS, Budget, Groups, Parts, groups_of
+from assay_quantize.screen.placing import Placing, hollow_model, unlike
 
-State = tuple[Tensor, ...]
-"""What goes from one layer to the next: hidden states [B, T, H], and for some models more (indexes of the tokens looked at)."""
 Logits = Callable[[Tensor, Tensor, State], Tensor]
 """(tokens [B, T], positions, states behind the last layer) -> logits [B, positions, V]."""
+_EXPERTS = "experts"
 _EMBEDDING_ROWS = 4096
 """Rows of the embedding that are decoded at once."""
 
 
-_EXPERT = re.compile(r"(?P<experts>.+\.experts)\.(?P<number>\d+)\.(?P<projection>gate_proj|up_proj|down_proj|w1|w2|w3)\.weight")
-_STACKED_AS = {
-    "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "down_proj": "down_proj",
-    "w1": "gate_up_proj", "w3": "gate_up_proj", "w2": "down_proj",
-}  # fmt: skip
-
-
-class Source(NamedTuple):
-    """A stored tensor and where in its parameter it goes. first_row: of a matrix, or of its expert's; expert: None: it is not
-    one of several."""
-
-    name: str
-    expert: int | None = None
-    first_row: int = 0
-
-
-class LayerInputs(NamedTuple):
-    """How inputs of a loaded layer's weights are rounded, by the address of the weight."""
+class LoadedLayer(NamedTuple):
+    """roundings: how inputs of its weights are rounded, by the address of the weight. groups: of experts, which have no weights
+    yet; none: they have."""
 
     roundings: dict[int, InputRounding]
-
-
-class _Passing(nn.Module):
-    """Stands for every layer but the one that runs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.state: Any = None
-
-    def forward(self, hidden: Any, *_args: Any, **_kwargs: Any) -> Any:
-        return hidden if self.state is None else self.state
-
-
-class _Ended(Exception):
-    """Nothing behind the layer needs to run."""
-
-
-class _End(nn.Module):
-    def forward(self, *_args: Any, **_kwargs: Any) -> Any:
-        raise _Ended
+    groups: Groups
 
 
 class _FewTokens(nn.Module):
@@ -95,8 +58,9 @@ class _FewTokens(nn.Module):
 class LayerModel:
     """dtype: of the arithmetic. Inputs of quantized weights are rounded as their scheme says, experts and attention alike.
 
-    fp8_kv_cache: keys and values are rounded as an FP8 cache does, by the checkpoint's scales. QuantizeError: transformers has
-    no such model, or the checkpoint lacks one of its parameters.
+    fp8_kv_cache: keys and values are rounded as an FP8 cache does, by the checkpoint's scales. memory_bytes: of the device, for
+    weights and what flows through them; None: what is free. QuantizeError: transformers has no such model, or the checkpoint
+    lacks one of its parameters.
     """
 
     def __init__(
@@ -106,23 +70,19 @@ class LayerModel:
         device: str = "cpu",
         *,
         fp8_kv_cache: bool = False,
+        memory_bytes: int | None = None,
     ) -> None:
+        self.budget = Budget(device, memory_bytes)
         self.stored, self.dtype, self.device, self.fp8_kv_cache = stored, dtype, device, fp8_kv_cache
         self._look_up_names()
         with loading(f"{stored.location}: transformers cannot build it"), torch.device("meta"):
-            self.model = _hollow_model(self._config(), dtype)
-            self.base = self.model.get_decoder()
-        layers = getattr(self.base, "layers", None)
-        if not isinstance(layers, nn.ModuleList):
-            raise self._unlike("it has no list of decoder layers")
-        self._layers = list(layers)
-        self.prefix = next(name for name, module in self.model.named_modules() if module is layers)
-        self._sources = self._place()
-        self._tied_head()
-        self._check_whole()
+            self.model = hollow_model(self._config(), dtype)
+        placing = Placing(stored, self.model, self._name_as_built)
+        self.base, self.prefix, self._layers = placing.base, placing.prefix, placing.layers
+        self._sources, self._embedding, self._head = placing.sources, placing.embedding, placing.head
         self._compute_buffers()
         self._norm, self.base.norm = self.base.norm, nn.Identity()
-        self._passing = _Passing()
+        self._passing = Passing()
         self.base.layers = nn.ModuleList([self._passing] * len(self._layers))
 
     @property
@@ -153,130 +113,70 @@ class LayerModel:
         """What a stored tensor would be called as a part of the model that is built."""
         return name
 
-    def _unlike(self, reason: str) -> QuantizeError:
-        return QuantizeError(f"{self.stored.location}: cannot be run layer by layer: {reason}")
-
     def _compute_buffers(self) -> None:
         """What is computed when a model is built and not stored: rotary frequencies, Gemma's factor of embeddings."""
         embedding = self.model.get_input_embeddings()
         if isinstance(factor := getattr(embedding, "scalar_embed_scale", None), float | int):
             embedding.embed_scale = torch.tensor(factor, device=self.device)
-        for name, module in list(self.base.named_children()):
-            if name != "layers" and module is not embedding and any(True for _ in module.buffers(recurse=False)):
-                again: Any = type(module)
-                with loading(f"{self.stored.location}: transformers cannot build {name}"):
-                    setattr(self.base, name, again(config=self.base.config).to(self.device))
-
-    # -------------------------------------------------------------------------------------------- which tensor goes where
-    def _place(self) -> dict[str, list[Source]]:
-        """Parameter or buffer of the model -> the stored tensors that make it up."""
-        from transformers.conversion_mapping import get_model_conversion_mapping
-        from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
-
-        mapping = get_model_conversion_mapping(self.model)
-        renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
-        converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
-        by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
-        parameters = self.model.state_dict()
-        sources: dict[str, list[Source]] = defaultdict(list)
-        wrapped, root = self._wrapped_root(), self.prefix.rpartition(".")[0]
-        for name in (*(weight.name for weight in self.stored.weights), *self.stored.others):
-            own = self._name_as_built(name)
-            own = f"{root}.{own.removeprefix(wrapped)}" if wrapped and own.startswith(wrapped) else own
-            target, pattern = rename_source_key(own, renamings, converters, self.model.base_model_prefix, parameters)
-            if target in parameters:
-                sources[target].append(Source(name) if pattern is None else self._part_of(name, pattern, by_pattern[pattern]))
-            elif (expert := _EXPERT.fullmatch(target)) is not None:
-                self._add_expert(name, expert, parameters, sources)  # else it is of a tower or an MTP block
-        return sources
-
-    def _wrapped_root(self) -> str | None:
-        """What a multimodal checkpoint has in front of the names of its language model; None: it is none."""
-        if text_of(self.stored.config) is self.stored.config or self.base is not self.model.base_model:
-            return None  # of the wrapper's class names are the checkpoint's
-        try:
-            return names_of(family_of(self.stored.config)).layers.rpartition(".")[0] + "."
-        except PlanError:
-            return None
-
-    def _add_expert(
-        self, name: str, expert: re.Match[str], parameters: Mapping[str, Tensor], sources: dict[str, list[Source]]
-    ) -> None:
-        """One expert's weight where checkpoints have all of them in one tensor, as transformers does, and this one has not."""
-        target = f"{expert['experts']}.{_STACKED_AS[expert['projection']]}"
-        if target not in parameters:
-            return
-        rows, columns = self.stored.weight(name).shape
-        whole = parameters[target].shape
-        share = 2 if target.endswith("gate_up_proj") else 1
-        if tuple(whole[1:]) != (share * rows, columns):
-            raise self._unlike(f"{name} is [{rows}, {columns}], and transformers holds its experts as {list(whole)}")
-        first_row = rows if expert["projection"] in ("up_proj", "w3") else 0
-        sources[target].append(Source(name, int(expert["number"]), first_row))
-
-    def _part_of(self, name: str, pattern: str, converter: Any) -> Source:
-        """One expert's weight in the parameter that holds all of them."""
-        from transformers.core_model_loading import Concatenate, MergeModulelist
-
-        operations = [type(operation) for operation in converter.operations]
-        if operations not in ([MergeModulelist], [MergeModulelist, Concatenate]):
-            named = ", ".join(operation.__name__ for operation in operations)
-            raise self._unlike(f"{name} becomes a parameter of transformers by {named}")
-        expert = re.search(r"\.(\d+)\.[^.]+(?:\.weight)?$", name)
-        if expert is None:
-            raise self._unlike(f"{name} has no number of an expert")
-        rows = self.stored.weight(name).shape[0]
-        return Source(name, int(expert[1]), rows * converter.source_patterns.index(pattern))
-
-    def _tied_head(self) -> None:
-        """A head that is the embedding is stored once."""
-        names = {module: name for name, module in self.model.named_modules()}
-        self._embedding = names[self.model.get_input_embeddings()]
-        head = f"{names[self.model.get_output_embeddings()]}.weight"
-        if head not in self._sources and getattr(self.base.config, "tie_word_embeddings", False):
-            self._sources[head] = self._sources[f"{self._embedding}.weight"]
-
-    def _check_whole(self) -> None:
-        names = {
-            name for name, module in self.model.named_modules() if module in (self.base, self.model.get_output_embeddings())
-        }
-        needed = [name for name in self.model.state_dict() if any(name.startswith(f"{root}.") for root in names)]
-        lacking = sorted(name for name in needed if name not in self._sources)
-        if lacking:
-            raise self._unlike(f"it stores nothing for {and_more(lacking)}")
+        again_with_buffers(self.base, self.device, self.stored.location, but=embedding)
 
     # -------------------------------------------------------------------------------------------- values
     def _read(self, name: str, rows: tuple[int, int] | None = None) -> Tensor:
-        """A stored tensor in the arithmetic's dtype; what is stored in FP32 and no weight stays so (biases of routers)."""
+        """A stored tensor or rows of it: weights in FP32, others as they are stored (biases of routers)."""
         if name in self.stored.others:
-            return self.stored.read_other(name)
+            return self.stored.read_other(name, rows)
         return self.stored.read_weight(name, rows)
 
-    def _fill(self, root: nn.Module, prefix: str) -> dict[int, InputRounding]:
-        """Give a module its weights. Returns address of a weight in memory -> how its inputs are rounded."""
+    def _fill(self, root: nn.Module, prefix: str, but: str | None = None) -> dict[int, InputRounding]:
+        """Give a module its weights. but: a part of it that gets none. Returns address of a weight in memory -> how its inputs
+        are rounded."""
         roundings: dict[int, InputRounding] = {}
-        tensors: list[tuple[str, Tensor, bool]] = [(name, tensor, True) for name, tensor in root.named_parameters()]
         persistent = root.state_dict().keys()
-        tensors += [(name, tensor, False) for name, tensor in root.named_buffers() if name in persistent]
-        for name, hollow, is_parameter in tensors:
-            value = torch.empty(hollow.shape, dtype=hollow.dtype, device=self.device)
-            for source in self._sources[f"{prefix}{name}"]:
-                part = self._read(source.name)
-                place = value if source.expert is None else value[source.expert]
-                place = place[source.first_row : source.first_row + part.shape[0]] if part.dim() else place
-                if place.shape != part.shape:
-                    raise self._unlike(f"{source.name} is {list(part.shape)}, transformers has {list(place.shape)} for it")
-                place.copy_(part)
-                if source.name not in self.stored.others:
-                    first = value if source.expert is None else value[source.expert]
-                    rounding = self._rounding(source.name)
-                    roundings[first.data_ptr()] = _of_fused(roundings.get(first.data_ptr()), rounding)
-            module, leaf = _parent(root, name)
-            if is_parameter:
+        tensors = [*root.named_parameters(), *((name, buffer) for name, buffer in root.named_buffers() if name in persistent)]
+        for name, hollow in tensors:
+            if but is not None and name.startswith(f"{but}."):
+                continue
+            value, of_value = self._value(f"{prefix}{name}", hollow)
+            roundings |= of_value
+            module, leaf = parent(root, name)
+            if leaf in module._parameters:
                 module._parameters[leaf] = nn.Parameter(value, requires_grad=False)
             else:
                 module._buffers[leaf] = value
-        return {address: rounding for address, rounding in roundings.items() if rounding.rule.kind != "none"}
+        return roundings
+
+    def _value(self, name: str, hollow: Tensor, experts: range | None = None) -> tuple[Tensor, dict[int, InputRounding]]:
+        """Of a parameter or buffer, or of these experts in one that holds all of them; and the roundings, as of `_fill`."""
+        whole = range(len(hollow)) if hollow.dim() else range(1)
+        held = whole if experts is None else experts
+        shape = hollow.shape if experts is None else (len(experts), *hollow.shape[1:])
+        value = torch.empty(shape, dtype=hollow.dtype, device=self.device)
+        roundings: dict[int, InputRounding] = {}
+        for source in self._sources[name]:
+            if source.expert is not None and source.expert not in held:
+                continue
+            is_stack = source.expert is None and hollow.dim() > 2 and f".{_EXPERTS}." in name
+            if is_stack and source.name in self.stored.others:  # one by one, so that only one is in memory twice
+                self._copy_rows(source.name, hollow, value, held)
+                continue
+            part = self._read(source.name, None if experts is None or source.expert is not None else (held.start, held.stop))
+            of_expert = value if source.expert is None else value[source.expert - held.start]
+            place = of_expert[source.first_row : source.first_row + part.shape[0]] if part.dim() else of_expert
+            self._check_shape(source.name, part.shape, place.shape)
+            place.copy_(part)
+            if source.name not in self.stored.others:
+                address = of_expert.data_ptr()
+                roundings[address] = _of_fused(roundings.get(address), self._rounding(source.name))
+        return value, {address: rounding for address, rounding in roundings.items() if rounding.rule.kind != "none"}
+
+    def _copy_rows(self, name: str, hollow: Tensor, value: Tensor, rows: range) -> None:
+        self._check_shape(name, self.stored.others[name].shape, hollow.shape)
+        for place, row in enumerate(rows):
+            value[place].copy_(self._read(name, (row, row + 1))[0])
+
+    def _check_shape(self, name: str, stored: Sequence[int], expected: Sequence[int]) -> None:
+        if tuple(stored) != tuple(expected):
+            raise unlike(self.stored, f"{name} is {list(stored)}, transformers has {list(expected)} for it")
 
     def _rounding(self, name: str) -> InputRounding:
         rule = self.stored.weight(name).activations
@@ -287,9 +187,30 @@ class LayerModel:
         return InputRounding(rule, step if rule.granularity == "tensor" else 1.0 / step)
 
     # -------------------------------------------------------------------------------------------- running
-    def load(self, layer: int) -> LayerInputs:
-        """Read the weights of a layer, which may go on in another thread while one before it runs; for `filled`."""
-        return LayerInputs(self._fill(self._layers[layer], f"{self.prefix}.{layer}."))
+    def load(self, layer: int) -> LoadedLayer:
+        """Read the weights of a layer, which may go on in another thread while one before it runs; for `filled`.
+
+        QuantizeError: the device has no room for it, nor for one expert and what is no expert.
+        """
+        module, parts = self._layers[layer], self.parts(layer)
+        groups = groups_of(parts, self.budget.left_bytes(self._held_bytes()))
+        if groups is None:
+            raise self._no_room(
+                f"the weights of layer {layer}{', one expert at a time,' if parts.expert_bytes else ''}", parts.least_bytes
+            )
+        but = experts_name(module) if groups.experts else None
+        return LoadedLayer(self._fill(module, f"{self.prefix}.{layer}.", but), groups)
+
+    def load_group(self, layer: int, experts: range) -> LoadedGroup:
+        """Read the weights of some experts of a layer."""
+        module = self._layers[layer]
+        name = experts_name(module)
+        weights: dict[str, Tensor] = {}
+        roundings: dict[int, InputRounding] = {}
+        for leaf, hollow in module.get_submodule(str(name)).named_parameters():
+            weights[leaf], of_value = self._value(f"{self.prefix}.{layer}.{name}.{leaf}", hollow, experts)
+            roundings |= of_value
+        return LoadedGroup(experts, weights, roundings)
 
     def release(self, layer: int) -> None:
         """No pass reads layers up to `layer` again: shards that hold nothing else are released (`ShardReader`)."""
@@ -312,32 +233,52 @@ class LayerModel:
                 last_layer_of |= dict.fromkeys(self.stored.shards_of(name), math.inf)
         return last_layer_of
 
-    def layer_bytes(self, layer: int) -> int:
-        """Of its weights, as it runs."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self._layers[layer].state_dict().values())
+    def parts(self, layer: int) -> Parts:
+        """Sizes of what the weights of a layer are made of, as it runs."""
+        module = self._layers[layer]
+        name = experts_name(module)
+        whole = _bytes_of(module.state_dict().values())
+        if name is None:
+            return Parts(whole)
+        tensors = list(module.get_submodule(name).parameters())
+        of_experts = _bytes_of(tensors)
+        return Parts(whole - of_experts, of_experts // len(tensors[0]), len(tensors[0]))
 
-    def has_room_for(self, *layers: int) -> bool:
-        """Whether the device holds these beside what it holds, with a fifth of what is free to spare."""
-        needed = sum(self.layer_bytes(layer) for layer in layers)
-        free = available_bytes() if self.device == "cpu" else torch.cuda.mem_get_info()[0]
-        return needed < 0.8 * free
+    def has_room_for(self, layer: int) -> bool:
+        """Whether the device holds its weights beside what it holds."""
+        return self.parts(layer).whole_bytes < self.budget.left_bytes(self._held_bytes())
 
-    def check_room_for(self, layer: int) -> None:
-        """QuantizeError: the device has no room for it."""
-        if not self.has_room_for(layer):
-            raise QuantizeError(
-                f"{self.stored.location}: layer {layer} takes {size(self.layer_bytes(layer))} of memory, and less is free; "
-                "take --arithmetic bf16, or a machine with more"
-            )
+    def check_room_for_heads(self) -> None:
+        """QuantizeError: the device has no room for two heads, which are held at once where two passes are compared."""
+        head_bytes = 2 * _bytes_of(self.model.get_output_embeddings().parameters())
+        if head_bytes >= self.budget.left_bytes(0):
+            raise self._no_room("two heads, which are compared,", head_bytes)
+
+    def _no_room(self, what: str, needed_bytes: int) -> QuantizeError:
+        limit_bytes = self.budget.limit_bytes
+        free = "less is free" if limit_bytes is None else f"{size(FOR_WEIGHTS * limit_bytes)} may be used for weights"
+        more = (
+            "a machine with more"
+            if limit_bytes is None
+            else f"{size(needed_bytes / FOR_WEIGHTS - limit_bytes)} more of --memory"
+        )
+        return QuantizeError(
+            f"{self.stored.location}: {what} take {size(needed_bytes)} of memory, and {free}; take --arithmetic bf16, or {more}"
+        )
+
+    def _held_bytes(self) -> int:
+        modules = [module for module in (self.model, self._norm, *self._layers) if module is not self._passing]
+        tensors = {id(tensor): tensor for module in modules for tensor in module.parameters() if not tensor.is_meta}
+        return _bytes_of(tensors.values())
 
     @contextmanager
-    def filled(self, layer: int, inputs: LayerInputs | None = None) -> Iterator[nn.Module]:
-        """One layer has weights; all others pass on their input. Afterwards the layer is gone. inputs: of `load`; None: the
+    def filled(self, layer: int, loaded: LoadedLayer | None = None) -> Iterator[nn.Module]:
+        """One layer has weights; all others pass on their input. Afterwards the layer is gone. loaded: of `load`; None: the
         layer is not loaded yet."""
         whole = self._layers[layer]
-        roundings = (inputs or self.load(layer)).roundings
+        roundings = (loaded or self.load(layer)).roundings
         others: list[nn.Module] = [self._passing if number != layer else whole for number in range(self.num_layers)]
-        others[layer + 1 :] = [_End()] * (self.num_layers - layer - 1)
+        others[layer + 1 :] = [End()] * (self.num_layers - layer - 1)
         self.base.layers = nn.ModuleList(others)
         try:
             with (
@@ -377,17 +318,13 @@ class LayerModel:
 
     def run(self, layer: int, tokens: Tensor, state: State | None) -> State:
         """What layer `layer` makes of `state`, or of the embedded `tokens` [B, T] where it is None; it must be filled."""
-        outputs: list[Any] = []
-        handle = self._layers[layer].register_forward_hook(lambda _module, _args, output: outputs.append(output))
-        self._passing.state = _as_given(state, self.device)
-        try:
-            with loading(f"{self.stored.location}: transformers cannot run it"), suppress(_Ended), torch.no_grad():
-                self.base(input_ids=tokens.to(self.device), use_cache=False)
-        finally:
-            handle.remove()
-            self._passing.state = None
-        output = outputs[0]
-        return (output,) if isinstance(output, Tensor) else tuple(output)
+        with loading(f"{self.stored.location}: transformers cannot run it"), torch.no_grad():
+            return run_layer(self.base, self._layers[layer], self._passing, tokens, state, self.device)
+
+    def run_to_experts(self, tokens: Tensor, state: State | None) -> None:
+        """Begin to run the layer that is filled, as of `run`, until something in it raises `Ended`."""
+        with loading(f"{self.stored.location}: transformers cannot run it"), torch.no_grad():
+            pass_through(self.base, self._passing, tokens, state, self.device)
 
     @contextmanager
     def head(self, tensors: Mapping[str, Tensor] | None = None) -> Iterator[Logits]:
@@ -402,7 +339,7 @@ class LayerModel:
             self.use_embedding(torch.zeros(1, dtype=torch.long))  # the model asks for embeddings, nobody looks at them
 
         def logits(tokens: Tensor, positions: Tensor, state: State) -> Tensor:
-            self._passing.state = _as_given(state, self.device)
+            self._passing.hand_on(state, self.device)
             try:
                 reason = f"{self.stored.location}: transformers cannot run its head"
                 with loading(reason), torch.no_grad(), RoundedInputs(roundings):
@@ -424,26 +361,24 @@ class LayerModel:
         QuantizeError: the head rounds its inputs, which its weights alone do not tell.
         """
         if self._fill_head():
-            raise self._unlike("its head rounds its inputs, so its logits cannot be made from states and weights alone")
+            raise unlike(self.stored, "its head rounds its inputs, so its logits cannot be made from states and weights alone")
         return {f"{part}.{name}": tensor for part, root in self._parts_of_head() for name, tensor in root.state_dict().items()}
 
     def _parts_of_head(self) -> tuple[tuple[str, nn.Module], ...]:
         return ("norm", self._norm), ("head", self.model.get_output_embeddings())
 
     def _fill_head(self) -> dict[int, InputRounding]:
-        names = {module: name for name, module in self.model.named_modules()}
-        output = self.model.get_output_embeddings()
         self._fill(self._norm, f"{self.prefix.rpartition('.')[0]}.norm.")
-        return self._fill(output, f"{names[output]}.")
+        return self._fill(self.model.get_output_embeddings(), f"{self._head}.")
 
     def _take_head(self, tensors: Mapping[str, Tensor]) -> dict[int, InputRounding]:
         own = {f"{part}.{name}": tensor for part, root in self._parts_of_head() for name, tensor in root.state_dict().items()}
         shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
         if shapes != {name: list(tensor.shape) for name, tensor in own.items()}:
-            raise self._unlike(f"the head that it is compared with is another: {shapes}")
+            raise unlike(self.stored, f"the head that it is compared with is another: {shapes}")
         for part, root in self._parts_of_head():
             for name in root.state_dict():
-                module, leaf = _parent(root, name)
+                module, leaf = parent(root, name)
                 value = tensors[f"{part}.{name}"].to(self.device, own[f"{part}.{name}"].dtype)
                 if leaf in module._parameters:
                     module._parameters[leaf] = nn.Parameter(value, requires_grad=False)
@@ -452,29 +387,8 @@ class LayerModel:
         return {}
 
 
-def _hollow_model(config: Mapping[str, Any], dtype: torch.dtype) -> Any:
-    """The language model without its wrapper where transformers has such a class, else the wrapper."""
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
-
-    language, whole = text_config(config), whole_config(config)
-    by_config: Any = AutoModelForCausalLM
-    if type(language) not in MODEL_FOR_CAUSAL_LM_MAPPING and language is not whole:
-        by_config, language = AutoModelForImageTextToText, whole
-    return by_config.from_config(language, dtype=dtype, experts_implementation="eager").eval()
-
-
-def whole_config(config: Mapping[str, Any]) -> Any:
-    """transformers' configuration that a config.json describes, without its quantization."""
-    from transformers import CONFIG_MAPPING
-
-    plain = {key: value for key, value in config.items() if key not in ("quantization_config", "compression_config")}
-    known: Any = CONFIG_MAPPING
-    return known[str(config.get("model_type"))].from_dict(plain)
-
-
-def text_config(config: Mapping[str, Any]) -> Any:
-    """The same of its language model."""
-    return whole_config(config).get_text_config()
+def _bytes_of(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _of_fused(first: InputRounding | None, second: InputRounding) -> InputRounding:
@@ -483,16 +397,3 @@ def _of_fused(first: InputRounding | None, second: InputRounding) -> InputRoundi
         return second
     larger = max if second.rule.granularity == "tensor" else min
     return second._replace(factor=larger(first.factor, second.factor))
-
-
-def _as_given(state: State | None, device: str) -> Any:
-    """As a layer returns it."""
-    if state is None:
-        return None
-    parts = tuple(part.to(device) for part in state)
-    return parts[0] if len(parts) == 1 else parts
-
-
-def _parent(module: nn.Module, name: str) -> tuple[nn.Module, str]:
-    path, _, leaf = name.rpartition(".")
-    return module.get_submodule(path), leaf

@@ -30,7 +30,8 @@ from assay_quantize.calibration.quiet import loading
 from assay_quantize.screen.compare import PassSide, compare_passes
 from assay_quantize.screen.draft import DRAFTS, DraftAcceptance, read_drafts
 from assay_quantize.screen.forward import ScreenPass
-from assay_quantize.screen.layer_model import LayerModel, text_config
+from assay_quantize.screen.layer_model import LayerModel
+from assay_quantize.screen.placing import text_config
 from assay_quantize.screen.texts import ScreenText
 from assay_quantize.sensitivity.texts import ScoredText, texts_sha256
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -190,6 +191,49 @@ def test_what_it_may_take(run: Run, folder: Path, tmp_path: Path) -> None:
     assert record.estimate is not None and record.estimate.usd == record.estimate.seconds * 2 / 3600
     assert f"estimate: reads {record.estimate.read_bytes / 1e6:.3g} MB" in err
     assert Screening.model_validate_json(run(*words, "--json")[1]).estimate is None  # both passes are there
+
+
+def test_memory_that_holds_no_whole_layer(run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same figures, MTP block included; what does not fit even so, and what is no size, is said before anything is read."""
+    few = tmp_path / "few.jsonl"
+    few.write_text("\n".join((folder / "replies.jsonl").read_text().splitlines()[:4]))
+    words = ("screen", str(folder / "source"), str(folder / "w4a16"), "--text", str(few), "--json")
+    whole = Screening.model_validate_json(run(*words, "--out", str(tmp_path / "whole"))[1])
+    words = (*words, "--out", str(tmp_path / "out"))
+    monkeypatch.setattr("assay_pipeline.comparison.screen_passes._held_bytes", lambda: 1_000_000)
+    monkeypatch.setattr("assay_pipeline.comparison.screen_passes.COMPUTING_BYTES", 0)
+    for memory, message in {
+        "900KB": "--memory 900 kB: the process takes 1 MB without any weight; give more",
+        "2MB": "two heads, which are compared, take 1.84 MB of memory",
+        "much": "--memory much: not a size; write it like 2GiB, 1.5GiB or 800MB",
+    }.items():
+        code, _, err = run(*words, "--memory", memory)
+        assert code == 2 and message in err.splitlines()[-1]
+    code, out, err = run(*words, "--memory", "3.6MB")
+    record = Screening.model_validate_json(out)
+    assert code == 0 and record.candidates == whole.candidates
+    assert record.candidates[0].drafts is not None
+    assert "layers of up to 2.76 MB, their experts in 4 groups, attention computed twice" in err
+
+
+@pytest.mark.slow
+def test_the_process_stays_within_its_memory(tmp_path: Path) -> None:
+    """Layers of 210 MB, of which two fit without a limit."""
+    sizes = {"hidden_size": 512, "moe_intermediate_size": 512, "n_routed_experts": 64, "num_experts_per_tok": 8}
+    source = make_tiny(tmp_path / "source", glm4_moe(num_nextn_predict_layers=0, **sizes))
+
+    def peak_bytes(*words: str) -> tuple[int, str]:
+        command = [sys.executable, "-c", "from assay_cli.root import main; main()", "screen", str(source), str(source)]
+        with (tmp_path / "err").open("w+") as err:
+            process = subprocess.Popen([*command, "--tokens", "400", *words], stdout=subprocess.DEVNULL, stderr=err)
+            _, status, used = os.wait4(process.pid, 0)
+            assert status == 0
+            return used.ru_maxrss << 10, (tmp_path / "err").read_text()
+
+    whole_bytes, _ = peak_bytes("--out", str(tmp_path / "whole"))
+    memory = whole_bytes - 200_000_000
+    in_groups_bytes, err = peak_bytes("--out", str(tmp_path / "groups"), "--memory", f"{memory // 1000}KB")
+    assert in_groups_bytes <= memory and "their experts in " in err
 
 
 def test_foreign_texts_fail_nobody(run: Run, tmp_path: Path) -> None:

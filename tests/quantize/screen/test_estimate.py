@@ -31,8 +31,10 @@ def test_layers_that_hand_on_more_than_hidden_states(tmp_path: Path, config: dic
     cost = estimate_pass(LayerModel(stored), texts, tmp_path, has_draft=True)
     states = run_pass(LayerModel(stored), texts, tmp_path / "pass", "x", lambda _line: None)
     behind = [part for number in range(len(texts)) for part in states.state(number)]
-    assert cost.state_bytes == pytest.approx(sum(part.numel() * part.element_size() for part in behind), rel=0.01)
-    assert cost.seconds(60) > 0
+    chosen = [states.experts(layer, number) for layer in range(states.num_layers) for number in range(len(texts))]
+    kept = [*behind, *(each for each in chosen if each is not None)]
+    assert cost.kept_bytes == pytest.approx(sum(part.numel() * part.element_size() for part in kept), rel=0.01)
+    assert cost.seconds > 0
 
 
 def test_bytes_states_and_operations(tmp_path: Path) -> None:
@@ -48,9 +50,13 @@ def test_bytes_states_and_operations(tmp_path: Path) -> None:
     states = run_pass(LayerModel(stored), texts, tmp_path / "pass", "x", lambda _line: None)
     num_tokens = sum(len(text.ids) for text in texts)
     behind = [states.state(number)[0] for number in range(len(texts))]
-    assert cost.state_bytes == sum(state.numel() * state.element_size() for state in behind)
+    behind_bytes = sum(state.numel() * state.element_size() for state in behind)
+    chosen_bytes = 2 * 2 * 2 * num_tokens  # two layers, two experts, int16
+    assert (cost.kept_bytes, cost.working_bytes) == (behind_bytes + chosen_bytes, behind_bytes)
+    layers = LayerModel(stored)
+    assert (cost.layer_bytes, cost.num_groups) == (max(layers.parts(number).whole_bytes for number in range(3)), 1)
     assert cost.fixed_s > 0 and cost.s_per_token > 0
-    assert cost.seconds(num_tokens) == cost.fixed_s + num_tokens * cost.s_per_token
+    assert cost.seconds == cost.fixed_s + num_tokens * cost.s_per_token
     assert {path.name for path in tmp_path.iterdir()} == {"source", "pass"}
 
     whole = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, experts_implementation="eager").eval()

@@ -19,7 +19,8 @@ from assay.records.screening import Screening
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.decoding.open_stored import open_stored
 from assay_quantize.screen.kv_cache import CacheScales, as_cached, in_tiles, is_computed
-from assay_quantize.screen.layer_model import LayerModel, text_config
+from assay_quantize.screen.layer_model import LayerModel
+from assay_quantize.screen.placing import text_config
 
 TOKENS = torch.randint(7, 800, (1, 40), generator=torch.Generator().manual_seed(0))
 E4M3 = np.array([m / 512 for m in range(8)] + [(8 + m) * 2.0 ** (e - 10) for e in range(1, 16) for m in range(8)][:-1])

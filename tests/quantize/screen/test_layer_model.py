@@ -13,12 +13,14 @@ from safetensors.torch import save_file
 from tiny_families import deepseek_v3, glm4_moe, glm_moe_dsa, make_tiny, qwen3_moe, qwen3_next
 from torch.overrides import TorchFunctionMode
 
+from assay_quantize.calibration.one_layer import State
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_quantize.decoding.open_stored import open_stored
 from assay_quantize.formats.schemes import compressed_tensors_scheme
 from assay_quantize.screen.draft import DraftModel, NoDraft
 from assay_quantize.screen.estimate import estimate_pass
-from assay_quantize.screen.layer_model import LayerModel, State, text_config
+from assay_quantize.screen.layer_model import LayerModel
+from assay_quantize.screen.placing import text_config
 from assay_quantize.sensitivity.texts import ScoredText
 from assay_vllm.fake_quant import fake_quantize
 
@@ -115,7 +117,7 @@ def test_other_layouts_and_wrappers(tmp_path: Path, model_type: str) -> None:
     with open_stored(open_checkpoint(tmp_path / "model", allow_quantized=True)) as stored:
         assert torch.equal(logits_of(LayerModel(stored), tokens), expected)
         texts = [ScoredText(tuple(range(7, 40)))]
-        assert estimate_pass(LayerModel(stored), texts, tmp_path, has_draft=False).seconds(33) > 0
+        assert estimate_pass(LayerModel(stored), texts, tmp_path, has_draft=False).seconds > 0
         with pytest.raises(NoDraft):
             DraftModel(stored)
 

@@ -134,16 +134,44 @@ def test_a_killed_pass_goes_on_with_its_layer(source: Path, tmp_path: Path) -> N
     assert lines[1:] == ["layer 1 of 3", "layer 2 of 3", "layer 3 of 3"]
 
 
+def test_a_pass_that_is_killed_behind_the_last_state_of_a_layer_keeps_the_chosen_experts(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what a kill between two files left is gone in the end."""
+    expected = files_of(passed(source, tmp_path / "whole").states.folder)
+
+    def killed(_path: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("assay_quantize.screen.forward.replacing", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run_pass(open_model(source), texts(), tmp_path / "killed", "one", lambda _line: None)
+    for left in ("behind-00000", "groups-00001"):  # as if it were killed before it removed them
+        (tmp_path / "killed" / left).mkdir(exist_ok=True)
+    run_pass(open_model(source), texts(), tmp_path / "killed", "one", lambda _line: None)
+    assert files_of(tmp_path / "killed") == expected
+    (tmp_path / "killed" / "behind-00003").mkdir()  # killed while it computed drafts: states behind the MTP layer
+    states = run_pass(open_model(source), texts(), tmp_path / "killed", "one", lambda _line: None)
+    assert files_of(tmp_path / "killed") == expected and states.num_layers == 3
+    assert not [path for path in (tmp_path / "killed").iterdir() if path.is_dir() and path.name != "behind-00002"]
+
+
 def test_layers_are_read_ahead_where_there_is_room(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same bytes with room for one layer, and an error before any state where there is not even that."""
     whole = files_of(passed(source, tmp_path / "whole").states.folder)
     free = itertools.cycle([10**12, 1000])  # room for a layer, and none for the next beside it
-    monkeypatch.setattr("assay_quantize.screen.layer_model.available_bytes", lambda: next(free))
-    asked: list[tuple[int, ...]] = []
+    monkeypatch.setattr("assay_quantize.screen.memory.available_bytes", lambda: next(free))
+    asked: list[tuple[int, bool]] = []
     has_room_for = LayerModel.has_room_for
-    monkeypatch.setattr(LayerModel, "has_room_for", lambda self, *layers: asked.append(layers) or has_room_for(self, *layers))
+
+    def watched(self: LayerModel, layer: int) -> bool:
+        asked.append((layer, has_room_for(self, layer)))
+        return asked[-1][1]
+
+    monkeypatch.setattr(LayerModel, "has_room_for", watched)
     assert files_of(passed(source, tmp_path / "one").states.folder) == whole
-    assert asked == [(0,), (1,), (1,), (2,), (2,)]
-    monkeypatch.setattr("assay_quantize.screen.layer_model.available_bytes", lambda: 1000)
-    with pytest.raises(QuantizeError, match=r"layer 0 takes .* of memory, and less is free; take --arithmetic bf16"):
+    assert asked == [(1, False), (2, False)]
+    monkeypatch.setattr("assay_quantize.screen.memory.available_bytes", lambda: 1000)
+    with pytest.raises(QuantizeError, match=r"weights of layer 0 take .* of memory, and less is free; take --arithmetic bf16"):
         passed(source, tmp_path / "none")

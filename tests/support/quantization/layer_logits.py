@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from assay_quantize.screen.layer_model import LayerModel, State
+from assay_quantize.calibration.one_layer import State
+from assay_quantize.screen.layer_model import LayerModel
 
 
 def logits_of(model: LayerModel, tokens: Tensor) -> Tensor:

@@ -38,6 +38,21 @@ ArithmeticOption = Annotated[
 DeviceOption = Annotated[
     str, typer.Option("--device", metavar="cpu|cuda", callback=choice("cpu", "cuda"), help="Where the model computes.")
 ]
+MemoryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--memory", metavar="SIZE",
+        help="Memory of the process, or of the GPU, such as 8GiB: a layer that does not fit has its experts in groups. "
+        "Default: what is free.",
+    ),
+]  # fmt: skip
+
+
+def memory_bytes_of(memory: str | None) -> int | None:
+    """QuantizeError: it is no size."""
+    from assay_quantize.engine.budget import parse_memory
+
+    return None if memory is None else parse_memory(memory)
 
 
 def screen(
@@ -62,6 +77,7 @@ def screen(
     length: LengthOption = None,
     arithmetic: ArithmeticOption = "fp32",
     device: DeviceOption = "cpu",
+    memory: MemoryOption = None,
     kv_cache_dtype: Annotated[
         str,
         typer.Option(
@@ -101,7 +117,8 @@ def screen(
         checkpoints, pack=pack, text=text or (), num_tokens=tokens, length=length,
         arithmetic="bf16" if arithmetic == "bf16" else "fp32", device=device,
         kv_cache_dtype="fp8" if kv_cache_dtype == "fp8" else "auto",
-        all_texts=all_texts, most=Most(hours=max_hours, usd=max_cost, price=price), out=out, say=say,
+        all_texts=all_texts, most=Most(hours=max_hours, usd=max_cost, price=price), 
+        memory_bytes=memory_bytes_of(memory), out=out, say=say,
     )  # fmt: skip
     if as_json:
         emit(record)
