@@ -244,7 +244,9 @@ def _trust(row: Row | None, report: Report | None, instead: str | None, emulated
         return english.NOBODY_MEASURED
     if row.kind == "reference":
         return english.REFERENCE
-    templates = {"PASS": english.PASS, "FAIL": english.FAIL, "UNDERPOWERED": english.UNDERPOWERED}
+    templates = {
+        "PASS": english.PASS, "FAIL": english.FAIL, "UNDERPOWERED": english.UNDERPOWERED, "not failed": english.NOT_FAILED,
+    }  # fmt: skip
     return templates.get(row.status or "", english.NO_VERDICT).format(
         reference=report.reference,
         limits=english.LIMITS_BEFORE if report.gates_chosen == "before the run" else english.LIMITS,

@@ -21,7 +21,7 @@ from assay.records.preflight.gpu_check import CHECK_NAME, GpuCheck
 from assay.records.probe import ProbeReport, load_probes
 from assay.records.run import RUN_RECORD, RunRecord, calibration_of, plan_of, verification_of
 from assay.records.speed import SPEED_RECORD, SpeedRecord
-from assay.records.verdict import GateReport, Status, Verdict
+from assay.records.verdict import GateReport, Overall, Verdict
 from assay.records.verification import Verification
 from assay_reports.choice import choice_words
 from assay_reports.schema import ChoiceWords
@@ -95,7 +95,7 @@ class Run:
         sha256 = self.manifests[label].checkpoint_sha256
         return next((m for m in self.measurements if (m.label, m.checkpoint_sha256) == (label, sha256)), None)
 
-    def status(self, label: str) -> Status:
+    def status(self, label: str) -> Overall:
         """The overall verdict; NOT MEASURED for what nobody judged."""
         return "NOT MEASURED" if self.gates is None else self.gates.overall.get(label, "NOT MEASURED")
 

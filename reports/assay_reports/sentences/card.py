@@ -7,6 +7,7 @@ REFERENCE = "The reference of its run: others were compared with it, and its own
 PASS = "PASS: it lost no more than allowed against {reference} on suite {suite} ({limits}, {served})."
 FAIL = "FAIL: it lost more than allowed against {reference} on suite {suite}. {instead}"
 UNDERPOWERED = "UNDERPOWERED: the data cannot tell whether it lost more than allowed against {reference}. {instead}"
+NOT_FAILED = "not failed: its divergence from {reference} is within its limits. No task was asked: what it lost is not known."
 NO_VERDICT = "NOT MEASURED: evaluated, but the deciding task gave no result, so there is no verdict. {instead}"
 OF_COPY = " Made of a quantized copy of the model ({how}): what that copy lost is in no figure here."
 AGAINST_COPY = " The reference is itself a quantized copy of the model: what it lost is in no verdict."

@@ -18,7 +18,7 @@ from assay_cli.terminal import emit, escape, print_rows, results, say
 from assay_pipeline.run_folders import find_run
 
 if TYPE_CHECKING:
-    from assay.records.verdict import Status
+    from assay.records.verdict import Overall
     from assay_evaluate.verdicts.run_comparison import CheckpointComparison, MeasuredRun, RunComparison, TaskComparison
 
 
@@ -148,7 +148,7 @@ def _rows(checkpoint: CheckpointComparison) -> list[tuple[str, ...]]:
     return rows
 
 
-def _verdict(status: Status | None, is_reference: bool) -> str:
+def _verdict(status: Overall | None, is_reference: bool) -> str:
     if status is None:
         return "reference" if is_reference else "not judged"
     return f"[{COLOURS[status]}]{status}[/]"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast, get_args
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
@@ -11,7 +11,7 @@ from assay.errors import AssayError, did_you_mean
 from assay.foreign_text import shown
 from assay.quantities import size
 from assay.records.pack import PACK_NAME
-from assay.records.verdict import Status
+from assay.records.verdict import Overall
 from assay_cli.options import JsonOption, RunsOption, complete_run, named_run, several
 from assay_cli.terminal import console, emit, escape, print_rows, results, say
 from assay_pipeline.gate_choice import registered_gates
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from assay_reports.publish.record import PackPublication, Publication
 
 KEPT = "what was uploaded is kept on the hub; the same command goes on"
-OVERRULED = tuple(status for status in get_args(Status) if status != "PASS")
+OVERRULED: dict[str, Overall] = {status.upper().replace(" ", "-"): status for status in get_args(Overall) if status != "PASS"}
+"""As it is typed -> verdict."""
 
 
 def publish(
@@ -45,7 +46,7 @@ def publish(
             "--despite",
             metavar="STATUS,...",
             callback=several,
-            help="Publish though the verdict is FAIL, UNDERPOWERED or NOT-MEASURED. The card says so all the same.",
+            help="Publish though the verdict is FAIL, UNDERPOWERED, NOT-MEASURED or NOT-FAILED. The card says so all the same.",
         ),
     ] = None,
     dry_run: Annotated[
@@ -91,15 +92,14 @@ def publish(
         raise typer.Exit(1)
 
 
-def _statuses(named: list[str]) -> frozenset[Status]:
+def _statuses(named: list[str]) -> frozenset[Overall]:
     statuses = []
     for word in named:
-        status = word.upper().replace("-", " ").replace("_", " ").strip()
-        if status not in OVERRULED:
-            written = [status.replace(" ", "-") for status in OVERRULED]
-            near = did_you_mean(word.upper(), written)
-            raise AssayError(f"--despite {shown(word)}: no such verdict; {near}allowed: {', '.join(written)}")
-        statuses.append(cast(Status, status))
+        typed = word.strip().upper().replace(" ", "-").replace("_", "-")
+        if typed not in OVERRULED:
+            near = did_you_mean(word.upper(), list(OVERRULED))
+            raise AssayError(f"--despite {shown(word)}: no such verdict; {near}allowed: {', '.join(OVERRULED)}")
+        statuses.append(OVERRULED[typed])
     return frozenset(statuses)
 
 
