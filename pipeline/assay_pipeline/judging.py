@@ -13,6 +13,7 @@ from assay.foreign_text import shown
 from assay.recipes.gate import GateRecipe
 from assay.recipes.load import load_recipe, recipe_names
 from assay.recipes.model import ModelRecipe, PublishedScore
+from assay.records.base import sha256_of_file
 from assay.records.measurement import Measurement
 from assay.records.probe import load_probes
 from assay.records.run import PLAN_INSIDE, RUN_RECORD, RunRecord
@@ -103,14 +104,38 @@ def load_report(run_dir: Path) -> Report:
     return Report.load(run_dir / "report" / "report.json")
 
 
-def write_cards(folder: Path, say: Say = say_nothing) -> Cards:
-    """Cards of a run's checkpoints, or of one in no run. Why some were left as they are is said, but for `failed`."""
-    from assay_reports import card
+def write_cards(folder: Path, say: Say = say_nothing, *, screening: Path | None = None) -> Cards:
+    """Cards of a run's checkpoints, or of one in no run. Why some were left as they are is said, but for `failed`.
 
-    cards = card.write_card_of(folder) if (folder / PLAN_INSIDE).is_file() else card.write_cards(folder)
+    screening: record that cards of its weights repeat, or its folder. AssayError: it is of none of the weights.
+    """
+    from assay_reports import card
+    from assay_reports.cards.screened import screening_of
+    from assay_reports.run import load_checkpoint, load_run
+
+    is_alone = (folder / PLAN_INSIDE).is_file()
+    record = None
+    if screening is not None:
+        manifests = (load_checkpoint(folder, folder.name) if is_alone else load_run(folder)).manifests
+        record = screening_of(screening, {label: manifest.checkpoint_sha256 for label, manifest in manifests.items()})
+    cards = card.write_card_of(folder, record) if is_alone else card.write_cards(folder, record)
     for line in (*cards.left, *cards.refused):
         say(line)
     return cards
+
+
+def card_block(checkpoint: Path, screening: Path) -> str:
+    """What a screening says of a checkpoint that anybody made, as Markdown for its card; nothing is written.
+
+    AssayError: there is no checkpoint, or the record is of other weights.
+    """
+    from assay_evaluate.run.identity import checkpoint_sha256
+    from assay_reports.cards.screened import render_block, screened_block, screening_of
+
+    sha256 = checkpoint_sha256(checkpoint, sha256_of_file)
+    block = screened_block(screening_of(screening, {str(checkpoint): sha256}), sha256)
+    assert block is not None, "the record is of these weights"
+    return render_block(block)
 
 
 def passed(gates: GateReport) -> bool:

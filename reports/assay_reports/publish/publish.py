@@ -6,6 +6,7 @@ What stands against publishing a checkpoint: a verdict can be overruled by name;
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from assay.errors import AssayError
@@ -17,6 +18,7 @@ from assay.safe_files import stays_inside
 from assay.secret_text import holds_secret
 from assay_reports.cards.licence import find_licence
 from assay_reports.cards.metadata import base_model_of
+from assay_reports.cards.screened import screening_of
 from assay_reports.cards.serving import recipe_of
 from assay_reports.publish.files import REPORT_FOLDER, WEIGHT_SUFFIXES, LocalFile, find_files
 from assay_reports.publish.hub import check_branch, check_repository, hub_session, read_back, upload
@@ -39,18 +41,22 @@ def publish(
     revision: str = "main",
     private: bool = False,
     despite: Collection[Overall] = (),
+    screening: Path | None = None,
     dry_run: bool = False,
     on_progress: Callable[[str], None] = lambda line: None,
 ) -> Publication:
     """Publish the checkpoint `label` of a run. dry_run, or something refused: nothing is sent to the hub, or asked of it.
 
-    AssayError: no such checkpoint, no name of a repository or branch; the hub refuses, breaks off, or does not answer when read
-    back.
+    screening: record that the card repeats, or its folder; None: the run's own, if it has one. AssayError: no such checkpoint,
+    no name of a repository or branch; the screening is of other weights; the hub refuses, breaks off, or does not answer when
+    read back.
     """
     check_repository(repository)
     check_branch(revision)
     run = load_run(run_dir)
     _check_label(run, label, run_dir)
+    if screening is not None:
+        run = replace(run, screening=screening_of(screening, {label: run.manifests[label].checkpoint_sha256}))
     here = places_of(run_dir)
     files = find_files(run, label, repository, here)
     publication = Publication(

@@ -41,6 +41,21 @@ SCALES = "scales on {tokens:,} tokens of text"
 UNKNOWN_CALIBRATION = "unknown"
 UNKNOWN_HARDWARE = "unknown hardware"
 
+# ------------------------------------------------------------------------------------------------ what a screening says
+COMPARED_WITH, STORED_AS = "compared with", "{name} ({stored_as})"
+KL, ALLOWED = "KL, nats a token", "allowed, nats"
+SAME_FIRST = "same first token"
+TEXTS, SCREENED_TEXTS = "texts", "{texts}, {tokens:,} tokens scored: {files} ({source})"
+SOURCE_NOT_STATED = "their source is not stated"
+NUMERICS, COMPUTED_IN = "computed in", "{arithmetic} on {device}, torch {torch}, transformers {transformers}"
+REFERENCE_WEIGHTS, THESE_WEIGHTS, THESE_TEXTS = "weights compared with, SHA-256", "these weights, SHA-256", "tokens, SHA-256"
+IS_DAMAGED = "`assay inspect` finds it damaged: {damage}"
+WIDENED = (
+    "Computed otherwise than what it is compared with ({cause}), which alone makes {kl} nats: the interval is widened by it"
+)
+FP8_KV_CACHE = "Keys and values were rounded as an FP8 cache does"
+NOT_COMPUTED = "Not computed: {what}"
+
 # ------------------------------------------------------------------------------------------------ why a role was kept
 NOT_QUANTIZED = {
     "mtp": "drafts tokens for speculation: its errors cost accepted drafts",

@@ -12,7 +12,7 @@ from assay.foreign_text import shown
 from assay.quantities import size
 from assay.records.pack import PACK_NAME
 from assay.records.verdict import Overall
-from assay_cli.options import JsonOption, RunsOption, complete_run, named_run, several
+from assay_cli.options import JsonOption, RunsOption, ScreeningOption, complete_run, named_run, several
 from assay_cli.terminal import console, emit, escape, print_rows, results, say
 from assay_pipeline.gate_choice import registered_gates
 from assay_pipeline.interrupted import interruptible
@@ -52,6 +52,7 @@ def publish(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List files, bytes and what would be refused; ask nothing of the hub.")
     ] = False,
+    screening: ScreeningOption = None,
     runs: RunsOption = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
@@ -65,8 +66,9 @@ def publish(
     from assay_reports.publish.publish import publish as run_publish
 
     if (Path(run) / PACK_NAME).is_file():
-        if despite:
-            raise AssayError("--despite: a pack has no verdict; leave it out")
+        if despite or screening is not None:
+            option = "--despite" if despite else "--screening"
+            raise AssayError(f"{option}: a pack has no verdict; leave it out")
         with interruptible(lambda: KEPT):
             packed = publish_pack(Path(run), repository, revision=revision, private=private, dry_run=dry_run, on_progress=say)
         emit(packed) if as_json else _print(packed, f"pack of {packed.reference}", dry_run=dry_run)
@@ -78,7 +80,15 @@ def publish(
     registered_gates(run_dir)  # what `assay gate` refuses is not published either
     with interruptible(lambda: KEPT):
         made = run_publish(
-            run_dir, label, repository, revision=revision, private=private, despite=allowed, dry_run=dry_run, on_progress=say
+            run_dir,
+            label,
+            repository,
+            revision=revision,
+            private=private,
+            despite=allowed,
+            screening=screening,
+            dry_run=dry_run,
+            on_progress=say,
         )
     if made.refused and not dry_run:
         raise AssayError("; ".join(refusal.reason for refusal in made.refused))
