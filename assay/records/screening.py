@@ -199,3 +199,9 @@ class Screening(Record):
 def load_screening(place: Path) -> Screening:
     """Of its file, or of the folder that it lies in. AssayError: as of `Record.load`."""
     return Screening.load(place / SCREENING_NAME if place.is_dir() else place)
+
+
+def is_screening(place: Path) -> bool:
+    """Whether a record lies there: a file of this name, or a folder that holds one. A run whose checkpoints were screened has
+    its own in `SCREENED`."""
+    return place.name == SCREENING_NAME if place.is_file() else (place / SCREENING_NAME).is_file()
