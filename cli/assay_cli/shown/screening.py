@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from assay.quantities import percent
 from assay.records.base import Interval
 from assay.records.pack import Pack
 from assay.records.screening import Screened, Screening
 from assay_cli.terminal import escape, print_rows
 
 if TYPE_CHECKING:
+    from assay.records.preflight.power import ScreeningPower
     from assay_evaluate.verdicts.screening_comparison import ScreenedChange, ScreeningComparison
 
 FEW_TEXTS = "fewer than 20 texts have no interval; give more texts"
@@ -96,6 +98,40 @@ def _changed(candidate: ScreenedChange) -> str:
     }
     told = words[candidate.change or "not told apart"]
     return told if candidate.note is None else f"{told}; {candidate.note}"
+
+
+def print_screening_power(record: ScreeningPower, out: Console) -> None:
+    """A row for each candidate, then for each pair."""
+    from assay_reports.screening import nats, plain_nats, ratio_of
+
+    out.print(escape(f"screened against {record.reference}: {record.num_texts} texts, {record.num_tokens:,} tokens"))
+    numbers = next(candidate.half_widths for candidate in record.candidates if candidate.half_widths)
+    columns = ("candidate", "KL, nats", "limit", "decides at", *(f"± at {entry.num_tokens:,}" for entry in numbers))
+    rows = []
+    for candidate in record.candidates:
+        widths = [
+            plain_nats(entry.nats) + ("" if entry.share is None else f" ({percent(entry.share)})")
+            for entry in candidate.half_widths
+        ] or ["no interval"] * len(numbers)
+        decides = _tokens(candidate.tokens_needed, record.num_tokens, "decided") if candidate.half_widths else "not known"
+        rows.append((escape(candidate.label), nats(candidate.kl), f"{candidate.limit:g}", decides, *widths))
+    print_rows(columns, rows, out)
+    for ranking in record.rankings:
+        ratio = "no ratio" if ranking.ratio is None else f"{ratio_of(ranking.ratio)} times its KL"
+        told = _tokens(ranking.tokens_needed, record.num_tokens, "told apart")
+        out.print(escape(f"{ranking.first} against {ranking.second}: {ratio}; {told}"))
+    if record.is_foreign:
+        out.print("The texts are foreign to the reference: no number of such texts fails a candidate.")
+    out.print(
+        "About, of more texts like these: half-widths fall with the root of their number, and a rare text that loses much "
+        "changes them. What decides does so if the KL seen is the true one."
+    )
+
+
+def _tokens(needed: int | None, screened: int, already: str) -> str:
+    if needed is None:
+        return "no number of tokens"
+    return already if needed <= screened else f"{needed:,} tokens"
 
 
 def print_pack(record: Pack, folder: Path, out: Console) -> None:
