@@ -17,6 +17,7 @@ from assay.records.base import sha256_of_file
 from assay.records.measurement import Measurement
 from assay.records.probe import load_probes
 from assay.records.run import PLAN_INSIDE, RUN_RECORD, RunRecord
+from assay.records.screening import Screening
 from assay.records.verdict import GateReport
 from assay_pipeline.attempts import earlier_attempts, note_attempts
 from assay_pipeline.gate_choice import gates_of_run, registered_gates
@@ -107,21 +108,32 @@ def load_report(run_dir: Path) -> Report:
 def write_cards(folder: Path, say: Say = say_nothing, *, screening: Path | None = None) -> Cards:
     """Cards of a run's checkpoints, or of one in no run. Why some were left as they are is said, but for `failed`.
 
-    screening: record that cards of its weights repeat, or its folder. AssayError: it is of none of the weights.
+    screening: record that cards of its weights repeat, or its folder. AssayError: it is of none of the weights, or files of one
+    of them are not those that were made.
     """
     from assay_reports import card
-    from assay_reports.cards.screened import screening_of
-    from assay_reports.run import load_checkpoint, load_run
 
     is_alone = (folder / PLAN_INSIDE).is_file()
-    record = None
-    if screening is not None:
-        manifests = (load_checkpoint(folder, folder.name) if is_alone else load_run(folder)).manifests
-        record = screening_of(screening, {label: manifest.checkpoint_sha256 for label, manifest in manifests.items()})
+    record = None if screening is None else _screening_of_files(folder, screening, is_alone=is_alone)
     cards = card.write_card_of(folder, record) if is_alone else card.write_cards(folder, record)
     for line in (*cards.left, *cards.refused):
         say(line)
     return cards
+
+
+def _screening_of_files(folder: Path, screening: Path, *, is_alone: bool) -> Screening:
+    """The record, for the checkpoints of a run or for one alone, by their files and not by what their manifests say."""
+    from assay_evaluate.run.identity import checkpoint_sha256, not_as_made
+    from assay_reports.cards.screened import screening_of
+    from assay_reports.run import load_checkpoint, load_run
+
+    run = load_checkpoint(folder, folder.name) if is_alone else load_run(folder)
+    weights = {label: manifest.checkpoint_sha256 for label, manifest in run.manifests.items()}
+    record = screening_of(screening, weights)
+    for place in [run.checkpoints[label] for label, sha256 in weights.items() if record.of_weights(sha256) is not None]:
+        if (changed := not_as_made(place, checkpoint_sha256(place, sha256_of_file))) is not None:
+            raise AssayError(changed)
+    return record
 
 
 def card_block(checkpoint: Path, screening: Path) -> str:

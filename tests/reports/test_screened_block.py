@@ -101,19 +101,27 @@ def test_a_card_has_what_is_of_its_weights(tmp_path: Path) -> None:
 
 
 def test_a_card_without_scores_says_that_there_is_a_divergence(run: Run, tmp_path: Path) -> None:
-    run_dir = make_run(tmp_path / "runs")
+    run_dir = make_publishable(tmp_path)
     for path in (run_dir / "measurements").glob("*.json"):
         path.unlink()
     (run_dir / "gates.json").unlink()
-    of_weights(checkpoint_sha256("w4a16")).save(tmp_path / "out" / "screening.json")
-    code, _, err = run("card", run_dir, "--screening", tmp_path / "out")
-    assert code == 0, err
-    card = (run_dir / "w4a16" / "checkpoint" / "README.md").read_text()
-    assert "- Nothing was measured on a server: no score and no verdict, only the divergence above.\n" in card
-    assert (
-        "- Nothing was measured: no score, no divergence, no verdict.\n"
-        in (run_dir / "nvfp4a16" / "checkpoint" / "README.md").read_text()
-    )
+    folder = run_dir / LABEL / "checkpoint"
+    of_weights(load_run(run_dir).manifests[LABEL].checkpoint_sha256).save(tmp_path / "out" / "screening.json")
+    assert run("card", run_dir, "--screening", tmp_path / "out")[0] == 0
+    only = "- Nothing was measured on a server: no score and no verdict, only the divergence above.\n"
+    assert only in (folder / "README.md").read_text()
+    plain = (run_dir / "nvfp4a16" / "checkpoint" / "README.md").read_text()
+    assert "- Nothing was measured: no score, no divergence, no verdict.\n" in plain
+
+
+def test_a_card_is_not_of_files_that_were_changed(run: Run, tmp_path: Path) -> None:
+    """The manifest is still that of the weights that were screened."""
+    run_dir = make_publishable(tmp_path)
+    of_weights(load_run(run_dir).manifests[LABEL].checkpoint_sha256).save(tmp_path / "screening.json")
+    folder = run_dir / LABEL / "checkpoint"
+    (folder / "config.json").write_text("{}")
+    message = f"files of {folder} are not those that assay made, by their SHA-256 in assay_manifest.json; "
+    assert one_error(run("card", run_dir, "--screening", tmp_path)).startswith(message)
 
 
 def test_a_record_of_other_weights_is_refused(run: Run, tmp_path: Path) -> None:
