@@ -89,14 +89,14 @@ def _differences(first: Screening, second: Screening) -> Iterator[str]:
 
 
 def _pairs(first: Screening, second: Screening) -> list[tuple[Screened | None, Screened | None]]:
+    """By label; those left by their weights."""
     left = {candidate.label: candidate for candidate in second.candidates}
-    pairs: list[tuple[Screened | None, Screened | None]] = []
-    for candidate in first.candidates:
-        pairs.append((candidate, left.pop(candidate.label, None)))
+    partners = [left.pop(candidate.label, None) for candidate in first.candidates]
     renamed = {candidate.weights_sha256: label for label, candidate in left.items()}
-    for at, (candidate, partner) in enumerate(pairs):
-        if candidate is not None and partner is None and (label := renamed.pop(candidate.weights_sha256, None)) is not None:
-            pairs[at] = (candidate, left.pop(label))
+    pairs: list[tuple[Screened | None, Screened | None]] = []
+    for candidate, partner in zip(first.candidates, partners, strict=True):
+        label = None if partner is not None else renamed.pop(candidate.weights_sha256, None)
+        pairs.append((candidate, partner if label is None else left.pop(label)))
     return [*pairs, *((None, candidate) for candidate in left.values())]
 
 
