@@ -23,9 +23,11 @@ def screening_power(record: Screening, *, limit: float | None = None, tokens: Se
     """limit: instead of that of each candidate's bits, nats. tokens: numbers to foretell a half-width of; none: multiples of
     those that were screened.
 
-    AssayError: a number below those, of which nothing is foretold; no candidate has an interval.
+    AssayError: a limit that is none, a number below those screened, of which nothing is foretold; no candidate has an interval.
     """
     screened = record.panel.num_tokens
+    if limit is not None and limit <= 0:
+        raise AssayError(f"--kl-limit {limit:g}: must be a number of nats above 0")
     if few := [number for number in tokens if number < screened]:
         raise AssayError(
             f"--tokens {few[0]}: {screened} were screened, and of fewer nothing is foretold; name {screened} or more"

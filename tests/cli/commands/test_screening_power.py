@@ -105,7 +105,7 @@ def test_what_is_printed(run: Run) -> None:
         ],
     ]  # fmt: skip
     assert ScreeningPower.model_validate_json(run("power", "--screening", "out", "--json")[1]) == screening_power(record)
-    _, out, _ = run("power", "--screening", "out/screening.json", "--limit", "0.02", "--tokens", "20000", "--json")
+    _, out, _ = run("power", "--screening", "out/screening.json", "--kl-limit", "0.02", "--tokens", "20000", "--json")
     power = ScreeningPower.model_validate_json(out)
     assert [(one.limit, one.tokens_needed, len(one.half_widths)) for one in power.candidates] == [
         (0.02, 10_000, 1), (0.02, 10_000, 1), (0.02, None, 1), (0.02, None, 0),
@@ -124,7 +124,9 @@ def test_foreign_texts_fail_nobody(run: Run) -> None:
         ((), "power: name a suite, or with --screening what `assay screen` wrote"),
         (("quick", "--screening", "out"), "SUITE: does not go with --screening; leave one of them out"),
         (("--screening", "out", "--reply-noise", "0"), "--reply-noise: does not go with --screening; leave one of them out"),
-        (("quick", "--limit", "0.1"), "--limit: does not go with suite quick; leave one of them out"),
+        (("quick", "--kl-limit", "0.1"), "--kl-limit: does not go with suite quick; leave one of them out"),
+        (("--screening", "out", "--kl-limit", "nan"), "--kl-limit nan: is no number; give a finite one"),
+        (("--screening", "out", "--kl-limit", "0"), "--kl-limit 0: must be a number of nats above 0"),
         (
             ("--screening", "out", "--tokens", "5000"),
             "--tokens 5000: 10000 were screened, and of fewer nothing is foretold; name 10000 or more",

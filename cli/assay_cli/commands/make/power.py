@@ -30,8 +30,9 @@ def power(
             "many tell the KL.",
         ),
     ] = None,
-    limit: Annotated[
-        float | None, typer.Option("--limit", min=1e-9, help="Of the KL, in nats, with --screening. Default: that of its bits.")
+    kl_limit: Annotated[
+        float | None,
+        typer.Option("--kl-limit", metavar="NATS", help="With --screening. Default: that of each candidate's bits."),
     ] = None,
     tokens: Annotated[
         list[int] | None,
@@ -82,12 +83,12 @@ def power(
     }  # fmt: skip
     if screening is not None:
         _check_alone("--screening", {"SUITE": suite, **of_suite})
-        foretold = predict_screening(screening, limit=limit, tokens=tokens or ())
+        foretold = predict_screening(screening, limit=kl_limit, tokens=tokens or ())
         emit(foretold) if as_json else print_screening_power(foretold, results())
         return
     if suite is None:
         raise AssayError("power: name a suite, or with --screening what `assay screen` wrote")
-    _check_alone(f"suite {suite}", {"--limit": limit, "--tokens": tokens})
+    _check_alone(f"suite {suite}", {"--kl-limit": kl_limit, "--tokens": tokens})
     report = predict_power(
         suite, model=model, gates=gates, profile=profile, discordance=discordance or (), reply_noise=reply_noise, run=run,
         runs=runs, say=say,
