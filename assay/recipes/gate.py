@@ -265,6 +265,8 @@ def _not_measured(gate: Gate, suite: SuiteRecipe) -> str | None:
         if unknown := [task for task in gate.tasks if task not in asked]:
             return f"the effective length of {', '.join(unknown)}, which the suite does not ask at stated lengths"
         return None if asked else "the effective length, and no task of the suite asks at stated lengths"
+    if isinstance(gate, SubgroupsGate | TruncationGate | VerbosityGate):
+        return None if suite.tasks else f"{gate.kind}, which is about replies to tasks, and the suite asks none"
     if isinstance(gate, AcceptanceGate):
         return None if suite.acceptance else "acceptance, which the suite does not measure (`acceptance: false`)"
     if not isinstance(gate, DivergenceGate):

@@ -6,6 +6,7 @@ candidate is a divergence and never that it is safe. All in nats. Intervals are 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -13,6 +14,9 @@ from pydantic import Field
 from assay.records.base import Interval, Part, Record
 from assay.records.divergence import Drift, DriftGroup, TextMean
 
+SCREENING_NAME = "screening.json"
+SCREENED = "screened"
+"""Folder of a run for the record, page and states of a screening of its checkpoints."""
 ScreenWord = Literal["FAIL", "not failed", "UNDERPOWERED"]
 """FAIL: the divergence surely exceeds the limit. not failed: it surely does not. UNDERPOWERED: the interval holds the limit,
 there are too few texts for one, or it lies above it on texts that are foreign to the reference. No word here says PASS: tasks
@@ -186,3 +190,18 @@ class Screening(Record):
     estimate: ScreenEstimate | None = None
     """None: passes of a screening before were gone on with."""
     seconds: float
+
+    def of_weights(self, checkpoint_sha256: str) -> Screened | None:
+        """The candidate of these very weights and files; None: it is of others."""
+        return next((candidate for candidate in self.candidates if candidate.weights_sha256 == checkpoint_sha256), None)
+
+
+def load_screening(place: Path) -> Screening:
+    """Of its file, or of the folder that it lies in. AssayError: as of `Record.load`."""
+    return Screening.load(place / SCREENING_NAME if place.is_dir() else place)
+
+
+def is_screening(place: Path) -> bool:
+    """Whether a record lies there: a file of this name, or a folder that holds one. A run whose checkpoints were screened has
+    its own in `SCREENED`."""
+    return place.name == SCREENING_NAME if place.is_file() else (place / SCREENING_NAME).is_file()

@@ -10,6 +10,10 @@ from assay.records.base import Interval, Part, Record, RecordedRecipe
 from assay.records.long_context import EffectiveLength, LongContext
 
 Status = Literal["PASS", "FAIL", "UNDERPOWERED", "NOT MEASURED"]
+"""Of one gate."""
+Overall = Literal["PASS", "FAIL", "UNDERPOWERED", "NOT MEASURED", "not failed"]
+"""Of a candidate. not failed: the suite asks no task, and the divergence surely lies within its limits, which passes nobody;
+the word of a screening. Added without another schema version: no record that was written before has it."""
 Chosen = Literal["before the run", "after the run", "not recorded"]
 
 
@@ -150,7 +154,7 @@ class Attempt(Part):
     started: str
     suite_sha256: str
     """Of the questions: another seed or number of items makes another."""
-    status: Status
+    status: Overall
 
 
 SubgroupWord = Literal["beyond", "loses, and its limit is not excluded", "loses", "no loss shown"]
@@ -225,7 +229,7 @@ class GateReport(Record):
     registered_name: str | None = None
     """Name of those limits. None: as above."""
     verdicts: tuple[Verdict, ...]
-    overall: dict[str, Status]
+    overall: dict[str, Overall]
     published: tuple[PublishedComparison, ...] = ()
     """Empty: the model's recipe has no published score of a task that was asked, or judged before they were."""
     wholes: tuple[WholeClaim, ...] = ()

@@ -204,6 +204,13 @@ RunArgument = Annotated[
     ),
 ]
 RunsOption = Annotated[Path, typer.Option("--runs", callback=_folder_or_nothing, help="Folder of all runs.")]
+ScreeningOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--screening", metavar="FOLDER|FILE",
+        help="What `assay screen` wrote of these very weights, for the card. Default: RUN/screened, if it is there.",
+    ),
+]  # fmt: skip
 
 NameOption = Annotated[
     str | None,

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from assay.records.base import Part
 from assay.records.measurement import Measurement
-from assay.records.verdict import Attempt, GateReport, Status
+from assay.records.verdict import Attempt, GateReport, Overall
 
 NAME = "attempts.jsonl"
 MOST_BYTES = 64 << 20
@@ -34,7 +34,7 @@ class JudgedAttempt(Part):
     label: str
     started: str
     """When its measurement began: with `run` and `label` what tells two attempts apart."""
-    status: Status
+    status: Overall
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -101,7 +101,7 @@ def _candidates(measurements: Sequence[Measurement]) -> Iterator[tuple[Measureme
 
 
 def _attempts(
-    run_dir: Path, measurements: Sequence[Measurement], overall: Mapping[str, Status]
+    run_dir: Path, measurements: Sequence[Measurement], overall: Mapping[str, Overall]
 ) -> Iterable[JudgedAttempt]:  # fmt: skip
     for candidate, reference in _candidates(measurements):
         if candidate.label in overall:

@@ -13,9 +13,11 @@ from assay.foreign_text import shown
 from assay.recipes.gate import GateRecipe
 from assay.recipes.load import load_recipe, recipe_names
 from assay.recipes.model import ModelRecipe, PublishedScore
+from assay.records.base import sha256_of_file
 from assay.records.measurement import Measurement
 from assay.records.probe import load_probes
 from assay.records.run import PLAN_INSIDE, RUN_RECORD, RunRecord
+from assay.records.screening import Screening
 from assay.records.verdict import GateReport
 from assay_pipeline.attempts import earlier_attempts, note_attempts
 from assay_pipeline.gate_choice import gates_of_run, registered_gates
@@ -103,14 +105,49 @@ def load_report(run_dir: Path) -> Report:
     return Report.load(run_dir / "report" / "report.json")
 
 
-def write_cards(folder: Path, say: Say = say_nothing) -> Cards:
-    """Cards of a run's checkpoints, or of one in no run. Why some were left as they are is said, but for `failed`."""
+def write_cards(folder: Path, say: Say = say_nothing, *, screening: Path | None = None) -> Cards:
+    """Cards of a run's checkpoints, or of one in no run. Why some were left as they are is said, but for `failed`.
+
+    screening: record that cards of its weights repeat, or its folder. AssayError: it is of none of the weights, or files of one
+    of them are not those that were made.
+    """
     from assay_reports import card
 
-    cards = card.write_card_of(folder) if (folder / PLAN_INSIDE).is_file() else card.write_cards(folder)
+    is_alone = (folder / PLAN_INSIDE).is_file()
+    record = None if screening is None else _screening_of_files(folder, screening, is_alone=is_alone)
+    cards = card.write_card_of(folder, record) if is_alone else card.write_cards(folder, record)
     for line in (*cards.left, *cards.refused):
         say(line)
     return cards
+
+
+def _screening_of_files(folder: Path, screening: Path, *, is_alone: bool) -> Screening:
+    """The record, for the checkpoints of a run or for one alone, by their files and not by what their manifests say."""
+    from assay_evaluate.run.identity import checkpoint_sha256, not_as_made
+    from assay_reports.cards.screened import screening_of
+    from assay_reports.run import load_checkpoint, load_run
+
+    run = load_checkpoint(folder, folder.name) if is_alone else load_run(folder)
+    weights = {label: manifest.checkpoint_sha256 for label, manifest in run.manifests.items()}
+    record = screening_of(screening, weights)
+    for place in [run.checkpoints[label] for label, sha256 in weights.items() if record.of_weights(sha256) is not None]:
+        if (changed := not_as_made(place, checkpoint_sha256(place, sha256_of_file))) is not None:
+            raise AssayError(changed)
+    return record
+
+
+def card_block(checkpoint: Path, screening: Path) -> str:
+    """What a screening says of a checkpoint that anybody made, as Markdown for its card; nothing is written.
+
+    AssayError: there is no checkpoint, or the record is of other weights.
+    """
+    from assay_evaluate.run.identity import checkpoint_sha256
+    from assay_reports.cards.screened import render_block, screened_block, screening_of
+
+    sha256 = checkpoint_sha256(checkpoint, sha256_of_file)
+    block = screened_block(screening_of(screening, {str(checkpoint): sha256}), sha256)
+    assert block is not None, "the record is of these weights"
+    return render_block(block)
 
 
 def passed(gates: GateReport) -> bool:

@@ -17,6 +17,7 @@ from assay.recipes.model import Sampling, Serving
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
 from assay.recipes.suite_files import as_model_asks
+from assay.records.screening import load_screening
 from assay_pipeline.comparison.planned_run import planned_run
 from assay_pipeline.gate_choice import choose_gates, gates_of_suite, load_gates, suite_for
 from assay_pipeline.judging import load_measurements
@@ -25,7 +26,7 @@ from assay_pipeline.run_folders import find_run
 from assay_pipeline.targets import resolve_target
 
 if TYPE_CHECKING:
-    from assay.records.preflight.power import PowerReport
+    from assay.records.preflight.power import PowerReport, ScreeningPower
     from assay_evaluate.preflight.power_designs import Assumptions
     from assay_evaluate.roofline.weights import ServedWeights
 
@@ -89,6 +90,14 @@ def predict_power(
         own_texts=asked.own_texts, no_gpu_hours=asked.why_not, model=asked.model, notes=asked.notes,
         started=started,
     )  # fmt: skip
+
+
+def predict_screening(place: Path, *, limit: float | None = None, tokens: Sequence[int] = ()) -> ScreeningPower:
+    """What more tokens would show of the candidates of a screening. place: its record or folder; limit: nats, instead of those
+    by bits; tokens: numbers of them. AssayError: no such record, or it tells nothing of that many."""
+    from assay_pipeline.comparison.screen_power import screening_power
+
+    return screening_power(load_screening(place), limit=limit, tokens=tokens)
 
 
 # ------------------------------------------------------------------------------------------------ what is asked

@@ -21,7 +21,7 @@ from assay.records.manifest import MANIFEST, Manifest, load_manifest
 from assay.records.measurement import Measurement
 from assay.records.run import RUN_RECORD, RunRecord, judged_bytes
 from assay.records.speed import SPEED_RECORD, SpeedRecord
-from assay.records.verdict import GateReport, Status
+from assay.records.verdict import GateReport, Overall, Status
 from assay.records.verification import Verification, is_as_verified
 from assay.safe_files import open_own_file
 from assay_pipeline.run_folders import LOCK, find_run, read_run
@@ -51,7 +51,7 @@ class CheckpointStatus(Part):
     """In the journal, of the same bytes."""
     tasks_without_verdict: tuple[str, ...]
     """Scored, and NOT MEASURED for the gate all the same: too many replies were cut off, say."""
-    verdict: Status | None
+    verdict: Overall | None
     reason: str | None
     deployments: dict[str, Status] = Field(default_factory=dict)
     """Profile -> PASS: this verdict travels there. Empty: `assay deployment` was not run, or for an earlier verdict."""

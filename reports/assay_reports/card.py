@@ -20,8 +20,10 @@ from assay.records.base import write_text_atomically
 from assay.records.manifest import MANIFEST
 from assay.records.plan import Plan
 from assay.records.run import CARD
+from assay.records.screening import Screening
 from assay_reports.cards import columns, metadata, serving
 from assay_reports.cards.licence import find_licence
+from assay_reports.cards.screened import screened_block
 from assay_reports.find_limits import find_limits
 from assay_reports.numbers import build_report, describe_calibration, plan_numbers, verification_numbers
 from assay_reports.report import environment, why_none
@@ -57,12 +59,12 @@ def write_card(run_dir: Path, label: str) -> Path:
     return _write(run, label)
 
 
-def write_first_card(checkpoint: Path) -> None:
+def write_first_card(checkpoint: Path, screening: Screening | None = None) -> None:
     """The card without scores, right after quantizing; a card of these very bytes that has scores stays.
 
-    AssayError: there is no manifest.
+    screening: of these weights, or others. AssayError: there is no manifest.
     """
-    run = load_checkpoint(checkpoint, checkpoint.name)
+    run = replace(load_checkpoint(checkpoint, checkpoint.name), screening=screening)
     if checkpoint.name not in run.manifests:
         raise AssayError(
             f"{checkpoint}: has no {MANIFEST}: no finished checkpoint of `assay quantize` is there, and no card is written"
@@ -71,9 +73,9 @@ def write_first_card(checkpoint: Path) -> None:
         _write(run, checkpoint.name)
 
 
-def write_card_of(checkpoint: Path) -> Cards:
+def write_card_of(checkpoint: Path, screening: Screening | None = None) -> Cards:
     """The card of a checkpoint that lies in no run; one with scores stays."""
-    write_first_card(checkpoint)
+    write_first_card(checkpoint, screening)
     path = checkpoint / CARD
     if _MEASURED.search(path.read_text(encoding="utf-8", errors="replace")):
         return Cards([], [f"{path}: left as it is: it has the scores of a run; `assay card RUN` writes it"], [], [])
@@ -90,12 +92,13 @@ class Cards(NamedTuple):
     failed: list[str]
 
 
-def write_cards(run_dir: Path) -> Cards:
+def write_cards(run_dir: Path, screening: Screening | None = None) -> Cards:
     """Write the card of every checkpoint of the run.
 
-    A checkpoint that another run measured later keeps that run's card.
+    A checkpoint that another run measured later keeps that run's card. screening: None: the run's own, if it has one.
     """
     run = load_run(run_dir)
+    run = run if screening is None else replace(run, screening=screening)
     cards = Cards([], [], [], [])
     for label in sorted(run.plans.keys() & run.manifests.keys()):
         path, manifest = run.checkpoints[label] / CARD, run.manifests[label]
@@ -201,6 +204,7 @@ def render(run: Run, label: str, checkpoint: Path, *, repo: str | None = None) -
             lines=columns.table(shown_columns, report, run.speed),
             sampling=_sampling(report) if report else (),
             floor=next((other for other in report.rows if other.kind == "noise floor"), None) if report else None,
+            screened=None if run.screening is None else screened_block(run.screening, manifest.checkpoint_sha256),
             limits=limits[:NUM_LIMITS],
             num_more_limits=max(0, len(limits) - NUM_LIMITS),
             no_divergence=why_none(report, "divergence", [row]) if report and row else "",
@@ -244,7 +248,9 @@ def _trust(row: Row | None, report: Report | None, instead: str | None, emulated
         return english.NOBODY_MEASURED
     if row.kind == "reference":
         return english.REFERENCE
-    templates = {"PASS": english.PASS, "FAIL": english.FAIL, "UNDERPOWERED": english.UNDERPOWERED}
+    templates = {
+        "PASS": english.PASS, "FAIL": english.FAIL, "UNDERPOWERED": english.UNDERPOWERED, "not failed": english.NOT_FAILED,
+    }  # fmt: skip
     return templates.get(row.status or "", english.NO_VERDICT).format(
         reference=report.reference,
         limits=english.LIMITS_BEFORE if report.gates_chosen == "before the run" else english.LIMITS,

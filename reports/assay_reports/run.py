@@ -20,8 +20,9 @@ from assay.records.plan import Plan
 from assay.records.preflight.gpu_check import CHECK_NAME, GpuCheck
 from assay.records.probe import ProbeReport, load_probes
 from assay.records.run import RUN_RECORD, RunRecord, calibration_of, plan_of, verification_of
+from assay.records.screening import SCREENED, SCREENING_NAME, Screening
 from assay.records.speed import SPEED_RECORD, SpeedRecord
-from assay.records.verdict import GateReport, Status, Verdict
+from assay.records.verdict import GateReport, Overall, Verdict
 from assay.records.verification import Verification
 from assay_reports.choice import choice_words
 from assay_reports.schema import ChoiceWords
@@ -70,6 +71,8 @@ class Run:
     choice: ChoiceWords | None = None
     """Of `assay choose`. None: it did not run, or `choice_outdated` says why it is left out."""
     choice_outdated: str | None = None
+    screening: Screening | None = None
+    """Of `assay screen`, of these checkpoints or others."""
     sensitivity: Sensitivity | None = None
     """Of `assay sensitivity --run`."""
     name: str | None = None
@@ -95,7 +98,7 @@ class Run:
         sha256 = self.manifests[label].checkpoint_sha256
         return next((m for m in self.measurements if (m.label, m.checkpoint_sha256) == (label, sha256)), None)
 
-    def status(self, label: str) -> Status:
+    def status(self, label: str) -> Overall:
         """The overall verdict; NOT MEASURED for what nobody judged."""
         return "NOT MEASURED" if self.gates is None else self.gates.overall.get(label, "NOT MEASURED")
 
@@ -133,6 +136,7 @@ def load_run(run_dir: Path) -> Run:
         gpu_check=GpuCheck.load_if_there(run_dir / CHECK_NAME),
         deployments=deployments,
         old_deployments=old_deployments,
+        screening=Screening.load_if_there(run_dir / SCREENED / SCREENING_NAME),
         sensitivity=Sensitivity.load_if_there(run_dir / SENSITIVITY_NAME),
         name=run_dir.absolute().name,
         places={label: str(place.relative_to(runs)) for label, place in places.items() if place.is_relative_to(runs)},

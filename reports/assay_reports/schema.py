@@ -16,7 +16,7 @@ from assay.records.probe import ProbeReport
 from assay.records.serving import Fingerprint
 from assay.records.speed import SpeedRecord
 from assay.records.swe import SweDifference, SweFigures
-from assay.records.verdict import Chosen, PublishedComparison, Status, Verdict
+from assay.records.verdict import Chosen, Overall, PublishedComparison, Verdict
 from assay.records.verification import Damage
 
 
@@ -120,7 +120,7 @@ class Row(Part):
 
     label: str
     kind: Literal["reference", "noise floor", "candidate"]
-    status: Status | None
+    status: Overall | None
     """None for the reference, which is not judged."""
     sentence: str
     checkpoint: str

@@ -8,12 +8,12 @@ from typing import Literal, get_args
 from pydantic import Field
 
 from assay.records.base import Interval, Part, Record
-from assay.records.verdict import Status
+from assay.records.verdict import Overall
 
 CHOICE_RECORD = "choice.json"
 """In the folder of a run: what `assay choose` said last."""
 State = Literal["measured", "imported", "predicted", "missing"]
-QualityWord = Literal["PASS", "FAIL", "UNDERPOWERED", "NOT MEASURED", "REFERENCE", "ASSUMED"]
+QualityWord = Literal["PASS", "FAIL", "UNDERPOWERED", "NOT MEASURED", "not failed", "REFERENCE", "ASSUMED"]
 
 
 class Setup(Part):
@@ -171,7 +171,7 @@ class Choice(Record):
     noise: str | None = None
     """What the draws take for the noise of speeds, and what of it is assumed. None: nothing was drawn."""
 
-    def why_outdated(self, model: str, hashes: Mapping[str, str], overall: Mapping[str, Status] | None) -> str | None:
+    def why_outdated(self, model: str, hashes: Mapping[str, str], overall: Mapping[str, Overall] | None) -> str | None:
         """Why it is not about this run as it is now, in a clause; None: it is.
 
         hashes: label -> `checkpoint_sha256` now; of others nothing is known. overall: label -> verdict now; None: nothing is
@@ -186,7 +186,7 @@ class Choice(Record):
             return None
         if overall is None:
             return "there are no verdicts now"
-        words = [judgement for judgement in self.quality if judgement.word in get_args(Status)]
+        words = [judgement for judgement in self.quality if judgement.word in get_args(Overall)]
         judged = [judgement for judgement in words if overall.get(judgement.checkpoint, "NOT MEASURED") != judgement.word]
         if judged:
             now = {judgement.checkpoint: overall.get(judgement.checkpoint, "not judged") for judgement in judged}

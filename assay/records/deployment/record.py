@@ -9,7 +9,7 @@ from typing import Literal
 from assay.records.base import Record
 from assay.records.measurement import Acceptance, Divergence, Measurement
 from assay.records.serving import Fingerprint
-from assay.records.verdict import GateReport, Status, Verdict
+from assay.records.verdict import GateReport, Overall, Status, Verdict
 
 FOLDER = "deployment"
 """In a run's folder."""
@@ -28,7 +28,7 @@ class Deployment(Record):
     checkpoint_sha256: str
     """The same as that of the measurement."""
     suite_sha256: str
-    verdict: Status
+    verdict: Overall
     """What the gates said of the candidate where it was judged."""
     gate_recipe_sha256: str | None
     """Limits that this verdict was given by, and from which those of `checks` follow."""

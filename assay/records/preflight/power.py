@@ -1,4 +1,5 @@
-"""What `assay power` foretells of a suite under its gates: chances of the verdicts on candidates whose true loss is known."""
+"""What `assay power` foretells of a suite under its gates: chances of the verdicts on candidates whose true loss is known; and
+of a screening: what more tokens would show."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from assay.records.base import Part, Record
+from assay.records.base import Interval, Part, Record
+from assay.records.divergence import TextMean
 
 
 class GatePower(Part):
@@ -124,3 +126,49 @@ class PowerReport(Record):
     """Until a lossless candidate passes with 80 %. None: it does."""
     notes: tuple[str, ...]
     seconds: float
+
+
+# ------------------------------------------------------------------------------------------------ of a screening
+class HalfWidth(Part):
+    """Of the interval of a KL over so many scored tokens. share: of the KL; None: it is 0."""
+
+    num_tokens: int
+    nats: float
+    share: float | None
+
+
+class ScreenedPower(Part):
+    """One candidate of a screening. kl: what was seen. limit: nats."""
+
+    label: str
+    kl: TextMean
+    limit: float
+    tokens_needed: int | None
+    """Scored tokens that would decide at the limit, if the KL seen is the true one; those that were screened, if they do. None:
+    no number would, or there is no interval."""
+    half_widths: tuple[HalfWidth, ...]
+    """Empty: fewer than 20 texts have no interval."""
+
+
+class RankingPower(Part):
+    """One candidate against the next. ratio: of their KL, as seen. tokens_needed: as of a candidate, so that they are told
+    apart."""
+
+    first: str
+    second: str
+    ratio: Interval | None
+    tokens_needed: int | None
+
+
+class ScreeningPower(Record):
+    """Of a screening as that which was recorded, over more texts like its own. Part of no verdict."""
+
+    kind: Literal["screening_power"] = "screening_power"
+    reference: str
+    num_texts: int
+    num_tokens: int
+    """That were screened."""
+    is_foreign: bool
+    """The texts are foreign to the reference: no number of them fails a candidate."""
+    candidates: tuple[ScreenedPower, ...]
+    rankings: tuple[RankingPower, ...]

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from assay.quantities import percent
 from assay.records.base import Interval
 from assay.records.pack import Pack
 from assay.records.screening import Screened, Screening
 from assay_cli.terminal import escape, print_rows
+
+if TYPE_CHECKING:
+    from assay.records.preflight.power import ScreeningPower
+    from assay_evaluate.verdicts.screening_comparison import ScreenedChange, ScreeningComparison
 
 FEW_TEXTS = "fewer than 20 texts have no interval; give more texts"
 _COLOURS = {"FAIL": "bold red", "not failed": "green", "UNDERPOWERED": "yellow"}
@@ -56,6 +62,76 @@ def print_screening(record: Screening, out: Console) -> None:
         out.print(escape("The reference is itself a quantized copy: what it lost is in no figure here."))
     out.print(escape(f"{unseen(panel.num_texts)}."))
     out.print("A divergence is no verdict on tasks: `assay judge` and `assay evaluate` ask both checkpoints questions.")
+
+
+def print_screening_comparison(record: ScreeningComparison, out: Console) -> None:
+    """What is compared, what differs, then a row for each candidate."""
+    for name, side in (("first", record.first), ("second", record.second)):
+        texts = f"{side.num_texts} texts, {side.num_tokens:,} tokens"
+        numerics = f"{side.numerics.arithmetic} on {side.numerics.device}"
+        out.print(escape(f"{name:7} {side.place}: reference {side.reference}; {texts}; {numerics}"))
+    for line in record.differences or ("same reference, texts and numerics",):
+        out.print(escape(line))
+    rows = [
+        (escape(candidate.label), *(_side_of(candidate, at) for at in (0, 1)), escape(_changed(candidate)))
+        for candidate in record.candidates
+    ]
+    print_rows(("candidate", "first: KL, nats", "second: KL, nats", "second against first"), rows, out)
+
+
+def _side_of(candidate: ScreenedChange, at: int) -> str:
+    from assay_reports.screening import nats
+
+    word, kl = candidate.words[at], candidate.kl[at]
+    return "" if word is None or kl is None else f"[{_COLOURS[word]}]{word}[/] {nats(kl)}"
+
+
+def _changed(candidate: ScreenedChange) -> str:
+    if candidate.not_compared is not None:
+        return f"not compared: {candidate.not_compared}"
+    times = "" if candidate.ratio is None else f": {candidate.ratio:.2f} times the KL"
+    words = {
+        "less": f"loses less{times}",
+        "more": f"loses more{times}",
+        "not told apart": "not told apart by these intervals; one screening of both pairs the texts",
+        "the same weights": "the same weights",
+    }
+    told = words[candidate.change or "not told apart"]
+    return told if candidate.note is None else f"{told}; {candidate.note}"
+
+
+def print_screening_power(record: ScreeningPower, out: Console) -> None:
+    """A row for each candidate, then for each pair."""
+    from assay_reports.screening import nats, plain_nats, ratio_of
+
+    out.print(escape(f"screened against {record.reference}: {record.num_texts} texts, {record.num_tokens:,} tokens"))
+    numbers = next(candidate.half_widths for candidate in record.candidates if candidate.half_widths)
+    columns = ("candidate", "KL, nats", "limit", "decides at", *(f"± at {entry.num_tokens:,}" for entry in numbers))
+    rows = []
+    for candidate in record.candidates:
+        widths = [
+            plain_nats(entry.nats) + ("" if entry.share is None else f" ({percent(entry.share)})")
+            for entry in candidate.half_widths
+        ] or ["no interval"] * len(numbers)
+        decides = _tokens(candidate.tokens_needed, record.num_tokens, "decided") if candidate.half_widths else "not known"
+        rows.append((escape(candidate.label), nats(candidate.kl), f"{candidate.limit:g}", decides, *widths))
+    print_rows(columns, rows, out)
+    for ranking in record.rankings:
+        ratio = "no ratio" if ranking.ratio is None else f"{ratio_of(ranking.ratio)} times its KL"
+        told = _tokens(ranking.tokens_needed, record.num_tokens, "told apart")
+        out.print(escape(f"{ranking.first} against {ranking.second}: {ratio}; {told}"))
+    if record.is_foreign:
+        out.print("The texts are foreign to the reference: no number of such texts fails a candidate.")
+    out.print(
+        "About, of more texts like these: half-widths fall with the root of their number, and a rare text that loses much "
+        "changes them. What decides does so if the KL seen is the true one."
+    )
+
+
+def _tokens(needed: int | None, screened: int, already: str) -> str:
+    if needed is None:
+        return "no number of tokens"
+    return already if needed <= screened else f"{needed:,} tokens"
 
 
 def print_pack(record: Pack, folder: Path, out: Console) -> None:

@@ -8,10 +8,12 @@ from rich.console import Console
 
 from assay import quantities
 from assay.records.measurement import Measurement
-from assay.records.verdict import GateReport, Status
+from assay.records.verdict import GateReport, Overall
 from assay_cli.terminal import escape, print_rows
 
-COLOURS: dict[Status, str] = {"PASS": "green", "FAIL": "red", "UNDERPOWERED": "yellow", "NOT MEASURED": "yellow"}
+COLOURS: dict[Overall, str] = {
+    "PASS": "green", "FAIL": "red", "UNDERPOWERED": "yellow", "NOT MEASURED": "yellow", "not failed": "yellow",
+}  # fmt: skip
 
 
 def print_summary(gates: GateReport, measurements: Sequence[Measurement], out: Console) -> None:

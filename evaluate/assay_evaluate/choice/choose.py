@@ -26,7 +26,7 @@ from assay_evaluate.speed.noise import Noise, noise_of_rows, sample_of
 from assay_evaluate.speed.ratio import Estimate, mean_of, output_tokens_s, ratio, why_unlike
 
 SEED, NUM_DRAWS = 17, 2000
-OPEN = ("UNDERPOWERED", "NOT MEASURED")
+OPEN = ("UNDERPOWERED", "NOT MEASURED", "not failed")
 OneBeside = Callable[[SpeedRow], RooflineComparison | None]
 
 

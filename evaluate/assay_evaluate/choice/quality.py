@@ -28,14 +28,13 @@ def quality_of(gates: GateReport | None, label: str) -> Quality:
         )  # fmt: skip
     word = gates.overall[label]
     verdicts = [verdict for verdict in gates.verdicts if verdict.candidate == label and verdict.has_say]
+    deciding = (english.TASKS_NEEDED,) if word == "not failed" else tuple(_to_run(v) for v in verdicts if v.status == word)
     return Quality(
         checkpoint=label,
         word=word,
         may_be_chosen=word == "PASS",
         detail=gates.reasons.get(label) or english.GATES_SAY.format(status=word),
-        to_run=()
-        if word in ("PASS", "FAIL")
-        else tuple(map(_to_run, (verdict for verdict in verdicts if verdict.status == word))),
+        to_run=() if word in ("PASS", "FAIL") else deciding,
         chance_of_failing=_chance_of_failing(gates, label) if word == "PASS" else None,
     )
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from assay.recipes.gate import AcceptanceGate, DivergenceGate, GateRecipe
 from assay.records.measurement import Divergence, Measurement
 from assay.records.probe import ProbeReport
-from assay.records.verdict import Status, Verdict
+from assay.records.verdict import Overall, Status, Verdict
 from assay_evaluate.verdicts.acceptance import DraftingSide, compare_acceptance
 from assay_evaluate.verdicts.divergence import SEVERITY, WITHOUT_UNIT, judge_divergences, worst_value
 
@@ -66,7 +66,7 @@ def outcome_of(checks: Sequence[Verdict]) -> Status:
     return min((check.status for check in checks if check.has_say), key=SEVERITY.index)
 
 
-def outcome_sentence(checks: Sequence[Verdict], profile: str, verdict: Status) -> str:
+def outcome_sentence(checks: Sequence[Verdict], profile: str, verdict: Overall) -> str:
     """Whether the verdict of the gates also holds there; if it does not, or is not known, the first check that says so."""
     outcome = outcome_of(checks)
     if outcome == "PASS":

@@ -40,6 +40,8 @@ from assay_evaluate.statistics.skewed import unseen_share
 
 Number = Interval | Estimate | float
 SEVERITY: tuple[Status, ...] = ("FAIL", "NOT MEASURED", "UNDERPOWERED", "PASS")
+DIVERGENCE = "divergence "
+"""Begins the names of these gates."""
 NOT_CERTIFIED = "A small divergence does not show that answers are as good."
 SET_NAMES = {"all": "", "held_out": " on held-out text"}
 WITHOUT_UNIT = frozenset({"top1_agreement", "perplexity_ratio"})
@@ -355,7 +357,7 @@ def _why_open(test: _Test, num_tested: int) -> str:
 def _verdict(
     gate: DivergenceGate, candidate: Measurement, status: Status, detail: str, observed: Interval | None = None
 ) -> Verdict:  # fmt: skip
-    names = [f"divergence {gate.metric}"]
+    names = [f"{DIVERGENCE}{gate.metric}"]
     names += {"sampled": [], "held_out": ["held-out text"], "every": ["all texts"]}[gate.texts]
     names += {"all": [], "spans": ["by span"], "structural": ["structural tokens"]}[gate.over]
     limit = gate.max if gate.max is not None else gate.min

@@ -17,7 +17,8 @@ The rules, in the order in which they are tried:
   that one task may have lost. With it a task that is undecided alone has no say; one that FAILs has.
 - **Overall** is the worst of the verdicts that count: FAIL, then NOT MEASURED, then UNDERPOWERED, then PASS. Not counted are
   optional gates on what the reference cannot do, and acceptance where neither side was served with speculative decoding or
-  the reference's own drafts are hardly ever accepted.
+  the reference's own drafts are hardly ever accepted. Where the suite asks no task (`tasks: []`) it is **not failed** instead
+  of PASS, as in a screening.
 
 - **Subgroups** (a language, a subject, a length) can keep a candidate from PASS, or fail it, while their task passes
   (`subgroups`).
@@ -53,16 +54,16 @@ from assay.records.probe import ProbeReport
 from assay.records.verdict import (
     Attempt,
     GateReport,
+    Overall,
     RegisteredGates,
     ServingFinding,
-    Status,
     SubgroupLoss,
     Verdict,
     WholeClaim,
 )
 from assay_evaluate.serving_faults.rules import check_serving, without_tasks
 from assay_evaluate.verdicts.acceptance import judge_acceptance
-from assay_evaluate.verdicts.divergence import SEVERITY, judge_divergences
+from assay_evaluate.verdicts.divergence import DIVERGENCE, SEVERITY, judge_divergences
 from assay_evaluate.verdicts.long_context import effective_lengths, judge_effective_length, long_context
 from assay_evaluate.verdicts.probes import judge_probes
 from assay_evaluate.verdicts.published import compare_published
@@ -107,8 +108,9 @@ def judge(
     comparisons = compare_published(published, reference, gate_recipe.level)
     suspect = {comparison.task: comparison.detail for comparison in comparisons if comparison.outcome == "missed"}
     serving = {candidate.label: check_serving(reference, candidate, repeat) for candidate in candidates}
+    asks_tasks = reference.suite_recipe.get("tasks") != []
     verdicts: dict[str, list[Verdict]] = {}
-    overall: dict[str, Status] = {}
+    overall: dict[str, Overall] = {}
     reasons: dict[str, str] = {}
     wholes: list[WholeClaim] = []
     subgroups: list[SubgroupLoss] = []
@@ -119,8 +121,8 @@ def judge(
         verdicts[label], whole, losses = _judge_candidate(gate_recipe, reference, candidate, probes, suspect, floor, faults)
         wholes += [] if whole is None else [whole]
         subgroups += losses
-        overall[label] = _overall(verdicts[label])
-        reasons[label] = reason_for(overall[label], verdicts[label])
+        overall[label] = _overall(verdicts[label], asks_tasks=asks_tasks)
+        reasons[label] = reason_for(overall[label], verdicts[label], asks_tasks=asks_tasks)
         sound_sides = without_tasks(reference, faults), without_tasks(candidate, faults)
         contexts += long_context(*sound_sides, gate_recipe.level)
         lengths += effective_lengths(gate_recipe, *sound_sides)
@@ -195,9 +197,11 @@ def _judge_candidate(
     return verdicts, whole, subgroups
 
 
-def _overall(verdicts: Sequence[Verdict]) -> Status:
+def _overall(verdicts: Sequence[Verdict], *, asks_tasks: bool) -> Overall:
     """The worst verdict that counts; never PASS on divergence alone."""
     counted = [v.status for v in verdicts if v.has_say]
-    if not any((v.gate == WHOLE or v.gate.startswith("score ")) and v.has_say for v in verdicts):
+    deciding = ("score ", WHOLE) if asks_tasks else DIVERGENCE
+    if not any(v.gate.startswith(deciding) and v.has_say for v in verdicts):
         counted.append("NOT MEASURED")
-    return min(counted, key=SEVERITY.index)
+    worst = min(counted, key=SEVERITY.index)
+    return "not failed" if worst == "PASS" and not asks_tasks else worst

@@ -6,7 +6,8 @@ import re
 from collections.abc import Sequence
 
 from assay.quantities import interval_name, percent_short, points
-from assay.records.verdict import Attempt, Status, Verdict
+from assay.records.verdict import Attempt, Overall, Status, Verdict
+from assay_evaluate.verdicts.divergence import DIVERGENCE
 from assay_evaluate.verdicts.score_sentences import allowed, gains_more_than, if_cut_replies_were_wrong, open_question
 from assay_evaluate.verdicts.whole import GATE as WHOLE
 
@@ -17,16 +18,17 @@ TRUNCATION = "truncation"
 """Name of the gate on replies that are cut off or loop."""
 OPENING = re.compile(r"(Both sides|Exact mode|Neither|No|Not|Nothing|Probe|Recorded|Serving fault|Structural tokens|Within) ")
 """Words that sentences without a clause begin with, where it is not a name."""
+NO_TASK = "no task was asked, and only tasks can pass it"
 NOTHING_SCORED = "no score was judged, and a small divergence alone does not show that a candidate is as good"
 
 
-def reason_for(status: Status, verdicts: Sequence[Verdict]) -> str:
+def reason_for(status: Overall, verdicts: Sequence[Verdict], *, asks_tasks: bool = True) -> str:
     """`loses 25.0 points on Chinese code lookup; 10 allowed; also failed: MMLU-Pro; 7 gates passed, 2 failed`.
 
     More replies cut off or looping, where they failed too, are said beside the score, for the loss may come from them.
-    status: overall. verdicts: of one candidate, in the order of its gates. No full stop at the end.
+    status: overall. verdicts: of one candidate, in the order of its gates. asks_tasks: the suite does. No full stop at the end.
     """
-    deciding = [v for v in verdicts if v.has_say and v.status == status]
+    deciding = [v for v in verdicts if v.has_say and v.status == ("PASS" if status == "not failed" else status)]
     if status == "PASS":
         whole = next((v.clause for v in deciding if v.gate == WHOLE), None)
         gains = [
@@ -39,16 +41,20 @@ def reason_for(status: Status, verdicts: Sequence[Verdict]) -> str:
             and gains_more_than(v.observed, v.limit)
         ]
         parts = [whole or _closest(deciding), *gains]
+    elif status == "not failed":
+        parts = [_clause(next(v for v in deciding if v.gate.startswith(DIVERGENCE)))]
     elif deciding:
         parts = _what_decided(deciding, status)
     else:
         parts = [NOTHING_SCORED]
+    if not asks_tasks and status in ("not failed", "UNDERPOWERED"):
+        parts.append(NO_TASK)
     if status == "FAIL":
         parts += [_without_capital(v) for v in verdicts if v.faults][:1]
     return "; ".join([*parts, _counts(verdicts, status, deciding)])
 
 
-def attempt_of(earlier: Sequence[Attempt], status: Status, alpha: float) -> str:
+def attempt_of(earlier: Sequence[Attempt], status: Overall, alpha: float) -> str:
     """`attempt 3 on these weights, after FAIL and UNDERPOWERED: ...`, with what that does to a PASS. alpha: of one."""
     number = len(earlier) + 1
     *others, last = (attempt.status for attempt in earlier)
@@ -78,7 +84,7 @@ def _what_decided(deciding: Sequence[Verdict], status: Status) -> list[str]:
     return [_clause(first), *replies, *([f"also {WORDS[status]}: {_names(others)}"] if others else [])]
 
 
-def _counts(verdicts: Sequence[Verdict], overall: Status, deciding: Sequence[Verdict]) -> str:
+def _counts(verdicts: Sequence[Verdict], overall: Overall, deciding: Sequence[Verdict]) -> str:
     """`7 gates passed, 1 failed, 2 not measured: RULER, tool calls`; names of those that no earlier part names."""
     numbers = {word: sum(v.status == status for v in verdicts) for status, word in WORDS.items()}
     (word, number), *rest = ((word, number) for word, number in numbers.items() if number)

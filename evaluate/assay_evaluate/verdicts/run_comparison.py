@@ -15,7 +15,7 @@ from assay.records.base import Interval, Part, Record
 from assay.records.comparable import asked_differently, find_reference, questions_differ, served_differently
 from assay.records.divergence import TextMean
 from assay.records.measurement import Measurement
-from assay.records.verdict import GateReport, Status
+from assay.records.verdict import GateReport, Overall
 from assay_evaluate.statistics.item_pairs import find_task, pair_items
 
 OTHER = "second"
@@ -71,7 +71,7 @@ class CheckpointComparison(Part):
     checkpoint_sha256: tuple[str, str]
     checkpoint_bytes: tuple[int | None, int | None]
     is_reference: tuple[bool, bool]
-    verdicts: tuple[Status | None, Status | None]
+    verdicts: tuple[Overall | None, Overall | None]
     tasks: tuple[TaskComparison, ...]
     kl_mean: tuple[TextMean | None, TextMean | None]
     """Lower bound in nats, each against the reference of its own run."""

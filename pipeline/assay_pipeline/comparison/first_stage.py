@@ -8,12 +8,9 @@ from pathlib import Path
 
 from assay.callbacks import Say
 from assay.errors import AssayError
-from assay.records.screening import Screened, Screening
+from assay.records.screening import SCREENED, Screened, Screening
 from assay_pipeline.comparison.checkpoints import Comparison
 from assay_pipeline.comparison.screening import screen
-
-SCREENED = "screened"
-"""Folder of a run for the screening's record, page and states."""
 
 
 def without_failed(compared: Comparison, run_dir: Path, text: Sequence[Path], say: Say) -> tuple[Comparison, Screening]:

@@ -11,7 +11,8 @@ from assay.errors import AssayError
 from assay.recipes.gate import DivergenceGate
 from assay.records.base import Interval
 from assay.records.divergence import Drift
-from assay.records.screening import Drafts, Ranking, RouterChange, Screened, ScreenWord, Surprise
+from assay.records.screening import AppliedFloor, Drafts, Ranking, RouterChange, Screened, ScreenWord, Surprise
+from assay_pipeline.comparison.screen_power import root_moved, tokens_that_decide
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,7 +91,7 @@ def screened_candidate(
     ends = [*(low for low, _ in ENTROPY[1:]), math.inf]
     bits = weight_bits(source.folder)
     limit = limit_for(gate, bits, None, weight_shares=weight_shares(source.folder, bits))
-    word, needed = _word(drift, limit.value, surprise_of(values))
+    word, needed = _word(drift, limit.value, surprise_of(values), reference.floor)
     return Screened(
         label=label,
         location=source.location,
@@ -172,7 +173,7 @@ def _not_applied(
 
 
 def _widened(mean: Interval, floor: float) -> Interval:
-    low, high = max(0.0, math.sqrt(mean.low) - math.sqrt(floor)) ** 2, (math.sqrt(mean.high) + math.sqrt(floor)) ** 2
+    low, high = root_moved(mean.low, -math.sqrt(floor)), root_moved(mean.high, math.sqrt(floor))
     return mean.model_copy(update={"low": low, "high": high, "coverage": "at_least"})
 
 
@@ -186,7 +187,7 @@ def surprise_of(values: Sequence[TextDivergence]) -> Surprise:
     )
 
 
-def _word(drift: Drift, limit: float, surprise: Surprise) -> tuple[ScreenWord, int | None]:
+def _word(drift: Drift, limit: float, surprise: Surprise, floor: AppliedFloor | None) -> tuple[ScreenWord, int | None]:
     """What the interval of the mean says of the limit; the scored tokens that would decide, at this spread of texts."""
     mean = drift.kl_mean
     if not isinstance(mean, Interval):
@@ -195,8 +196,7 @@ def _word(drift: Drift, limit: float, surprise: Surprise) -> tuple[ScreenWord, i
         return ("UNDERPOWERED" if surprise.is_foreign else "FAIL"), None
     if mean.high <= limit:
         return "not failed", None
-    gap, half_width = abs(mean.value - limit), (mean.high - mean.low) / 2
-    return "UNDERPOWERED", None if gap == 0 else math.ceil(drift.num_positions * (half_width / gap) ** 2)
+    return "UNDERPOWERED", tokens_that_decide(mean, drift.num_positions, limit, floor)
 
 
 def rankings_of(screened: Sequence[Screened], values: dict[str, list[TextDivergence]], level: float) -> Iterator[Ranking]:

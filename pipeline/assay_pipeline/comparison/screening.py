@@ -14,7 +14,7 @@ from assay.installation import data_file
 from assay.recipes.gate import DivergenceGate, GateRecipe
 from assay.recipes.load import load_recipe
 from assay.records.pack import PACK_NAME
-from assay.records.screening import Screening
+from assay.records.screening import SCREENING_NAME, Screening
 from assay_pipeline.comparison.pack_source import pack_folder
 from assay_pipeline.comparison.screen_cost import Most, estimated, shown_estimate, shown_memory
 from assay_pipeline.comparison.screen_figures import rankings_of, surprise_of
@@ -37,7 +37,7 @@ from assay_pipeline.targets import foreign_note
 if TYPE_CHECKING:
     pass
 
-SCREENING_NAME, PAGE_NAME = "screening.json", "screening.html"
+PAGE_NAME = "screening.html"
 GATES = "default"
 """Whose limit on `kl_mean`, by the bits of the weights, FAIL is about."""
 

@@ -74,9 +74,10 @@ def deciding_gate(report: Report, row: Row) -> Decider | None:
     """Of the required gates with the candidate's own verdict the one nearest to its limit, or furthest beyond it, by the end
     of its interval. None: not judged, or what decides has no limit and figure, such as probes or what was not measured."""
     deciders = []
+    decided = "PASS" if row.status == "not failed" else row.status
     for verdict in report.verdicts:
         observed, limit = verdict.observed, verdict.limit
-        is_deciding = verdict.candidate == row.label and verdict.status == row.status and verdict.has_say
+        is_deciding = verdict.candidate == row.label and verdict.status == decided and verdict.has_say
         if not is_deciding or observed is None or limit is None or verdict.gate == "probes":
             continue
         zero = next((value for name, value in WITHOUT_LOSS.items() if name in verdict.gate), 0.0)

@@ -103,7 +103,7 @@ class FirstScreen:
 def first_screen(report: Report) -> FirstScreen:
     """Candidates: smaller than the reference before larger, then the best verdict first."""
     choice = report.choice
-    order = {"PASS": 0, "UNDERPOWERED": 1, "NOT MEASURED": 2, "FAIL": 3, None: 4}
+    order = {"PASS": 0, "not failed": 1, "UNDERPOWERED": 2, "NOT MEASURED": 3, "FAIL": 4, None: 5}
     rows = sorted(candidates(report), key=lambda row: (_is_larger(row), order[row.status], row.checkpoint_bytes or 0))
     headline = choice.sentence if choice else answer(report)
     if any(limit.key == "foreign_reference" for limit in report.limits):
@@ -217,6 +217,8 @@ def _steps(report: Report) -> list[Step]:
             sides = f"{shlex.quote(reference)} {shlex.quote(row.folder)}" if reference and row.folder else None
             command = sides and f"assay diagnose locate {sides}"
             made.append(Step(english.LOCATE.format(label=row.label, reference=report.reference), command))
+    if any(row.status == "not failed" for row in candidates(report)):
+        made.append(Step(english.ASK_TASKS))
     if not report.verdicts:
         made.append(Step(english.JUDGE, f"assay gate {shlex.quote(run)}"))
     if report.speed is None or not any(row.is_comparable for row in report.speed.rows):

@@ -6,17 +6,19 @@ What stands against publishing a checkpoint: a verdict can be overruled by name;
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from assay.errors import AssayError
 from assay.recipes.model import ModelRecipe
 from assay.records.manifest import MANIFEST
-from assay.records.verdict import Status
+from assay.records.verdict import Overall
 from assay.records.verification import is_as_verified
 from assay.safe_files import stays_inside
 from assay.secret_text import holds_secret
 from assay_reports.cards.licence import find_licence
 from assay_reports.cards.metadata import base_model_of
+from assay_reports.cards.screened import screening_of
 from assay_reports.cards.serving import recipe_of
 from assay_reports.publish.files import REPORT_FOLDER, WEIGHT_SUFFIXES, LocalFile, find_files
 from assay_reports.publish.hub import check_branch, check_repository, hub_session, read_back, upload
@@ -38,19 +40,23 @@ def publish(
     *,
     revision: str = "main",
     private: bool = False,
-    despite: Collection[Status] = (),
+    despite: Collection[Overall] = (),
+    screening: Path | None = None,
     dry_run: bool = False,
     on_progress: Callable[[str], None] = lambda line: None,
 ) -> Publication:
     """Publish the checkpoint `label` of a run. dry_run, or something refused: nothing is sent to the hub, or asked of it.
 
-    AssayError: no such checkpoint, no name of a repository or branch; the hub refuses, breaks off, or does not answer when read
-    back.
+    screening: record that the card repeats, or its folder; None: the run's own, if it has one. AssayError: no such checkpoint,
+    no name of a repository or branch; the screening is of other weights; the hub refuses, breaks off, or does not answer when
+    read back.
     """
     check_repository(repository)
     check_branch(revision)
     run = load_run(run_dir)
     _check_label(run, label, run_dir)
+    if screening is not None:
+        run = replace(run, screening=screening_of(screening, {label: run.manifests[label].checkpoint_sha256}))
     here = places_of(run_dir)
     files = find_files(run, label, repository, here)
     publication = Publication(
@@ -105,14 +111,14 @@ def _check_label(run: Run, label: str, run_dir: Path) -> None:
         )
 
 
-def _status_of(run: Run, label: str) -> Status:
+def _status_of(run: Run, label: str) -> Overall:
     """The verdict on these very bytes: one on an older checkpoint of that name does not count, and the reference has none."""
     measured = run.measurement_of(label)
     return "NOT MEASURED" if measured is None or measured.is_reference else run.status(label)
 
 
 def _refusals(
-    run: Run, label: str, files: Sequence[LocalFile], despite: Collection[Status], here: Places
+    run: Run, label: str, files: Sequence[LocalFile], despite: Collection[Overall], here: Places
 ) -> tuple[Refusal, ...]:
     """All reasons at once. despite: statuses that the user publishes knowingly; the card says them all the same. here: folders
     of this machine, which nothing that was made to be published may name."""
@@ -123,15 +129,16 @@ def _refusals(
     return (*verdict, *(Refusal(reason=reason) for reason in reasons))
 
 
-def _verdict(run: Run, label: str, status: Status) -> str:
+def _verdict(run: Run, label: str, status: Overall) -> str:
     reason = {
         "FAIL": "it lost more than its gates allow (FAIL)",
         "UNDERPOWERED": "whether it lost more than its gates allow is undecided (UNDERPOWERED)",
+        "not failed": "its divergence is within its limits, and no task was asked (not failed)",
         "NOT MEASURED": "no verdict is about these files (NOT MEASURED)",
     }[status]
     if run.reference is not None and run.reference.label == label:
         reason = "it is the reference of its run, and nobody judged what it lost itself (NOT MEASURED)"
-    return f"{label}: {reason}; publish it knowingly with --despite {status.replace(' ', '-')}"
+    return f"{label}: {reason}; publish it knowingly with --despite {status.upper().replace(' ', '-')}"
 
 
 def _not_verified(run: Run, label: str) -> Iterator[str]:

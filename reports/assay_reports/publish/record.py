@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from assay.records.base import Part, Record
-from assay.records.verdict import Status
+from assay.records.verdict import Overall
 
 
 class PublishedFile(Part):
@@ -20,7 +20,7 @@ class Refusal(Part):
     """Why a checkpoint is not published. despite: the status that `--despite` would have to name; None: nothing lifts it."""
 
     reason: str
-    despite: Status | None = None
+    despite: Overall | None = None
 
 
 class _Uploaded(Record):
@@ -54,7 +54,7 @@ class Publication(_Uploaded):
     run: str
     """Name of the run's folder."""
     label: str
-    status: Status
+    status: Overall
     """The verdict on these very bytes. NOT MEASURED: nobody judged them; also of the reference of a run."""
     checkpoint_sha256: str
     refused: tuple[Refusal, ...] = ()

@@ -7,6 +7,7 @@ REFERENCE = "The reference of its run: others were compared with it, and its own
 PASS = "PASS: it lost no more than allowed against {reference} on suite {suite} ({limits}, {served})."
 FAIL = "FAIL: it lost more than allowed against {reference} on suite {suite}. {instead}"
 UNDERPOWERED = "UNDERPOWERED: the data cannot tell whether it lost more than allowed against {reference}. {instead}"
+NOT_FAILED = "not failed: its divergence from {reference} is within its limits. No task was asked: what it lost is not known."
 NO_VERDICT = "NOT MEASURED: evaluated, but the deciding task gave no result, so there is no verdict. {instead}"
 OF_COPY = " Made of a quantized copy of the model ({how}): what that copy lost is in no figure here."
 AGAINST_COPY = " The reference is itself a quantized copy of the model: what it lost is in no verdict."
@@ -39,6 +40,21 @@ SAMPLING = "{how}: {tasks}"
 SCALES = "scales on {tokens:,} tokens of text"
 UNKNOWN_CALIBRATION = "unknown"
 UNKNOWN_HARDWARE = "unknown hardware"
+
+# ------------------------------------------------------------------------------------------------ what a screening says
+COMPARED_WITH, STORED_AS = "compared with", "{name} ({stored_as})"
+KL, ALLOWED = "KL, nats a token", "allowed, nats"
+SAME_FIRST = "same first token"
+TEXTS, SCREENED_TEXTS = "texts", "{texts}, {tokens:,} tokens scored: {files} ({source})"
+SOURCE_NOT_STATED = "their source is not stated"
+NUMERICS, COMPUTED_IN = "computed in", "{arithmetic} on {device}, torch {torch}, transformers {transformers}"
+REFERENCE_WEIGHTS, THESE_WEIGHTS, THESE_TEXTS = "weights compared with, SHA-256", "these weights, SHA-256", "tokens, SHA-256"
+IS_DAMAGED = "`assay inspect` finds it damaged: {damage}"
+WIDENED = (
+    "Computed otherwise than what it is compared with ({cause}), which alone makes {kl} nats: the interval is widened by it"
+)
+FP8_KV_CACHE = "Keys and values were rounded as an FP8 cache does"
+NOT_COMPUTED = "Not computed: {what}"
 
 # ------------------------------------------------------------------------------------------------ why a role was kept
 NOT_QUANTIZED = {

@@ -21,6 +21,7 @@ STATUSES = {
     "PASS": ("passes", "pass"),
     "FAIL": ("fails", "fail"),
     "UNDERPOWERED": ("is undecided", "are undecided"),
+    "not failed": ("is not failed by its divergence", "are not failed by their divergence"),
     None: ("is not judged", "are not judged"),
 }
 """Status -> verb of one checkpoint, and of several. None: any other."""
@@ -45,6 +46,7 @@ DECIDE_GATE = "To decide {label} on {gate}, evaluate with {more}"
 MORE_TEXTS, MORE_TO_ANSWER = "more texts", "more items"
 LOCATE = "Find where {label} goes wrong against {reference}"
 JUDGE = "Judge the run"
+ASK_TASKS = "Evaluate with a suite that asks tasks: no divergence passes a checkpoint"
 MEASURE_SPEED = "Measure speed on the hardware that will serve it"
 IMPORT_SPEED = "Measure speed with a benchmark of your own; `assay speed RUN --import FILE` takes its rows"
 CHOOSE = "Weigh quality against speed and price"
@@ -238,6 +240,10 @@ WORDS: dict[str, tuple[str, str]] = {
     "not-measured": (
         "NOT MEASURED",
         "There is no number, or a meaningless one, such as on a task where the reference itself is never right.",
+    ),
+    "not-failed": (
+        "not failed",
+        "No task was asked. The divergence is surely within its limits, which does not show that answers are as good.",
     ),
     "reference": ("reference", "The checkpoint that the others are compared with, served in the same way."),
     "floor": ("noise floor", "The reference compared with its own repeat: what differs where nothing was changed."),

@@ -389,3 +389,23 @@ def test_a_look_without_drafts_leaves_none() -> None:
     passes = [(first, [0, 2]), (second, [1])]
     assert joined(passes).drafts == ["0", "1", "2"]
     assert joined([passes[0], (replace(made, drafts="it cannot be run"), [1])]).drafts == "it cannot be run"
+
+
+def test_card_comparison_and_power_of_a_record(run: Run, folder: Path, tmp_path: Path) -> None:
+    """Of what a screening wrote: weights are known by their files, whoever made them."""
+    out = tmp_path / "out"
+    record = screened(run, folder, "--out", str(out))[1]
+    same = next(candidate for candidate in record.candidates if candidate.label == "source-2")
+    code, block, err = run("card", folder / "source", "--screening", out)
+    assert (code, err) == (0, "") and f"| these weights, SHA-256 | `{same.weights_sha256}` |" in block
+    shutil.copytree(folder / "w4a16", tmp_path / "w4a16")
+    code, written, err = run("card", tmp_path / "w4a16", "--screening", out)
+    assert (code, written) == (0, f"{tmp_path}/w4a16/README.md\n"), err
+    assert "## Divergence from the base, screened" in (tmp_path / "w4a16" / "README.md").read_text()
+    changed = f"files of {folder}/damaged are not those that assay made, by their SHA-256 in assay_manifest.json; "
+    assert one_error(run("card", folder / "damaged", "--screening", out)).startswith(changed)
+    code, text, _ = run("compare", out, out)
+    assert code == 0 and text.splitlines()[2] == "same reference, texts and numerics"
+    assert [line.rstrip().endswith("the same weights") for line in text.splitlines()[4:]] == [True] * 3
+    code, text, _ = run("power", "--screening", out)
+    assert code == 0 and f"screened against {folder}/source: 24 texts, " in text

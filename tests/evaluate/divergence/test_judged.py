@@ -125,6 +125,15 @@ def asked(run: Run, reference: Sampling, candidate: Sampling, num_items: int = 1
         return run("evaluate", "--reference", first, "--candidate", second, "--suite", "short.yaml")
 
 
+def judged_alone(run: Run, candidate: Sampling) -> tuple[int, str, str]:
+    """Code, stdout and stderr of `assay judge` with a suite that asks no task."""
+    task = next(line for line in SUITE.splitlines(keepends=True) if "kind: arithmetic" in line)
+    Path("short.yaml").write_text(SUITE.replace(task, "").replace("tasks:", "tasks: []"))
+    with Sampling() as reference, candidate:
+        urls = [f"{label}={entry.base_url}" for label, entry in (("bf16", reference), ("w4a16", candidate))]
+        return run("judge", *urls, "--suite", "short.yaml")
+
+
 def by_gate(candidate: str = "w4a16") -> dict[str, tuple[str, str]]:
     """Gate of divergence -> its verdict and what it says."""
     report = GateReport.load(Path("runs/model/gates.json"))
@@ -142,6 +151,19 @@ def test_honest_servers_pass(run: Run) -> None:
     report = GateReport.load(Path("runs/model/gates.json"))
     assert (report.overall, report.serving) == ({"bf16-repeat": "PASS", "w4a16": "PASS"}, ())
     assert {status for status, _ in by_gate().values()} == {"PASS"}
+
+
+@pytest.mark.parametrize(("logits", "word"), [(near, "not failed"), (shuffled_tail, "FAIL")])
+def test_divergence_alone_passes_nobody(run: Run, logits: Callable[[int], list[float]], word: str) -> None:
+    """It was NOT MEASURED, whatever the divergence."""
+    code, out, err = judged_alone(run, Sampling(logits))
+    assert code == 1, out + err
+    report = GateReport.load(Path("runs/model/gates.json"))
+    assert report.overall == {"bf16-repeat": "not failed", "w4a16": word}
+    assert {gate.get("kind") for gate in report.gate_recipe["gates"]} == {"divergence"}
+    asks = "next: Evaluate with a suite that asks tasks: no divergence passes a checkpoint"
+    assert (asks in err.splitlines()) == (word == "not failed"), err
+    assert out.splitlines()[3].startswith(f"{word} ") and "w4a16" in out.splitlines()[3], out
 
 
 def test_a_tail_of_other_tokens_does_not_pass_for_its_likeliest(run: Run) -> None:

@@ -267,7 +267,7 @@ def test_names_that_cannot_be_meant(run_dir: Path, run: Run) -> None:
         "model: is not a repository id; use OWNER/NAME, e.g. zai-org/GLM-5"
     )
     assert one_error(run("publish", f"{run_dir}/w4a16", REPO, "--despite", "FIAL")) == (
-        "--despite FIAL: no such verdict; did you mean FAIL? allowed: FAIL, UNDERPOWERED, NOT-MEASURED"
+        "--despite FIAL: no such verdict; did you mean FAIL? allowed: FAIL, UNDERPOWERED, NOT-MEASURED, NOT-FAILED"
     )
     for branch in (
         "a b",

@@ -12,20 +12,27 @@ from assay import quantities
 from assay.errors import AssayError
 from assay.foreign_text import shown
 from assay.records.divergence import TextMean
+from assay.records.screening import is_screening, load_screening
 from assay_cli.options import JsonOption, RunsOption, complete_run, refuse_runs
+from assay_cli.shown.screening import print_screening_comparison
 from assay_cli.shown.verdicts import COLOURS
 from assay_cli.terminal import emit, escape, print_rows, results, say
 from assay_pipeline.run_folders import find_run
 
 if TYPE_CHECKING:
-    from assay.records.verdict import Status
+    from assay.records.verdict import Overall
     from assay_evaluate.verdicts.run_comparison import CheckpointComparison, MeasuredRun, RunComparison, TaskComparison
 
 
 def compare(
     ctx: typer.Context,
     first: Annotated[
-        str, typer.Argument(metavar="RUN", autocompletion=complete_run, help="A run's folder, or a model's name under --runs.")
+        str,
+        typer.Argument(
+            metavar="RUN",
+            autocompletion=complete_run,
+            help="A run's folder, or a model's name under --runs; or what `assay screen` wrote.",
+        ),
     ],
     second: Annotated[
         str | None, typer.Argument(metavar="RUN", autocompletion=complete_run, help="The run that it is compared with.")
@@ -43,12 +50,17 @@ def compare(
     """Show runs side by side: their scores, and what was lost from the first to each other on the same questions.
 
     Says what differs in models, questions and serving. Gives no verdict; exits 0. --json is of two runs.
+
+    Of two screenings: what changed in the KL of each candidate, if reference, texts and numerics are the same.
     """
     from assay_evaluate.verdicts.run_comparison import compare_runs
 
     if second is None:
         raise AssayError(f"compare {shown(first)}: only one run is named; name the run that it is compared with as well")
     others = [second, *(more or ())]
+    if screened := [name for name in (first, *others) if is_screening(Path(name))]:
+        _compare_screenings([first, *others], screened, out, as_json=as_json)
+        return
     if as_json and len(others) > 1:
         raise AssayError(f"compare: --json compares two runs, and {len(others) + 1} are named; compare them two at a time")
     refuse_runs(ctx, first, *others)
@@ -70,6 +82,26 @@ def compare(
         show(comparison, results())
     if out is not None:
         say(f"page: {out}")
+
+
+def _compare_screenings(names: list[str], screened: list[str], out: Path | None, *, as_json: bool) -> None:
+    from assay_evaluate.verdicts.screening_comparison import compare_screenings
+
+    if len(screened) < len(names):
+        other = next(name for name in names if name not in screened)
+        raise AssayError(
+            f"{screened[0]} is a screening and {other} is none: what is served and what is screened have other numerics, and "
+            "are not compared; name two screenings, or two runs"
+        )
+    if len(names) > 2 or out is not None:
+        what = "--out is for runs" if out is not None else f"{len(names)} screenings are named"
+        raise AssayError(f"compare: {what}; screenings are compared two at a time, without a page")
+    first, second = (load_screening(Path(name)) for name in names)
+    comparison = compare_screenings((names[0], names[1]), first, second)
+    if as_json:
+        emit(comparison)
+    else:
+        print_screening_comparison(comparison, results())
 
 
 def _write_page(out: Path, folders: list[Path], compared: list[RunComparison]) -> None:
@@ -148,7 +180,7 @@ def _rows(checkpoint: CheckpointComparison) -> list[tuple[str, ...]]:
     return rows
 
 
-def _verdict(status: Status | None, is_reference: bool) -> str:
+def _verdict(status: Overall | None, is_reference: bool) -> str:
     if status is None:
         return "reference" if is_reference else "not judged"
     return f"[{COLOURS[status]}]{status}[/]"

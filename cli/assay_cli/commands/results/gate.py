@@ -31,7 +31,7 @@ def gate(
 ) -> None:
     """Judge a run again, from its records. Exit 1 unless every candidate is PASS, 2 on an error.
 
-    FAIL, UNDERPOWERED and NOT MEASURED all exit 1; `overall` of --json tells them apart.
+    FAIL, UNDERPOWERED, NOT MEASURED and, of a suite without tasks, not failed exit 1; `overall` of --json tells them apart.
     """
     run_dir = named_run(ctx, run, runs)
     report = judge(run_dir, gates, say=say)

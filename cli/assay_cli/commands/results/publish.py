@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast, get_args
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
@@ -11,8 +11,8 @@ from assay.errors import AssayError, did_you_mean
 from assay.foreign_text import shown
 from assay.quantities import size
 from assay.records.pack import PACK_NAME
-from assay.records.verdict import Status
-from assay_cli.options import JsonOption, RunsOption, complete_run, named_run, several
+from assay.records.verdict import Overall
+from assay_cli.options import JsonOption, RunsOption, ScreeningOption, complete_run, named_run, several
 from assay_cli.terminal import console, emit, escape, print_rows, results, say
 from assay_pipeline.gate_choice import registered_gates
 from assay_pipeline.interrupted import interruptible
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from assay_reports.publish.record import PackPublication, Publication
 
 KEPT = "what was uploaded is kept on the hub; the same command goes on"
-OVERRULED = tuple(status for status in get_args(Status) if status != "PASS")
+OVERRULED: dict[str, Overall] = {status.upper().replace(" ", "-"): status for status in get_args(Overall) if status != "PASS"}
+"""As it is typed -> verdict."""
 
 
 def publish(
@@ -45,12 +46,13 @@ def publish(
             "--despite",
             metavar="STATUS,...",
             callback=several,
-            help="Publish though the verdict is FAIL, UNDERPOWERED or NOT-MEASURED. The card says so all the same.",
+            help="Publish though the verdict is FAIL, UNDERPOWERED, NOT-MEASURED or NOT-FAILED. The card says so all the same.",
         ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List files, bytes and what would be refused; ask nothing of the hub.")
     ] = False,
+    screening: ScreeningOption = None,
     runs: RunsOption = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
@@ -64,8 +66,9 @@ def publish(
     from assay_reports.publish.publish import publish as run_publish
 
     if (Path(run) / PACK_NAME).is_file():
-        if despite:
-            raise AssayError("--despite: a pack has no verdict; leave it out")
+        if despite or screening is not None:
+            option = "--despite" if despite else "--screening"
+            raise AssayError(f"{option}: a pack has no verdict; leave it out")
         with interruptible(lambda: KEPT):
             packed = publish_pack(Path(run), repository, revision=revision, private=private, dry_run=dry_run, on_progress=say)
         emit(packed) if as_json else _print(packed, f"pack of {packed.reference}", dry_run=dry_run)
@@ -77,7 +80,15 @@ def publish(
     registered_gates(run_dir)  # what `assay gate` refuses is not published either
     with interruptible(lambda: KEPT):
         made = run_publish(
-            run_dir, label, repository, revision=revision, private=private, despite=allowed, dry_run=dry_run, on_progress=say
+            run_dir,
+            label,
+            repository,
+            revision=revision,
+            private=private,
+            despite=allowed,
+            screening=screening,
+            dry_run=dry_run,
+            on_progress=say,
         )
     if made.refused and not dry_run:
         raise AssayError("; ".join(refusal.reason for refusal in made.refused))
@@ -91,15 +102,14 @@ def publish(
         raise typer.Exit(1)
 
 
-def _statuses(named: list[str]) -> frozenset[Status]:
+def _statuses(named: list[str]) -> frozenset[Overall]:
     statuses = []
     for word in named:
-        status = word.upper().replace("-", " ").replace("_", " ").strip()
-        if status not in OVERRULED:
-            written = [status.replace(" ", "-") for status in OVERRULED]
-            near = did_you_mean(word.upper(), written)
-            raise AssayError(f"--despite {shown(word)}: no such verdict; {near}allowed: {', '.join(written)}")
-        statuses.append(cast(Status, status))
+        typed = word.strip().upper().replace(" ", "-").replace("_", "-")
+        if typed not in OVERRULED:
+            near = did_you_mean(word.upper(), list(OVERRULED))
+            raise AssayError(f"--despite {shown(word)}: no such verdict; {near}allowed: {', '.join(OVERRULED)}")
+        statuses.append(OVERRULED[typed])
     return frozenset(statuses)
 
 
