@@ -168,6 +168,20 @@ def test_choices(tmp_path: Path) -> None:
     assert (side.num_wrong, side.num_reached, side.chance) == (8, 2, 1 / 8)
 
 
+def test_strings_of_ruler(tmp_path: Path) -> None:
+    """All of them in one statement; of aliases, one. What another haystack hides is chance."""
+    answers = {item: f"red{item}\nblue{item}" for item in RIGHT}
+    said = {item: Said("I do not know.", f"The words are red{item} and green.") for item in RIGHT}
+    said["i1"] = Said("redi1, green", "The words are: redi1, BLUEi1.")
+    said["i2"] = Said("redi2, green", "redi2 stands there. blueI2 stands there.")
+    for subtask, num_reached in (("niah_multivalue", 1), ("qa_1", 7)):
+        side = measured(tmp_path, "fp8", said, kind="ruler", right_answers=answers)
+        items = tuple(dataclasses.replace(item, subtask=subtask) for item in side.tasks[0].items)
+        side = side.model_copy(update={"tasks": (side.tasks[0].model_copy(update={"items": items}),)})
+        [reached] = measure_reached([side], tmp_path / "journal.db")
+        assert (reached.num_wrong, reached.num_reached, reached.chance) == (8, num_reached, 0.0)
+
+
 # ------------------------------------------------------------------------------------------------ what cannot be measured
 @pytest.mark.parametrize(
     ("changes", "reason"),
