@@ -34,7 +34,7 @@ from assay_evaluate.statistics.item_pairs import pair_items
 MOST_OTHERS = 50
 """Other items' answers that a reply's working is searched for."""
 FEWEST_OTHERS = 5
-"""Of the same form; where there are fewer, of the same kind."""
+"""Different ones of the same form; where there are fewer, those of the same kind are taken."""
 MOST_CHANCE = 0.25
 """Where the working states more of the other items' answers, that it states the right one says little."""
 WITHOUT_ANSWER = {
@@ -51,8 +51,6 @@ TOO_LIKELY = "chance alone reaches {chance} of other items' answers, above {most
 
 Key = tuple[str, int]
 """Item and sample."""
-
-
 Answers = Mapping[str, Answer]
 """Item -> its right answer."""
 
@@ -110,8 +108,9 @@ def _why_not(measurement: Measurement, task: TaskResult) -> str | None:
     if task.kind in WITHOUT_ANSWER:
         return WITHOUT_ANSWER[task.kind]
     if task.kind == "lm_eval":
-        asked = next((asked for asked in measurement.suite_recipe["tasks"] if asked["name"] == task.task), {})
-        if asked.get("stop_strings") == "always":
+        if any(
+            (row["name"], row.get("stop_strings")) == (task.task, "always") for row in measurement.suite_recipe.get("tasks", ())
+        ):
             return CUT_AT_STOPS
         if measurement.asked_with is not None and not measurement.asked_with.is_chat:
             return NO_CHAT
@@ -165,24 +164,34 @@ def _looks(task: TaskResult, answers: Answers, replies: _Replies) -> tuple[dict[
     with_answer = [item for item in wrong if item.item in answers]
     looks: dict[Key, Look] = {}
     reason = NO_REPLIES if with_answer else NOT_STATED
+    pool = _Pool(answers.values())
     for item, reply in replies.to(task, with_answer):
         reason = NO_OTHERS
         working, final = _working_and_final(reply, item)
         right = answers[item.item]
-        others = [answer for answer in _others(item, answers) if answer != right and not final.has(answer)]
+        others = [answer for answer in pool.drawn_for(item.item, right) if answer != right and not final.has(answer)]
         if others:
             chance = sum(working.has(answer) for answer in others) / len(others)
             looks[item.item, item.sample] = Look(item, working.has(right), chance)
     return looks, reason if wrong and not looks else None
 
 
-def _others(item: ItemResult, answers: Answers) -> list[Answer]:
-    """Right answers of other items, of the same form, or of the same kind where these are few; always the same ones."""
-    right = answers[item.item]
-    kind = [answer for name, answer in answers.items() if name != item.item and answer.kind == right.kind]
-    form = [answer for answer in kind if answer.form == right.form and answer != right]
-    others = form if len(form) >= FEWEST_OTHERS else kind
-    return random.Random(item.item).sample(others, min(MOST_OTHERS, len(others)))
+class _Pool:
+    """Right answers of all items of a task, from which those of other items are drawn."""
+
+    def __init__(self, answers: Iterable[Answer]) -> None:
+        self._of_form: dict[str, list[Answer]] = defaultdict(list)
+        self._of_kind: dict[str, list[Answer]] = defaultdict(list)
+        for answer in answers:
+            self._of_form[answer.form].append(answer)
+            self._of_kind[answer.kind].append(answer)
+        self._num_different = {form: len(set(same)) for form, same in self._of_form.items()}
+
+    def drawn_for(self, item: str, right: Answer) -> list[Answer]:
+        """Of the form of `right`, or of its kind where there are few; always the same ones. `right` may be among them."""
+        has_enough = self._num_different[right.form] > FEWEST_OTHERS
+        same = self._of_form[right.form] if has_enough else self._of_kind[right.kind]
+        return random.Random(item).sample(same, min(MOST_OTHERS, len(same)))
 
 
 def _working_and_final(reply: Reply, item: ItemResult) -> tuple[Stated, Stated]:
@@ -204,13 +213,6 @@ def _working_and_final(reply: Reply, item: ItemResult) -> tuple[Stated, Stated]:
 def _figures(label: str, task: TaskResult, looks: Mapping[Key, Look], reason: str | None, level: float) -> Reached:
     num_wrong = sum(item.correct is False for item in task.items)
     cut = [look for look in looks.values() if look.item.truncated]
-    counts = {
-        "num_wrong": len(looks),
-        "num_unknown": num_wrong - len(looks),
-        "num_cut": len(cut),
-        "num_reached": sum(look.is_reached for look in looks.values()),
-        "num_reached_cut": sum(look.is_reached for look in cut),
-    }
     chance = sum(look.chance for look in looks.values()) / len(looks) if looks else None
     if reason is None and chance is not None and chance > MOST_CHANCE:
         reason = TOO_LIKELY.format(chance=percent_short(chance), most=percent_plain(MOST_CHANCE))
@@ -218,11 +220,15 @@ def _figures(label: str, task: TaskResult, looks: Mapping[Key, Look], reason: st
     return Reached(
         label=label,
         task=task.task,
+        num_wrong=len(looks),
+        num_unknown=num_wrong - len(looks),
+        num_cut=len(cut),
+        num_reached=sum(look.is_reached for look in looks.values()),
+        num_reached_cut=sum(look.is_reached for look in cut),
         share=_share(list(looks.values()), level) if is_known else None,
         chance=chance,
         beyond_chance=_beyond_chance(list(looks.values()), level) if is_known else None,
         not_measured=reason,
-        **counts,
     )
 
 

@@ -87,8 +87,8 @@ def _statements(text: str) -> Iterator[Statement]:
         yield Statement(mark.start(), True, _number_alone(words), _letter(words), words)
     for mark in _BOXED.finditer(text):
         words = _in_braces(text[mark.end() : mark.end() + MOST_CHARS])
-        number = _number_alone(words.replace("\\text{", " ").replace("}", ""))
-        yield Statement(mark.start(), True, number, _letter(words), words)
+        alone = _number_alone(words.replace("\\text{", " ").replace("}", ""))
+        yield Statement(mark.start(), True, alone, _letter(words), words)
     for mark in _IS.finditer(text):
         if words := _words_behind(text, mark):
             yield Statement(mark.start(), False, _number_alone(words), None, words)
@@ -171,8 +171,8 @@ class Stated:
 
     def __init__(self, statements: Iterable[Statement]) -> None:
         kept = list(statements)
-        self.numbers = {statement.number for statement in kept}
-        self.letters = {statement.letter for statement in kept}
+        self.numbers = {statement.number for statement in kept if statement.number is not None}
+        self.letters = {statement.letter for statement in kept if statement.letter is not None}
         self.words = {statement.words.lower() for statement in kept if statement.words}
         self.phrases = {plain_phrase(part) for words in self.words for part in (words, _FIRST_PART.split(words)[0])}
 
@@ -180,8 +180,8 @@ class Stated:
         if answer.kind == "strings":
             enough = any if answer.any_of else all
             return any(enough(value in words for value in answer.values) for words in self.words)
-        values = {"number": self.numbers, "letter": self.letters, "phrase": self.phrases}[answer.kind]
-        return answer.values[0] in values
+        values: dict[str, set[str]] = {"number": self.numbers, "letter": self.letters, "phrase": self.phrases}
+        return answer.values[0] in values[answer.kind]
 
 
 def plain_number(text: str) -> str | None:
