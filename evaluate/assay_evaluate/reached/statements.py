@@ -8,6 +8,7 @@ denials ("the answer is not C") state nothing.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -103,7 +104,8 @@ def _words_behind(text: str, mark: re.Match[str]) -> str | None:
     if _SUPPOSED.search(text[max(mark.start() - 40, 0) : mark.start()]):
         return None
     gap = _GAP.match(text, mark.end())
-    rest = text[gap.end() if gap and gap.end() < len(text) else mark.end() :][:MOST_CHARS]
+    start = gap.end() if gap and gap.end() < len(text) else mark.end()
+    rest = text[start : start + MOST_CHARS]
     end = _END.search(rest)
     return None if end and end[0] in "?？" else rest[: end.start()] if end else rest
 
@@ -174,14 +176,18 @@ class Stated:
         self.numbers = {statement.number for statement in kept if statement.number is not None}
         self.letters = {statement.letter for statement in kept if statement.letter is not None}
         self.words = {statement.words.lower() for statement in kept if statement.words}
-        self.phrases = {plain_phrase(part) for words in self.words for part in (words, _FIRST_PART.split(words)[0])}
+
+    @functools.cached_property
+    def phrases(self) -> set[str]:
+        return {plain_phrase(part) for words in self.words for part in (words, _FIRST_PART.split(words)[0])}
 
     def has(self, answer: Answer) -> bool:
         if answer.kind == "strings":
             enough = any if answer.any_of else all
             return any(enough(value in words for value in answer.values) for words in self.words)
-        values: dict[str, set[str]] = {"number": self.numbers, "letter": self.letters, "phrase": self.phrases}
-        return answer.values[0] in values[answer.kind]
+        if answer.kind == "phrase":
+            return answer.values[0] in self.phrases
+        return answer.values[0] in (self.numbers if answer.kind == "number" else self.letters)
 
 
 def plain_number(text: str) -> str | None:
