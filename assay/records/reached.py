@@ -26,6 +26,9 @@ class Reached(Part):
     """Of `num_wrong`, those whose working states the right answer: the thinking, or what stands before the final answer."""
     num_reached_cut: int
     """Of `num_cut`, the same."""
+    read_share: float | None = None
+    """Of up to a hundred right replies, those that state the right answer by the same rule. None: fewer than ten were there, or
+    nothing is wrong."""
     share: Interval | None
     """`num_reached` of `num_wrong`; n counts items, or clusters of them. None: `not_measured`, or nothing is wrong."""
     chance: float | None

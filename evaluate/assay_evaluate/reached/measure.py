@@ -37,6 +37,10 @@ FEWEST_OTHERS = 5
 """Different ones of the same form; where there are fewer, those of the same kind are taken."""
 MOST_CHANCE = 0.25
 """Where the working states more of the other items' answers, that it states the right one says little."""
+MOST_RIGHT, FEWEST_RIGHT = 100, 10
+"""Right replies of which is seen whether they state the right answer; below the second nothing is concluded."""
+LEAST_READ = 0.5
+"""Share of these that must state it, or the task's right answers are not what its replies write."""
 WITHOUT_ANSWER = {
     "swe": "a patch is no answer that thinking could state",
     "tools": "a call of a tool is no answer that thinking could state",
@@ -47,6 +51,7 @@ NO_JOURNAL = "the run has no journal.db that can be read"
 NOT_STATED = "its right answers are neither numbers, choices nor short phrases, or were not recorded"
 NO_REPLIES = "the journal does not have the replies that were graded"
 NO_OTHERS = "all items have the same right answer, so chance cannot be told from reaching it"
+NOT_READ = "only {share} of its right replies state what is recorded as right, so a statement of it cannot be told"
 TOO_LIKELY = "chance alone reaches {chance} of other items' answers, above {most}"
 
 Key = tuple[str, int]
@@ -63,6 +68,14 @@ class Look(NamedTuple):
     chance: float
 
 
+class Looks(NamedTuple):
+    """Wrong replies of one task on one checkpoint, of which all is known that is needed; `reason`: why they say nothing."""
+
+    wrong: Mapping[Key, Look]
+    read_share: float | None
+    reason: str | None
+
+
 # ------------------------------------------------------------------------------------------------ a run
 def measure_reached(measurements: Sequence[Measurement], journal: Path | None, level: float = 0.95) -> tuple[Reached, ...]:
     """Of every task and checkpoint, in the order of the measurements. journal: None, if there is none that can be read.
@@ -73,24 +86,24 @@ def measure_reached(measurements: Sequence[Measurement], journal: Path | None, l
     by_task = _by_task(measurements)
     answers = {name: _right_answers(tasks.values()) for name, tasks in by_task.items()}
     figures: dict[tuple[str, str], Reached] = {}
-    looks: dict[tuple[str, str], dict[Key, Look]] = {}
+    looks: dict[tuple[str, str], Looks] = {}
     for measurement in measurements:
         for task in measurement.tasks:
             place = measurement.label, task.task
-            looks[place], reason = {}, _why_not(measurement, task)
-            if journal is None:
-                reason = reason or NO_JOURNAL
-            elif reason is None:
-                looks[place], reason = _looks(task, answers[task.task], _Replies(measurement, journal))
-            figures[place] = _figures(measurement.label, task, looks[place], reason, level)
+            reason = _why_not(measurement, task)
+            if reason is not None or journal is None:
+                looks[place] = Looks({}, None, reason or NO_JOURNAL)
+            else:
+                looks[place] = _looks(task, answers[task.task], _Replies(measurement, journal))
+            figures[place] = _figures(measurement.label, task, looks[place], level)
     if reference is None:
         return tuple(figures.values())
     for (label, name), measured in figures.items():
         other = reference.label, name
-        if label == reference.label or other not in figures or (measured.not_measured or figures[other].not_measured):
+        if label == reference.label or other not in figures or measured.not_measured or figures[other].not_measured:
             continue
         before, after = by_task[name][reference.label], by_task[name][label]
-        lost_more = _lost_more((before, looks[other]), (after, looks[label, name]), level)
+        lost_more = _lost_more((before, looks[other].wrong), (after, looks[label, name].wrong), level)
         figures[label, name] = measured.model_copy(update=lost_more)
     return tuple(figures.values())
 
@@ -158,8 +171,7 @@ class _Replies:
                 yield item, reply
 
 
-def _looks(task: TaskResult, answers: Answers, replies: _Replies) -> tuple[dict[Key, Look], str | None]:
-    """Every wrong reply of which all is known that is needed. If there is none of several wrong ones: why."""
+def _looks(task: TaskResult, answers: Answers, replies: _Replies) -> Looks:
     wrong = [item for item in task.items if item.correct is False]
     with_answer = [item for item in wrong if item.item in answers]
     looks: dict[Key, Look] = {}
@@ -173,7 +185,22 @@ def _looks(task: TaskResult, answers: Answers, replies: _Replies) -> tuple[dict[
         if others:
             chance = sum(working.has(answer) for answer in others) / len(others)
             looks[item.item, item.sample] = Look(item, working.has(right), chance)
-    return looks, reason if wrong and not looks else None
+    if not looks:
+        return Looks(looks, None, reason if wrong else None)
+    read_share = _read_share(task, answers, replies)
+    is_read = read_share is None or read_share >= LEAST_READ
+    return Looks(looks, read_share, None if is_read else NOT_READ.format(share=percent_short(read_share or 0)))
+
+
+def _read_share(task: TaskResult, answers: Answers, replies: _Replies) -> float | None:
+    """Share of some right replies that state the right answer anywhere: whether the rule reads this task at all."""
+    right = [item for item in task.items if item.correct and item.item in answers]
+    drawn = random.Random(task.task).sample(right, min(MOST_RIGHT, len(right)))
+    read = [
+        Stated([*statements_in(reply.reasoning or ""), *statements_in(reply.text)]).has(answers[item.item])
+        for item, reply in replies.to(task, drawn)
+    ]
+    return sum(read) / len(read) if len(read) >= FEWEST_RIGHT else None
 
 
 class _Pool:
@@ -210,24 +237,25 @@ def _working_and_final(reply: Reply, item: ItemResult) -> tuple[Stated, Stated]:
 
 
 # ------------------------------------------------------------------------------------------------ figures
-def _figures(label: str, task: TaskResult, looks: Mapping[Key, Look], reason: str | None, level: float) -> Reached:
-    num_wrong = sum(item.correct is False for item in task.items)
-    cut = [look for look in looks.values() if look.item.truncated]
-    chance = sum(look.chance for look in looks.values()) / len(looks) if looks else None
+def _figures(label: str, task: TaskResult, looks: Looks, level: float) -> Reached:
+    wrong, reason = list(looks.wrong.values()), looks.reason
+    cut = [look for look in wrong if look.item.truncated]
+    chance = sum(look.chance for look in wrong) / len(wrong) if wrong else None
     if reason is None and chance is not None and chance > MOST_CHANCE:
         reason = TOO_LIKELY.format(chance=percent_short(chance), most=percent_plain(MOST_CHANCE))
-    is_known = reason is None and bool(looks)
+    is_known = reason is None and bool(wrong)
     return Reached(
         label=label,
         task=task.task,
-        num_wrong=len(looks),
-        num_unknown=num_wrong - len(looks),
+        num_wrong=len(wrong),
+        num_unknown=sum(item.correct is False for item in task.items) - len(wrong),
         num_cut=len(cut),
-        num_reached=sum(look.is_reached for look in looks.values()),
+        num_reached=sum(look.is_reached for look in wrong),
         num_reached_cut=sum(look.is_reached for look in cut),
-        share=_share(list(looks.values()), level) if is_known else None,
+        read_share=looks.read_share,
+        share=_share(wrong, level) if is_known else None,
         chance=chance,
-        beyond_chance=_beyond_chance(list(looks.values()), level) if is_known else None,
+        beyond_chance=_beyond_chance(wrong, level) if is_known else None,
         not_measured=reason,
     )
 

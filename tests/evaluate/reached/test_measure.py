@@ -215,6 +215,21 @@ def test_nothing_wrong(tmp_path: Path) -> None:
     assert candidate == nothing("w4a16", None, 0, lost_more_by_chance=0.0, lost_more=paired_difference(0, 0, 8))
 
 
+def test_right_answers_that_right_replies_do_not_state(tmp_path: Path) -> None:
+    """What is recorded as right is the place of a choice; replies give its letter. Of twelve right ones four state a number."""
+    answers = {f"i{number}": str(number % 3) for number in range(20)}
+    said = {item: Said("The answer is (A).", "Is it (A)?", correct=number < 12) for number, item in enumerate(answers)}
+    said |= {item: Said(f"The answer is {answers[item]}.", correct=True) for item in ("i0", "i1", "i2", "i3")}
+    side = measured(tmp_path, "fp8", said, right_answers=answers)
+    reason = "only 33.3 % of its right replies state what is recorded as right, so a statement of it cannot be told"
+    assert measure_reached([side], tmp_path / "journal.db") == (
+        nothing("fp8", reason, 0, num_wrong=8, read_share=4 / 12, chance=0.0),
+    )
+    few = measured(tmp_path / "few", "fp8", {item: said[item] for item in list(said)[3:]}, right_answers=answers)
+    [reached] = measure_reached([few], tmp_path / "few" / "journal.db")  # nine right replies tell too little
+    assert (reached.num_wrong, reached.num_reached, reached.read_share, reached.not_measured) == (8, 0, None, None)
+
+
 # ------------------------------------------------------------------------------------------------ which reply
 def test_a_reply_that_is_not_the_graded_one_does_not_count(tmp_path: Path) -> None:
     side = measured(tmp_path, "fp8", REFERENCE)

@@ -159,7 +159,7 @@ def _read_scores(
             scored |= {
                 "correct": bool(value),
                 "answer": str(row["filtered_resps"][0])[:200],
-                "expected": end_of_answer(str(row["target"])),
+                "expected": end_of_answer(str(row["target"])) if isinstance(row["target"], str | int | float) else None,
                 "wrong_script": is_foreign(kept.written_in, allowed),
             }
         results.append(replace(kept.result, **scored))
