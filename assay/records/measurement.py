@@ -145,6 +145,9 @@ class ItemResult:
     answer_in_reasoning: bool | None = None
     """There is no answer, the server says that the reply ended by itself, and at the end of the thinking stands the right
     answer, or one in the form that was asked for. None: as above."""
+    expected: str | None = None
+    """The right answer as the task has it, of a longer one its end; strings of RULER one a line. None: the task has none, no
+    reply came, or recorded before this was."""
 
 
 class Round(Part):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assay.callbacks import Say, say_nothing
-from assay.errors import AssayError
+from assay.errors import AssayError, MeasureError
 from assay.foreign_text import shown
 from assay.recipes.gate import GateRecipe
 from assay.recipes.load import load_recipe, recipe_names
@@ -16,6 +16,7 @@ from assay.recipes.model import ModelRecipe, PublishedScore
 from assay.records.base import sha256_of_file
 from assay.records.measurement import Measurement
 from assay.records.probe import load_probes
+from assay.records.reached import REACHED_NAME, RULE, ReachedAndLost
 from assay.records.run import PLAN_INSIDE, RUN_RECORD, RunRecord
 from assay.records.screening import Screening
 from assay.records.verdict import GateReport
@@ -66,12 +67,35 @@ def judge(
 
 
 def report(run_dir: Path) -> Path:
-    """report/{index.html,report.json,report.md} of a run, written from its records only; the page. AssayError: gates that were
-    changed after they were registered, which `judge` refuses, are not shown either."""
+    """report/{index.html,report.json,report.md} of a run, from its records and stored replies only; the page. AssayError: gates
+    that were changed after they were registered, which `judge` refuses, are not shown either."""
     from assay_reports.report import write_report
 
     registered_gates(run_dir)
+    write_reached(run_dir)
     return write_report(run_dir)
+
+
+def write_reached(run_dir: Path) -> None:
+    """`reached.json`, from measurements and stored replies; left as it is, if it was made of these measurements' replies."""
+    from assay_evaluate.reached.measure import measure_reached
+
+    files = sorted((run_dir / "measurements").glob("*.json"))
+    hashes = {path.stem: sha256_of_file(path) for path in files}
+    gates = GateReport.load_if_there(run_dir / "gates.json")
+    level = 0.95 if gates is None else float(gates.gate_recipe.get("level", 0.95))
+    place, journal = run_dir / REACHED_NAME, run_dir / "journal.db"
+    kept = None
+    with suppress(AssayError):  # of another rule or version, or damaged: made again
+        kept = ReachedAndLost.load_if_there(place)
+    if kept is not None and kept.replies_read and (kept.rule, kept.level, kept.measurements) == (RULE, level, hashes):
+        return
+    measured, is_read = [Measurement.load(path) for path in files], journal.is_file()
+    try:
+        tasks = measure_reached(measured, journal if is_read else None, level)
+    except MeasureError:
+        tasks, is_read = measure_reached(measured, None, level), False
+    ReachedAndLost(level=level, replies_read=is_read, measurements=hashes, tasks=tasks).save(place)
 
 
 def load_measurements(run_dir: Path) -> list[Measurement]:
@@ -86,6 +110,7 @@ def write_again(run_dir: Path, say: Say = say_nothing) -> None:
     not take: the one that lies there may say what is no longer true. A folder that is read-only keeps its card."""
     from assay_reports.report import write_report
 
+    write_reached(run_dir)
     write_report(run_dir)
     cards = write_cards(run_dir, say)
     if cards.failed:

@@ -95,6 +95,7 @@ def _row(run: Run, reference: Measurement, measured: Measurement, level: float) 
     if not is_reference and run.gates is not None and label in run.gates.overall:
         reason = f"{run.gates.reasons.get(label, english.JUDGED_BEFORE)}."
     sides = reference.acceptance, measurement.acceptance
+    scored = {task.task for task in measurement.tasks if task.accuracy is not None}
     sizes = measurement.checkpoint_bytes, reference.checkpoint_bytes
     return Row(
         label=label,
@@ -115,6 +116,7 @@ def _row(run: Run, reference: Measurement, measured: Measurement, level: float) 
         kl_times_floor=divergence.kl_mean.value / floor.kl_mean.value if has_floor and divergence and floor else None,
         times_floor=times_floor(divergence, floor),
         flips=() if is_reference else flips(reference, measurement, level),
+        reached=tuple(reached for reached in run.reached if reached.label == label and reached.task in scored),
         acceptance=measurement.acceptance,
         acceptance_drop=None
         if is_reference or sides[0] is None or sides[1] is None or not all(side and side.num_draft_tokens for side in sides)

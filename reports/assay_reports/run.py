@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from assay.errors import AssayError
-from assay.records.base import Record
+from assay.records.base import Record, sha256_of_file
 from assay.records.calibration import Calibration
 from assay.records.choice.record import CHOICE_RECORD, Choice
 from assay.records.comparable import check_measurements
@@ -19,6 +19,7 @@ from assay.records.measurement import Measurement
 from assay.records.plan import Plan
 from assay.records.preflight.gpu_check import CHECK_NAME, GpuCheck
 from assay.records.probe import ProbeReport, load_probes
+from assay.records.reached import REACHED_NAME, Reached, ReachedAndLost
 from assay.records.run import RUN_RECORD, RunRecord, calibration_of, plan_of, verification_of
 from assay.records.screening import SCREENED, SCREENING_NAME, Screening
 from assay.records.speed import SPEED_RECORD, SpeedRecord
@@ -75,6 +76,8 @@ class Run:
     """Of `assay screen`, of these checkpoints or others."""
     sensitivity: Sensitivity | None = None
     """Of `assay sensitivity --run`."""
+    reached: tuple[Reached, ...] = ()
+    """Of `reached.json`, about the measurements that are here."""
     name: str | None = None
     """Of its folder. None: a checkpoint by itself."""
     places: dict[str, str] = field(default_factory=dict)
@@ -138,6 +141,7 @@ def load_run(run_dir: Path) -> Run:
         old_deployments=old_deployments,
         screening=Screening.load_if_there(run_dir / SCREENED / SCREENING_NAME),
         sensitivity=Sensitivity.load_if_there(run_dir / SENSITIVITY_NAME),
+        reached=_reached_in(run_dir),
         name=run_dir.absolute().name,
         places={label: str(place.relative_to(runs)) for label, place in places.items() if place.is_relative_to(runs)},
     )
@@ -188,6 +192,16 @@ def _gates_of(path: Path, measured: list[Measurement]) -> GateReport | None:
     """The verdicts, unless they are about measurements that are no longer there: then nothing is judged yet."""
     gates, labels = GateReport.load_if_there(path), {m.label for m in measured}
     return gates if gates is not None and {gates.reference, *gates.overall} <= labels else None
+
+
+def _reached_in(run_dir: Path) -> tuple[Reached, ...]:
+    """What was found in replies to measurements that are still the same."""
+    record = ReachedAndLost.load_if_there(run_dir / REACHED_NAME)
+    if record is None:
+        return ()
+    files = {label: run_dir / "measurements" / f"{label}.json" for label in record.measurements}
+    same = {label for label, file in files.items() if file.is_file() and sha256_of_file(file) == record.measurements[label]}
+    return tuple(reached for reached in record.tasks if reached.label in same)
 
 
 def _made_elsewhere(measurement: Measurement, runs: Path) -> Path | None:

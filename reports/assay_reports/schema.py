@@ -13,6 +13,7 @@ from assay.records.diagnosis.sensitivity import Sensitivity
 from assay.records.long_context import EffectiveLength, LongContext
 from assay.records.measurement import Acceptance, Divergence, ToolCalls
 from assay.records.probe import ProbeReport
+from assay.records.reached import Reached
 from assay.records.serving import Fingerprint
 from assay.records.speed import SpeedRecord
 from assay.records.swe import SweDifference, SweFigures
@@ -136,6 +137,8 @@ class Row(Part):
     times_floor: tuple[TimesFloor, ...] = ()
     """Every other statistic of drift as such a multiple."""
     flips: tuple[TaskFlips, ...] = ()
+    reached: tuple[Reached, ...] = Field(default=(), exclude_if=lambda value: not value)
+    """Wrong answers whose thinking had stated the right one, by task. Empty: no reply was read."""
     acceptance: Acceptance | None
     acceptance_drop: Interval | None
     emulated: bool | None

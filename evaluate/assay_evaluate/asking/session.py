@@ -31,6 +31,8 @@ from assay_evaluate.statistics.item_pairs import accuracy_of
 T = TypeVar("T")
 FIRST_IN_LINE = 32
 """Requests that a streamed task puts in line when it is begun early."""
+EXPECTED_CHARS = 400
+"""Kept of a right answer."""
 
 
 class InLine(Exception):
@@ -221,11 +223,17 @@ class Session:
             prompt_tokens=reply.prompt_tokens,
             output_tokens=reply.output_tokens,
             answer=answer if answered else None,
+            expected=end_of_answer(expected) if answered else None,
             error=reply.error,
             drafted_tokens=(reply.speculation or {}).get("num_draft_tokens"),
             accepted_tokens=(reply.speculation or {}).get("num_accepted_tokens"),
             **marks_of(reply, cut_by, expected),
         )
+
+
+def end_of_answer(expected: str) -> str | None:
+    """What is kept of a right answer: of a worked solution its end, where the answer is. None: there is none."""
+    return expected.strip()[-EXPECTED_CHARS:] or None
 
 
 def task_result(

@@ -18,7 +18,7 @@ import sqlite3
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -470,6 +470,27 @@ def conversations(path: Path, checkpoint_sha256: str) -> Iterator[dict[str, Any]
             yield {"text": prompt + str(reply.get("text", ""))}
 
 
+def stored_replies(path: Path, who: Identity, sample: int, task: str, items: Collection[str]) -> Iterator[tuple[str, Reply]]:
+    """Item and reply of every request of these items of a task in one pass, oldest first, one in memory at a time.
+
+    who: its `fingerprint_sha256` may be empty, where it was not recorded: replies under any are then given. MeasureError: no
+    journal, or a damaged reply.
+    """
+    rows = _rows(
+        path,
+        "SELECT key, item FROM requests WHERE status = 'answered' AND sample = ? AND task = ? AND checkpoint_sha256 = ?"
+        " AND suite IN (?, '') AND ? IN (fingerprint_sha256, '') ORDER BY asked_at, key",
+        sample, task, who.checkpoint_sha256, who.suite, who.fingerprint_sha256,
+    )  # fmt: skip
+    for key, item in [row for row in rows if row[1] in items]:
+        for kind, stored in _rows(path, "SELECT typeof(reply), CAST(reply AS BLOB) FROM requests WHERE key = ?", key):
+            try:
+                reply = _read_reply(kind, stored, None)
+            except (ValueError, TypeError, zlib.error) as error:
+                raise MeasureError(f"{path}: the reply to {item} of {task} is damaged: {one_line(str(error))}") from None
+            yield item, reply
+
+
 def asked_texts(path: Path) -> dict[str, list[str]]:
     """Task -> what the user said in each different question, whoever was asked; token ids, which are scored, have no text."""
     by_task: dict[str, dict[str, None]] = {}
@@ -490,7 +511,7 @@ def _content(message: dict[str, Any]) -> str:
     return content if isinstance(content, str) else ""
 
 
-def _rows(path: Path, statement: str, *values: str) -> Iterator[Any]:
+def _rows(path: Path, statement: str, *values: str | int) -> Iterator[Any]:
     if not path.is_file():
         raise MeasureError(f"{path}: no such file; a run that was evaluated has one")
     try:

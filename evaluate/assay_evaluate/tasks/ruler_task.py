@@ -18,7 +18,7 @@ from assay.recipes.suite import LONGEST, RulerTask
 from assay.records.base import sha256_of, sha256_of_file
 from assay.records.measurement import ItemResult, TaskResult
 from assay_evaluate.asking.dialect import COMPLETIONS
-from assay_evaluate.asking.session import Session, task_result
+from assay_evaluate.asking.session import Session, end_of_answer, task_result
 from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.client.journal import Identity, Reply, Request
 from assay_evaluate.tasks.cells import (
@@ -195,7 +195,8 @@ def _result(session: Session, task: RulerTask, item: RulerItem, sample: int, rep
     subtask = GRID_TASK if "depth" in item.facts else item.task
     # of the only place that holds the answer; in the grid the depth asked for
     depth = item.facts.get("depth", item.depths[0] if len(item.depths) == 1 else None)
-    result = dataclasses.replace(result, subtask=subtask, length_tokens=item.length_tokens, depth=depth)
+    expected = None if result.expected is None else end_of_answer("\n".join(item.expected))
+    result = dataclasses.replace(result, subtask=subtask, length_tokens=item.length_tokens, depth=depth, expected=expected)
     if "about" in item.facts:  # of qa_1 and qa_2: questions about one document, of which the same are asked at every length
         result = dataclasses.replace(result, cluster=f"{item.task}: {item.facts['about']}")
     if item.style == "base" and result.truncated_by in {"length", "budget"}:  # by design, as published

@@ -271,6 +271,22 @@ def _lost(name: str, losses: list[tuple[float, str]]) -> str:
     return english.LOST.format(task=name, losses=and_list(told))
 
 
+def reached(report: Report) -> str:
+    """Of right answers that were reached and lost: the task with the largest sure increase."""
+    measured = [(row, of_task) for row in candidates(report) for of_task in row.reached]
+    compared = [(row, of_task, more) for row, of_task in measured if (more := of_task.lost_more) is not None]
+    if not compared:
+        reasons = dict.fromkeys(of_task.not_measured for row in report.rows for of_task in row.reached if of_task.not_measured)
+        return english.REACHED_UNKNOWN.format(reasons="; ".join(reasons) or english.NO_REASON)
+    sure = [entry for entry in compared if entry[2].low > 0]
+    if not sure:
+        return english.REACHED_ALIKE.format(reference=report.reference)
+    row, of_task, more = max(sure, key=lambda entry: entry[2].value)
+    return english.REACHED_MORE.format(
+        label=row.label, points=points_short(more.value), reference=report.reference, task=title_of(report, of_task.task)
+    )
+
+
 def languages(report: Report) -> str:
     parts = [(row, task, part) for row in candidates(report) for task in scored(report, row) for part in task.by_language]
     losses = [
@@ -488,7 +504,8 @@ def gates(report: Report) -> str:
 HEADINGS = {
     function.__name__: function
     for function in (
-        tasks, languages, long_context, drift, acceptance, fidelity, speed, tensors, verification, serving, limits, gates,
+        tasks, reached, languages, long_context, drift, acceptance, fidelity, speed, tensors, verification, serving, limits,
+        gates,
     )
 }  # fmt: skip
 """Section -> what its heading says of a report."""

@@ -129,7 +129,16 @@ TREATMENTS = {
 """Action of a plan -> what was done with the tensor."""
 SCALED = ", some scaled by {scales}"
 
+REACHED_ALIKE = "Right answers reached and lost: no task shows more than in {reference}"
+REACHED_MORE = "Right answers reached and lost: {label} loses {points} points more than {reference} on {task}"
+REACHED_UNKNOWN = "Right answers reached and lost: not measured ({reasons})"
+
 # ------------------------------------------------------------------------------------------------ notes
+REACHED = (
+    "Reached: wrong answers whose thinking (or what stands before the final answer) states the right one. By chance: how many "
+    "of other items' right answers the same words state. Change: reached and lost, of all paired answers; − is more lost "
+    "than in the reference."
+)
 COVERAGE = (
     "Intervals cover {level}; those from fewer than 15 differing replies, several looks, two counts, rare events or means over "
     "texts (KL, agreement) cover at least {level}"

@@ -26,7 +26,8 @@ DOES = {
     "evaluate": {
         "choice": "what to deploy", "speed": "how fast it is", "sensitivity": "intervals of parts", "run": "an evaluation",
         "preflight": "what would fail", "verdicts": "limits → verdicts", "divergence": "next-token KL",
-        "diagnosis": "serving failures", "tasks": "questions and their scoring", "asking": "questions → requests",
+        "diagnosis": "serving failures", "reached": "right answers lost", "tasks": "questions and their scoring",
+        "asking": "questions → requests",
         "client": "replies, journal", "serving": "vLLM as a process", "serving_faults": "who answered what",
         "transport": "HTTP", "statistics": "intervals; no I/O", "roofline": "bytes → floors",
     },

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from assay.recipes.suite import LmEvalTask, Range
 from assay.records.measurement import ItemResult, TaskResult
 from assay_evaluate.asking.language import count_scripts, is_foreign
-from assay_evaluate.asking.session import Session, task_result
+from assay_evaluate.asking.session import Session, end_of_answer, task_result
 from assay_evaluate.client.client import NotMeasured
 from assay_evaluate.client.journal import Request
 from assay_evaluate.tasks.lm_eval.load import (
@@ -159,6 +159,7 @@ def _read_scores(
             scored |= {
                 "correct": bool(value),
                 "answer": str(row["filtered_resps"][0])[:200],
+                "expected": end_of_answer(str(row["target"])) if isinstance(row["target"], str | int | float) else None,
                 "wrong_script": is_foreign(kept.written_in, allowed),
             }
         results.append(replace(kept.result, **scored))

@@ -38,6 +38,7 @@ def test_named_task_scores_item_by_item_as_lm_eval_does(tmp_path: Path, task_fol
         again = run_lm_eval(session, task)
     alone = lm_eval_alone(task_folder, "local_gsm8k", reply_to)
     assert {int(i.item.split("/")[1]): i.correct for i in result.items} == alone["flexible-extract"]
+    assert [item.expected for item in result.items] == [f"Think. #### {answer}" for answer in ANSWERS.values()]
     assert alone["flexible-extract"] == {0: True, 1: True, 2: False, 3: True, 4: True, 5: False}
     assert alone["flexible-extract"] != alone["strict-match"]
     assert result.accuracy is not None

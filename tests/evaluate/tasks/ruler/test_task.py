@@ -96,6 +96,9 @@ def test_partial_credit_is_kept_and_correct_means_all(tmp_path: Path) -> None:
         assert server.count("/tokenize") == 0  # items came from the journal
     assert [(item.correct, item.score) for item in reference.items] == [(True, 1.0)] * 2
     assert [(item.correct, item.score) for item in candidate.items] == [(False, 0.75)] * 2
+    for item, of_reference in zip(candidate.items, reference.items, strict=True):  # one string a line
+        assert item.expected == of_reference.expected and item.expected is not None
+        assert set((of_reference.answer or "").split()) >= set(item.expected.split("\n")) and item.expected.count("\n") == 3
     assert candidate.mean_score is not None
     assert (candidate.mean_score.value, candidate.accuracy.value if candidate.accuracy else None) == (0.75, 0)
     assert pair_items(reference, candidate).flips.right_to_wrong == 2
