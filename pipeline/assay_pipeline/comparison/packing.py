@@ -13,6 +13,7 @@ from assay.errors import AssayError, CheckpointError
 from assay.records.pack import PACK_NAME, Pack
 from assay.records.run import folder_name
 from assay.records.screening import Numerics, Panel, StatedTexts
+from assay.safe_files import open_inside
 from assay_pipeline.comparison.screen_passes import Arithmetic, PassRunner, check_device, numerics_of, panel_of
 from assay_pipeline.comparison.screen_sources import ScreenSource, check_place, source_of
 from assay_pipeline.comparison.screen_texts import read_panel
@@ -43,7 +44,17 @@ def pack(
     from assay_quantize.calibration.quiet import quiet
     from assay_quantize.screen.draft import DRAFTS, write_drafts
     from assay_quantize.screen.forward import ScreenPass
-    from assay_quantize.screen.pack import CONFIG, FLOOR_TEXTS, STATES, floor, head_sha256, seal, write_head, write_texts
+    from assay_quantize.screen.pack import (
+        CONFIG,
+        FLOOR_TEXTS,
+        STATES,
+        TOKENIZER,
+        floor,
+        head_sha256,
+        seal,
+        write_head,
+        write_texts,
+    )
     from assay_quantize.screen.texts import stated_in
 
     check_place(str(reference))
@@ -80,7 +91,10 @@ def pack(
         shutil.rmtree(folder, ignore_errors=True)
         states.linked(folder / STATES, len(scored))
         write_texts(folder, texts)
-        shutil.copyfile(source.folder / CONFIG, folder / CONFIG)
+        for name in (CONFIG, TOKENIZER):
+            if (source.folder / name).is_file():
+                with open_inside(source.folder, name) as given, (folder / name).open("wb") as written:
+                    shutil.copyfileobj(given, written)
         if not isinstance(made.drafts, str):
             write_drafts(folder / DRAFTS, made.drafts)
         if with_head:

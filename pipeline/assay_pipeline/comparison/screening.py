@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from assay.callbacks import Say, say_nothing
 from assay.errors import AssayError
@@ -15,6 +14,7 @@ from assay.recipes.gate import DivergenceGate, GateRecipe
 from assay.recipes.load import load_recipe
 from assay.records.pack import PACK_NAME
 from assay.records.screening import Screening
+from assay_pipeline.comparison.damage import unlike_reference
 from assay_pipeline.comparison.pack_source import pack_folder
 from assay_pipeline.comparison.screen_cost import Most, estimated, shown_estimate
 from assay_pipeline.comparison.screen_figures import rankings_of, surprise_of
@@ -33,9 +33,6 @@ from assay_pipeline.comparison.screen_texts import read_panel
 from assay_pipeline.interrupted import interruptible
 from assay_pipeline.places import place_for
 from assay_pipeline.targets import foreign_note
-
-if TYPE_CHECKING:
-    pass
 
 SCREENING_NAME, PAGE_NAME = "screening.json", "screening.html"
 GATES = "default"
@@ -100,6 +97,11 @@ def screen(
         texts = [entry.scored for entry in entries]
         for label, damage in damages.items():
             say(f"note: {label}: {sources[label].damage_note(damage)}")
+        candidates = list(sources)[of_pack is None :]
+        compared_with = sources[first].folder if place_of_pack is None else place_of_pack
+        unlike = {label: told for label in candidates if (told := unlike_reference(compared_with, sources[label].folder))}
+        for label, told in unlike.items():
+            say(f"note: {label}: another model than the reference: {'; '.join(told)}")
         foreign = sources[first].foreign() if of_pack is None else of_pack.record.foreign_reference
         if foreign is not None:
             say(f"note: {foreign_note(sources[first].location if of_pack is None else str(place_of_pack), foreign)}")
@@ -129,6 +131,7 @@ def screen(
         pack_seal=reference.pack_seal,
         foreign_reference=foreign,
         damages=damages,
+        unlike_reference=unlike,
         reference_sha256=reference.sha256,
         reference_stored_as=reference.stored_as,
         numerics=numerics_of(arithmetic, device),

@@ -40,13 +40,13 @@ def tokenizer_unlike_base(subject: Subject) -> Iterator[Place]:
                 yield Place(name, "is in the base, and not here")
             continue
         if name in source.json and name in subject.json:
-            if (part := _tokenizer_difference(source.json[name], subject.json[name])) is not None:
+            if (part := tokenizer_difference(source.json[name], subject.json[name])) is not None:
                 yield Place(name, f"its {part} is not the base's")
         elif _bytes(source, name) != _bytes(subject, name):
             yield Place(name, "is not the base's, byte for byte")
 
 
-def _tokenizer_difference(base: Mapping[str, Any], own: Mapping[str, Any]) -> str | None:
+def tokenizer_difference(base: Mapping[str, Any], own: Mapping[str, Any]) -> str | None:
     """The first part of a tokenizer.json that differs; merges may be written in two ways."""
     for key in sorted((base.keys() | own.keys()) - _NO_PART_OF_TOKENIZER):
         if _plain_merges(base.get(key)) != _plain_merges(own.get(key)):

@@ -123,6 +123,52 @@ def test_structural_tokens_are_told_apart(run: Run, folder: Path, tmp_path: Path
     assert code in (0, 1) and "<h2>KL by structural token</h2>" in (tmp_path / "out" / "screening.html").read_text()
 
 
+def test_another_model_by_its_small_files_is_named(run: Run, folder: Path, tmp_path: Path) -> None:
+    """Over these texts neither another tokenizer nor a field that only long texts meet changes anything."""
+    changes: dict[str, dict[str, Any]] = {
+        "window": {"max_position_embeddings": 131072},
+        "topk": {"norm_topk_prob": False},
+        "resaved": {
+            "partial_rotary_factor": None,
+            "norm_topk_prob": None,
+            "rope_theta": None,
+            "unsloth_fixed": True,
+            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+        },  # defaults left out, as transformers saves it
+    }
+    for name, fields in changes.items():
+        made = shutil.copytree(folder / "source", tmp_path / name)
+        config = json.loads((made / "config.json").read_text()) | fields
+        (made / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+    made = shutil.copytree(folder / "source", tmp_path / "tokens")
+    tokenizer = json.loads((made / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["0"], vocabulary["1"] = vocabulary["1"], vocabulary["0"]
+    (made / "tokenizer.json").write_text(json.dumps(tokenizer))
+    candidates = [str(tmp_path / name) for name in (*changes, "tokens")]
+    words = (
+        "screen",
+        str(folder / "source"),
+        *candidates,
+        "--text",
+        str(folder / "replies.jsonl"),
+        "--out",
+        str(tmp_path / "out"),
+    )
+    code, out, err = run(*words)
+    record = Screening.load(tmp_path / "out" / "screening.json")
+    assert code == 1 and record.unlike_reference == {
+        "window": ("max_position_embeddings is 131072, and 4096 in the reference",),
+        "topk": ("norm_topk_prob is False, and True in the reference",),
+        "tokens": ("model of its tokenizer.json is not the reference's",),
+    }
+    assert {candidate.word for candidate in record.candidates} == {"not failed"}
+    line = "another model than the reference: model of its tokenizer.json is not the reference's"
+    assert f"tokens: {line}" in out.splitlines() and f"note: tokens: {line}" in err.splitlines()
+    page = (tmp_path / "out" / "screening.html").read_text()
+    assert "<li>tokens: model of its tokenizer.json is not the reference&#39;s</li>" in page
+
+
 def test_few_texts_have_no_interval_and_no_answer(run: Run, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "two.jsonl").write_text("".join((folder / "replies.jsonl").read_text().splitlines(keepends=True)[:2]))
     words = ("screen", str(folder / "source"), str(folder / "damaged"), "--text", str(tmp_path / "two.jsonl"))
