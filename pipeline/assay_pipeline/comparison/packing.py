@@ -15,7 +15,7 @@ from assay.records.run import folder_name
 from assay.records.screening import Numerics, Panel, StatedTexts
 from assay.safe_files import open_inside
 from assay_pipeline.comparison.screen_passes import Arithmetic, PassRunner, check_device, numerics_of, panel_of
-from assay_pipeline.comparison.screen_sources import ScreenSource, check_place, source_of
+from assay_pipeline.comparison.screen_sources import ScreenSource, check_out, check_place, source_of
 from assay_pipeline.comparison.screen_texts import read_panel
 from assay_pipeline.interrupted import interruptible
 from assay_pipeline.targets import foreign_note, take_up_family_of
@@ -63,6 +63,8 @@ def pack(
     is_empty = not out.exists() or (out.is_dir() and not any(out.iterdir()))
     if not is_empty and not (out / PACK_NAME).is_file() and not work.is_dir():  # a killed one was about to move its files
         raise AssayError(f"{out}: is not empty; give a new folder as --out")
+    if (folder := Path(reference).expanduser()).is_dir():
+        check_out(out, [folder])
     source = source_of(str(reference), work / "hub", say)
     foreign = _checked(source, say)
     runner = PassRunner(arithmetic, device, work / "passes", say)

@@ -195,8 +195,8 @@ def _word(drift: Drift, limit: float, surprise: Surprise) -> tuple[ScreenWord, i
         return ("UNDERPOWERED" if surprise.is_foreign else "FAIL"), None
     if mean.high <= limit:
         return "not failed", None
-    gap, half_width = abs(mean.value - limit), (mean.high - mean.low) / 2
-    return "UNDERPOWERED", None if gap == 0 else math.ceil(drift.num_positions * (half_width / gap) ** 2)
+    gap, end = abs(mean.value - limit), mean.low if mean.value > limit else mean.high
+    return "UNDERPOWERED", None if gap == 0 else math.ceil(drift.num_positions * ((end - mean.value) / gap) ** 2)
 
 
 def rankings_of(screened: Sequence[Screened], values: dict[str, list[TextDivergence]], level: float) -> Iterator[Ranking]:

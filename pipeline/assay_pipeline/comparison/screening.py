@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from assay.callbacks import Say, say_nothing
@@ -28,7 +28,7 @@ from assay_pipeline.comparison.screen_passes import (
     panel_of,
     reference_pack,
 )
-from assay_pipeline.comparison.screen_sources import check_place, label_of, source_of
+from assay_pipeline.comparison.screen_sources import check_out, check_place, label_of, source_of
 from assay_pipeline.comparison.screen_texts import read_panel
 from assay_pipeline.interrupted import interruptible
 from assay_pipeline.places import place_for
@@ -70,6 +70,8 @@ def screen(
         pack, checkpoints = Path(checkpoints[0]), checkpoints[1:]
     _check_sides(checkpoints, pack, text)
     places = dict(_labelled(checkpoints))  # before torch is imported, which takes seconds, and anything is written
+    if out is not None:
+        check_out(out, [folder for text in checkpoints if (folder := Path(text).expanduser()).is_dir()])
 
     from assay_quantize.calibration.quiet import quiet
     from assay_quantize.screen.pack import open_pack
@@ -87,6 +89,8 @@ def screen(
         interruptible(lambda: f"layers that are done are kept in {place.records}; the same command goes on"),
         ExitStack() as open_files,
     ):
+        if out is None:
+            open_files.callback(_remove_if_empty, place.records)
         sources = {label: source_of(text, place.records / "hub" / label, say) for label, text in places.items()}
         stored = {label: open_files.enter_context(source.opened()) for label, source in sources.items()}
         damages = {label: damage for label, source in sources.items() if (damage := source.damage()) is not None}
@@ -147,6 +151,11 @@ def screen(
     record.save(path)
     write_screening_page(record, place.records / PAGE_NAME)
     return record, path
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def shipped_panel() -> Path:

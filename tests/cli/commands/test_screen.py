@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -21,9 +22,10 @@ from safetensors.torch import load_file, save_file
 from tiny_families import glm4_moe, make_tiny
 
 from assay.records.base import Interval
-from assay.records.screening import Screening
+from assay.records.screening import Screening, Surprise
 from assay_evaluate.client.journal import Journal
 from assay_evaluate.divergence.documents import Document, KeptTexts, keep_texts
+from assay_pipeline.comparison.screen_figures import _word
 from assay_pipeline.comparison.screen_looks import looks_of
 from assay_pipeline.comparison.screen_passes import MadePass, joined
 from assay_pipeline.comparison.screening import screen
@@ -189,6 +191,17 @@ def test_plain_text_is_cut(run: Run, folder: Path, tmp_path: Path) -> None:
     [
         ("a.jsonl", b'{"txt": "x"}\n', 'a.jsonl:1: is no line of a text; write {"text": ...} or {"prompt": ..., "reply": ...}'),
         ("a.jsonl", b"[" * 100_000, 'a.jsonl:1: is no line of a text; write {"text": ...} or {"prompt": ..., "reply": ...}'),
+        (
+            "a.jsonl",
+            b'{"text": "half of a pair: \\ud83d"}\n',
+            'a.jsonl:1: is no line of a text; write {"text": ...} or {"prompt": ..., "reply": ...}',
+        ),
+        (
+            "a.jsonl",
+            b'{"prompt": "\\ud83d", "reply": "Yes, it is."}\n',
+            'a.jsonl:1: is no line of a text; write {"text": ...} or {"prompt": ..., "reply": ...}',
+        ),
+        ("a.jsonl", b'{"text": "One text alone."}\n', "a.jsonl: 1 text is too few for a divergence; give at least two"),
         ("a.txt", b"\xff\xfe\x00", "a.txt: is no UTF-8 text; give plain text or JSON lines"),
         ("a.txt", b"", "a.txt: no text of two tokens; give files of plain text or JSON lines"),
         ("missing.txt", None, "missing.txt: cannot be read: No such file or directory"),
@@ -199,6 +212,43 @@ def test_wrong_texts(run: Run, folder: Path, tmp_path: Path, name: str, content:
         (tmp_path / name).write_bytes(content)
     words = ("screen", str(folder / "source"), str(folder / "w4a16"), "--text", str(tmp_path / name))
     assert one_error(run(*words, "--out", str(tmp_path / "out"))) == f"{tmp_path}/{expected}"
+
+
+def test_a_mark_of_byte_order_is_no_text(run: Run, folder: Path, tmp_path: Path) -> None:
+    """As editors on Windows put it in front of UTF-8."""
+    sha256 = set()
+    for number, mark in enumerate((b"", b"\xef\xbb\xbf")):
+        path = tmp_path / f"{number}.jsonl"
+        path.write_bytes(mark + b'{"stated": {"licence": "MIT"}}\r\n{"text": "Two texts."}\r\n{"text": "Both short."}\r\n')
+        words = ("screen", str(folder / "source"), str(folder / "source"), "--text", str(path), "--out", str(tmp_path / "out"))
+        code, out, err = run(*words, "--json")
+        assert code == 0, err
+        record = Screening.model_validate_json(out)
+        assert record.panel.stated.licence == "MIT"
+        sha256.add(record.panel.sha256)
+    assert len(sha256) == 1
+
+
+def test_nothing_is_written_into_a_checkpoint(run: Run, folder: Path, tmp_path: Path) -> None:
+    made = shutil.copytree(folder / "source", tmp_path / "made")
+    text = ("--text", str(folder / "replies.jsonl"))
+    for place in (made, made / "sub", tmp_path / "made" / ".." / "made"):
+        for words in (
+            ("screen", str(made), str(folder / "w4a16")),
+            ("screen", str(folder / "w4a16"), str(made)),
+            ("pack", str(made)),
+        ):
+            if words[0] == "pack" and place != made / "sub":
+                continue  # it is not empty
+            message = one_error(run(*words, *text, "--out", str(place)))
+            assert message == f"{place}: lies in the checkpoint {made}, to which nothing is written; give another --out"
+    assert sorted(path.name for path in made.iterdir()) == sorted(path.name for path in (folder / "source").iterdir())
+
+
+def test_nothing_empty_is_left(run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    code, _, _ = run("screen", str(folder / "source"), str(folder / "w4a16"), "--text", str(tmp_path / "missing.txt"))
+    assert code == 2 and list(tmp_path.iterdir()) == []
 
 
 def test_wrong_checkpoints(run: Run, folder: Path, tmp_path: Path) -> None:
@@ -306,6 +356,20 @@ def test_arguments_are_looked_at_before_torch_is_imported(tmp_path: Path) -> Non
     ], done.stderr
 
 
+@pytest.mark.parametrize(
+    ("low", "value", "high", "expected"),
+    [
+        (0.0, 1.12, 1.47, math.ceil(1000 * (1.12 / 1.10) ** 2)),  # the limit lies in its longer end
+        (0.001, 0.015, 0.045, math.ceil(1000 * (0.030 / 0.005) ** 2)),
+        (0.01, 0.02, 0.03, None),
+    ],
+)
+def test_more_tokens_are_needed_than_did_not_decide(low: float, value: float, high: float, expected: int | None) -> None:
+    mean = Interval(value=value, low=low, high=high, n=60, level=0.95, coverage="at_least")
+    drift: Any = SimpleNamespace(kl_mean=mean, num_positions=1000)
+    assert _word(drift, 0.02, Surprise(nll=0.3, entropy=0.2)) == ("UNDERPOWERED", expected)
+
+
 # ------------------------------------------------------------------------------------------------ looks
 @pytest.fixture
 def many(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -357,18 +421,21 @@ def test_what_a_quarter_of_the_texts_decides(
     alike, _ = screen([source, w4a16], text=[many], gates=str(gates), out=tmp_path / "alike")
     assert alike.candidates[0].word == "UNDERPOWERED" and alike.panel.num_texts == 40, "such texts: its KL is known to 10 %"
     monkeypatch.setattr("assay_pipeline.comparison.screen_looks.PRECISE", 0.0)
+    damaged = str(shutil.copytree(damaged, tmp_path / "w4a16-rest"))  # a name that looks like another's second look
     both, _ = screen([source, w4a16, damaged], text=[many], gates=str(gates), out=tmp_path / "both")
     assert (both.panel.num_texts, both.num_texts_given) == (88, 88)
-    assert {path.name for path in (tmp_path / "both" / "passes").iterdir()} >= {"source", "source-rest", "w4a16", "w4a16-rest"}
+    assert {path.name for path in (tmp_path / "both" / "passes").iterdir()} == {
+        f"{name}{rest}" for name in ("source", "w4a16", "w4a16-rest") for rest in ("", "+rest")
+    }
     by_label = {candidate.label: candidate for candidate in both.candidates}
     expected = {candidate.label: candidate for candidate in whole.candidates}["damaged"]
-    joined = by_label["damaged"]
+    joined = by_label["w4a16-rest"]
     for name in ("reverse_kl_mean", "top_k_shared", "by_entropy", "routers", "drafts", "by_structural"):
         assert getattr(joined, name) == getattr(expected, name), name
     assert joined.drift.model_copy(update={"kl_mean": None}) == expected.drift.model_copy(update={"kl_mean": None})
     assert joined.drift.kl_mean.value == expected.drift.kl_mean.value
     # killed between the looks, the same call goes on
-    for name in ("w4a16-rest", "damaged-rest"):
+    for name in ("w4a16+rest", "w4a16-rest+rest"):
         shutil.rmtree(tmp_path / "both" / "passes" / name)
     again, _ = screen([source, w4a16, damaged], text=[many], gates=str(gates), out=tmp_path / "both")
     unlike = {"seconds": both.seconds, "estimate": both.estimate}
