@@ -34,13 +34,13 @@ def damage_in(folder: Path) -> str | None:
         return None
 
 
-def damage_in_repository(hub_id: str) -> str | None:
-    """The same of a repository of the hub, as far as headers and small files show."""
+def damage_in_repository(hub_id: str, revision: str) -> str | None:
+    """The same of a repository of the hub at a commit, as far as headers and small files show."""
     from assay_quantize.inspection.files import HubFiles
     from assay_quantize.inspection.inspect import inspect
 
     try:
-        return _damage(inspect(HubFiles(hub_id), scales=False).findings)
+        return _damage(inspect(HubFiles(hub_id, revision), scales=False).findings)
     except AssayError:
         return None
 

@@ -56,7 +56,7 @@ class ScreenSource:
 
     def damage(self) -> str | None:
         """What is damaged, in a clause; of a repository as far as headers and small files show."""
-        return damage_in(self.folder) if self.mirror is None else damage_in_repository(self.location)
+        return damage_in(self.folder) if self.mirror is None else damage_in_repository(self.location, self.mirror.commit)
 
     def damage_note(self, damage: str) -> str:
         return damage_note(self.location, damage)
