@@ -14,7 +14,7 @@ from assay.records.pack import PACK_NAME, Pack
 from assay.records.run import folder_name
 from assay.records.screening import Numerics, Panel, StatedTexts
 from assay.safe_files import open_inside
-from assay_pipeline.comparison.screen_passes import Arithmetic, PassRunner, check_device, numerics_of, panel_of
+from assay_pipeline.comparison.screen_passes import Arithmetic, PassRunner, check_device, numerics_of, panel_of, states_in
 from assay_pipeline.comparison.screen_sources import ScreenSource, check_out, check_place, source_of
 from assay_pipeline.comparison.screen_texts import read_panel
 from assay_pipeline.interrupted import interruptible
@@ -71,6 +71,7 @@ def pack(
     with (
         quiet(),
         interruptible(lambda: f"layers that are done are kept in {work}; the same command goes on"),
+        states_in(work),
         source.opened() as stored,
     ):
         texts = read_panel(text, source.folder, num_tokens, length)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from assay.callbacks import Say
 from assay.errors import AssayError, QuantizeError
+from assay.foreign_text import shown
 from assay.records.pack import Pack
 from assay.records.screening import AppliedFloor, Numerics, Panel, StatedTexts
 from assay_pipeline.comparison.screen_sources import ScreenSource
@@ -195,6 +199,23 @@ def _floor(pack: Pack, numerics: Numerics) -> AppliedFloor | None:
         f"the pack was made with {pack.numerics.arithmetic} on {pack.numerics.device}, and has no measure of what "
         f"{', '.join(differing)} changes; screen with --arithmetic {pack.numerics.arithmetic}"
     )
+
+
+@contextmanager
+def states_in(folder: Path) -> Iterator[None]:
+    """While files of states are written and read. AssayError: the disk takes or gives none; safetensors has a word of its own
+    for that, and names no file."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as problem:
+        code = re.search(r"\(os error (\d+)\)", str(problem))
+        if code is not None:
+            raise AssayError(f"{folder}: cannot be written: {os.strerror(int(code[1]))}; give another --out") from None
+        raise AssayError(
+            f"{folder}: holds a damaged file of states ({shown(problem, 80)}); remove it and begin again"
+        ) from None
 
 
 def check_device(device: str) -> None:

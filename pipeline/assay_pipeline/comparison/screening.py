@@ -27,6 +27,7 @@ from assay_pipeline.comparison.screen_passes import (
     numerics_of,
     panel_of,
     reference_pack,
+    states_in,
 )
 from assay_pipeline.comparison.screen_sources import check_out, check_place, label_of, source_of
 from assay_pipeline.comparison.screen_texts import read_panel
@@ -87,6 +88,7 @@ def screen(
     with (
         quiet(),
         interruptible(lambda: f"layers that are done are kept in {place.records}; the same command goes on"),
+        states_in(place.records / "passes"),
         ExitStack() as open_files,
     ):
         if out is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import resource
 import shutil
 import subprocess
 import sys
@@ -243,6 +244,22 @@ def test_nothing_is_written_into_a_checkpoint(run: Run, folder: Path, tmp_path: 
             message = one_error(run(*words, *text, "--out", str(place)))
             assert message == f"{place}: lies in the checkpoint {made}, to which nothing is written; give another --out"
     assert sorted(path.name for path in made.iterdir()) == sorted(path.name for path in (folder / "source").iterdir())
+
+
+@pytest.mark.parametrize("command", ["screen", "pack"])
+def test_a_full_disk(run: Run, folder: Path, tmp_path: Path, command: str) -> None:
+    """And what was begun goes on when there is room."""
+    source, out = str(folder / "source"), tmp_path / "out"
+    words = (command, source, *([source] if command == "screen" else []), "--text", str(folder / "replies.jsonl"))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, limits[1]))
+    try:
+        code, _, err = run(*words, "--out", str(out))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    place = out / "passes" if command == "screen" else tmp_path / ".out.partial"
+    assert (code, err.splitlines()[-1]) == (2, f"error: {place}: cannot be written: File too large; give another --out")
+    assert run(*words, "--out", str(out))[0] == 0
 
 
 def test_nothing_empty_is_left(run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
