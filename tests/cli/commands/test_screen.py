@@ -262,6 +262,24 @@ def test_a_full_disk(run: Run, folder: Path, tmp_path: Path, command: str) -> No
     assert run(*words, "--out", str(out))[0] == 0
 
 
+def test_drafts_that_are_no_numbers_are_not_counted(run: Run, folder: Path, tmp_path: Path) -> None:
+    """A norm of the MTP block is NaN; and what a crash left of a pass's record is no pass."""
+    broken = shutil.copytree(folder / "source", tmp_path / "broken")
+    path = next(broken.glob("*.safetensors"))
+    tensors = load_file(path)
+    name = next(name for name in tensors if name.endswith(".enorm.weight"))
+    save_file({**tensors, name: torch.full_like(tensors[name], np.nan)}, path, {"format": "pt"})
+    words = ("screen", str(folder / "source"), str(broken), "--text", str(folder / "replies.jsonl"), "--json")
+    code, out, err = run(*words, "--out", str(tmp_path / "out"))
+    assert code == 0, err
+    (candidate,) = Screening.model_validate_json(out).candidates
+    assert candidate.drafts is None and candidate.not_applied == ("MTP drafts: its MTP block computes NaN or infinity",)
+    for content in (b"", b"{", b"\xff"):
+        (tmp_path / "out" / "passes" / "broken" / "pass.json").write_bytes(content)
+        again = Screening.model_validate_json(run(*words, "--out", str(tmp_path / "out"))[1])
+        assert again.candidates == (candidate,)
+
+
 def test_nothing_empty_is_left(run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     code, _, _ = run("screen", str(folder / "source"), str(folder / "w4a16"), "--text", str(tmp_path / "missing.txt"))
