@@ -71,7 +71,7 @@ def pack(
     with (
         quiet(),
         interruptible(lambda: f"layers that are done are kept in {work}; the same command goes on"),
-        states_in(work),
+        states_in(work / "passes"),
         source.opened() as stored,
     ):
         texts = read_panel(text, source.folder, num_tokens, length)

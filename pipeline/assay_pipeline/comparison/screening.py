@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 from assay.callbacks import Say, say_nothing
@@ -88,11 +88,9 @@ def screen(
     with (
         quiet(),
         interruptible(lambda: f"layers that are done are kept in {place.records}; the same command goes on"),
-        states_in(place.records / "passes"),
+        states_in(place.records / "passes", is_temporary=out is None),
         ExitStack() as open_files,
     ):
-        if out is None:
-            open_files.callback(_remove_if_empty, place.records)
         sources = {label: source_of(text, place.records / "hub" / label, say) for label, text in places.items()}
         stored = {label: open_files.enter_context(source.opened()) for label, source in sources.items()}
         damages = {label: damage for label, source in sources.items() if (damage := source.damage()) is not None}
@@ -153,11 +151,6 @@ def screen(
     record.save(path)
     write_screening_page(record, place.records / PAGE_NAME)
     return record, path
-
-
-def _remove_if_empty(folder: Path) -> None:
-    with suppress(OSError):
-        folder.rmdir()
 
 
 def shipped_panel() -> Path:

@@ -28,7 +28,7 @@ from assay_evaluate.client.journal import Journal
 from assay_evaluate.divergence.documents import Document, KeptTexts, keep_texts
 from assay_pipeline.comparison.screen_figures import _word
 from assay_pipeline.comparison.screen_looks import looks_of
-from assay_pipeline.comparison.screen_passes import MadePass, joined
+from assay_pipeline.comparison.screen_passes import MadePass, joined, states_in
 from assay_pipeline.comparison.screening import screen
 from assay_quantize.sensitivity.texts import ScoredText, texts_sha256
 from assay_reports.screening import heading
@@ -257,7 +257,7 @@ def test_a_full_disk(run: Run, folder: Path, tmp_path: Path, command: str) -> No
         code, _, err = run(*words, "--out", str(out))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    place = out / "passes" if command == "screen" else tmp_path / ".out.partial"
+    place = (out if command == "screen" else tmp_path / ".out.partial") / "passes"
     assert (code, err.splitlines()[-1]) == (2, f"error: {place}: cannot be written: File too large; give another --out")
     assert run(*words, "--out", str(out))[0] == 0
 
@@ -282,8 +282,23 @@ def test_drafts_that_are_no_numbers_are_not_counted(run: Run, folder: Path, tmp_
 
 def test_nothing_empty_is_left(run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    code, _, _ = run("screen", str(folder / "source"), str(folder / "w4a16"), "--text", str(tmp_path / "missing.txt"))
-    assert code == 2 and list(tmp_path.iterdir()) == []
+    text, candidate = ("--text", str(tmp_path / "missing.txt")), str(folder / "w4a16")
+    for words in (("screen", candidate), ("screen", candidate, "--out", "a/b"), ("pack", "--out", "a/b")):
+        code, _, err = run(*words, str(folder / "source"), *text)
+        assert code == 2 and err.splitlines()[-1].endswith("cannot be read: No such file or directory")
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_two_at_once(run: Run, folder: Path, tmp_path: Path) -> None:
+    """The second of the same --out would empty the first one's states."""
+    words = (str(folder / "source"), "--text", str(folder / "replies.jsonl"), "--out", str(tmp_path / "out"))
+    for command, more, place in (
+        ("screen", [str(folder / "w4a16")], tmp_path / "out" / "passes"), ("pack", [], tmp_path / ".out.partial" / "passes"),
+    ):  # fmt: skip
+        with states_in(place):
+            message = one_error(run(command, *words, *more))
+        assert message == f"{place}: another command is at work in it; wait for it, or give this one another --out"
+        assert not place.exists()
 
 
 def test_wrong_checkpoints(run: Run, folder: Path, tmp_path: Path) -> None:
