@@ -26,7 +26,8 @@ from assay.records.base import Interval
 from assay.records.screening import Screening, Surprise
 from assay_evaluate.client.journal import Journal
 from assay_evaluate.divergence.documents import Document, KeptTexts, keep_texts
-from assay_pipeline.comparison.screen_figures import _word
+from assay_evaluate.statistics.skewed import skewed_mean
+from assay_pipeline.comparison.screen_figures import _with_higher_low, _word
 from assay_pipeline.comparison.screen_looks import looks_of
 from assay_pipeline.comparison.screen_passes import MadePass, joined, states_in
 from assay_pipeline.comparison.screening import screen
@@ -404,6 +405,20 @@ def test_arguments_are_looked_at_before_torch_is_imported(tmp_path: Path) -> Non
         "*.safetensors)",
         ".: has no config.json; a checkpoint folder holds config.json and *.safetensors",
     ], done.stderr
+
+
+def test_a_long_text_without_a_loss_hides_no_loss_of_the_others() -> None:
+    draw = np.random.default_rng(2)
+    values = [draw.gamma(8, 1 / 8, size) for size in draw.integers(10, 70, 59)] + [np.zeros(180)]
+    text_of_token = np.repeat(np.arange(60), [len(kl_P) for kl_P in values])
+    mean = skewed_mean(np.concatenate(values), text_of_token, least=0)
+    assert mean.low < 0.02 < 0.8 < mean.value
+    texts: list[Any] = [SimpleNamespace(kl_P=kl_P) for kl_P in values]
+    made = _with_higher_low(mean, texts)
+    assert isinstance(made, Interval) and 0.3 < made.low < made.value == mean.value and made.high == mean.high
+    nothing: list[Any] = [SimpleNamespace(kl_P=0 * kl_P) for kl_P in values]
+    zero = skewed_mean(np.concatenate([text.kl_P for text in nothing]), text_of_token, least=0)
+    assert _with_higher_low(zero, nothing) == zero
 
 
 @pytest.mark.parametrize(
