@@ -30,6 +30,5 @@ class LinkAnswer(Record):
 
     @property
     def is_refused(self) -> bool:
-        """Whether it has a defect, or surely diverges beyond the limit for its bits."""
-        failed = self.screening is not None and any(candidate.word == "FAIL" for candidate in self.screening.candidates)
-        return failed or not self.inspection.is_clean
+        """Whether it has a defect, is another model than its base, or surely diverges beyond the limit for its bits."""
+        return not self.inspection.is_clean or (self.screening is not None and bool(self.screening.refused))

@@ -175,6 +175,8 @@ class Screening(Record):
     """How the reference is quantized, if it is a quantized copy of its model; None: it is not, or is not known."""
     damages: dict[str, str] = Field(default_factory=dict)
     """Name of the reference, or label of a candidate -> what `assay inspect` finds damaged in it."""
+    unlike_reference: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Label of a candidate -> what of its config.json or tokenizer is another model's than the reference."""
     reference_sha256: str
     reference_stored_as: str
     numerics: Numerics
@@ -190,6 +192,15 @@ class Screening(Record):
     estimate: ScreenEstimate | None = None
     """None: passes of a screening before were gone on with."""
     seconds: float
+
+    @property
+    def refused(self) -> tuple[str, ...]:
+        """Labels of candidates that surely diverge too far, are damaged, or are another model by their own small files."""
+        return tuple(
+            candidate.label
+            for candidate in self.candidates
+            if candidate.word == "FAIL" or candidate.label in self.damages or candidate.label in self.unlike_reference
+        )
 
     def of_weights(self, checkpoint_sha256: str) -> Screened | None:
         """The candidate of these very weights and files; None: it is of others."""

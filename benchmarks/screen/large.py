@@ -3,9 +3,9 @@ computing alone, bytes read, the estimate; and the same figures window by window
 
     python benchmarks/screen/large.py [--layers 6 12] [--tokens 20000]
 
-Reading alone: every layer is decoded and thrown away. Computing alone: every layer runs all texts, and only that is timed. Window
-by window: every text goes through the whole model before the next begins, and layers are read for each, as a model that does not
-fit into memory is run where texts are outermost. The page cache is dropped before each where the machine lets it be.
+Reading alone: every layer is decoded and thrown away. Computing alone: every layer runs all texts, and only that is timed.
+Window by window: every text goes through the whole model before the next begins, and layers are read for each, as a model that
+does not fit into memory is run where texts are outermost. The page cache is dropped before each where the machine lets it be.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--layers", type=int, nargs=2, default=(6, 12))
     arguments.add_argument("--tokens", type=int, default=20_000)
-    arguments.add_argument("--folder", type=Path, help="where checkpoints are made and removed; default: that of temporary files")
+    arguments.add_argument(
+        "--folder", type=Path, help="where checkpoints are made and removed; default: that of temporary files"
+    )
     arguments.add_argument("--one", type=Path, help="internal: measure this checkpoint in this process")
     options = arguments.parse_args()
     if options.one is not None:
@@ -56,8 +58,8 @@ def main() -> None:
     texts = texts_of(options.tokens)
     print("# Screening checkpoints of Qwen3-30B-A3B's shapes\n")
     print(
-        f"Generated BF16 weights, 128 experts in each layer; {sum(len(text.ids) for text in texts):,} tokens in {len(texts)} texts, "
-        f"FP32, {torch.get_num_threads()} threads.\n"
+        f"Generated BF16 weights, 128 experts in each layer; {sum(len(text.ids) for text in texts):,} tokens in "
+        f"{len(texts)} texts, FP32, {torch.get_num_threads()} threads.\n"
     )
     print(
         "| layers | checkpoint | read | peak memory | estimate | pass and head | pass | reading alone | computing alone "
@@ -72,7 +74,8 @@ def main() -> None:
             row = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
         rows.append(row)
         print(
-            f"| {layers} | {row['bytes'] / 1e9:.1f} GB | {row['read_bytes'] / 1e9:.1f} GB | {row['peak_bytes'] / 2**30:.2f} GiB "
+            f"| {layers} | {row['bytes'] / 1e9:.1f} GB | {row['read_bytes'] / 1e9:.1f} GB "
+            f"| {row['peak_bytes'] / 2**30:.2f} GiB "
             f"| {row['estimate_s']:.0f} s | {row['pass_s'] + row['head_s']:.0f} s | {row['pass_s']:.0f} s "
             f"| {row['reading_s']:.0f} s | {row['computing_s']:.0f} s "
             f"| {row['pass_s'] / max(row['reading_s'], row['computing_s']):.2f} "
@@ -86,7 +89,8 @@ def main() -> None:
     predicted_s = rows[0]["pass_s"] * many / few
     print(
         f"\nA pass of {many} layers by the {few} layers alone: {predicted_s:.0f} s, measured {rows[1]['pass_s']:.0f} s. "
-        f"By both, all {WHOLE_LAYERS} layers: {whole['bytes'] / 1e9:.0f} GB, a pass of {whole['pass_s'] / 60:.0f} min, in the same memory."
+        f"By both, all {WHOLE_LAYERS} layers: {whole['bytes'] / 1e9:.0f} GB, a pass of {whole['pass_s'] / 60:.0f} min, in the "
+        "same memory."
     )
 
 
@@ -109,9 +113,7 @@ def make_checkpoint(folder: Path, layers: int) -> Path:
 
 def texts_of(num_tokens: int) -> list[ScoredText]:
     draw = np.random.default_rng(0)
-    return [
-        ScoredText(tuple(map(int, draw.integers(7, 150_000, TEXT_TOKENS)))) for _ in range(-(-num_tokens // TEXT_TOKENS))
-    ]
+    return [ScoredText(tuple(map(int, draw.integers(7, 150_000, TEXT_TOKENS)))) for _ in range(-(-num_tokens // TEXT_TOKENS))]
 
 
 def measure(path: Path, num_tokens: int) -> dict[str, float]:

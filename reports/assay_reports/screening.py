@@ -58,6 +58,13 @@ def damages(record: Screening) -> list[str]:
     return [english.DAMAGED.format(label=label, damage=damage) for label, damage in record.damages.items()]
 
 
+def others(record: Screening) -> list[str]:
+    """What makes which candidate another model than the reference."""
+    return [
+        english.DAMAGED.format(label=label, damage=what) for label, told in record.unlike_reference.items() for what in told
+    ]
+
+
 def _answer(record: Screening) -> str:
     first = record.candidates[0]
     if len(record.candidates) == 1:
@@ -200,7 +207,7 @@ def write_screening_page(record: Screening, path: Path) -> None:
     page = jinja.get_template("screening.html.j2").render(
         record=record, heading=heading(record), why=functools.partial(why, record), rankings=rankings(record),
         parts=parts(record), layers=layers(record), files=[name_of(file) for file in record.panel.files],
-        not_said=not_said(record), damages=damages(record),
+        not_said=not_said(record), damages=damages(record), others=others(record),
         picture=picture(record.candidates), nats=nats, plain_nats=plain_nats, name_of=name_of, said=english, series=SERIES,
         **document_parts(jinja),
     )  # fmt: skip

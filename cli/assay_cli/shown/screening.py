@@ -162,6 +162,7 @@ def _details(record: Screening, candidate: Screened) -> list[str]:
     lines = ["keys and values rounded as an FP8 cache does"] if candidate.fp8_kv_cache else []
     if (damage := record.damages.get(candidate.label)) is not None:
         lines.append(f"damaged, as `assay inspect` finds: {damage}")
+    lines += [f"another model than the reference: {what}" for what in record.unlike_reference.get(candidate.label, ())]
     if candidate.floor is not None:
         lines.append(
             f"computed otherwise than the reference ({candidate.floor.cause}), which alone makes "

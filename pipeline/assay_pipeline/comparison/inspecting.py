@@ -25,12 +25,14 @@ def inspect(
     source: str | None = None,
     deep: bool = False,
     headers_only: bool = False,
+    kept: bool = True,
     track: Track = track_nothing,
 ) -> Inspection:
     """Inspect the checkpoint that `target` names. Reads, and writes nothing.
 
     source: the base it was made from, named the same way. deep: read the weights too. headers_only: read no data at all.
-    Without either, scales of a folder are read and those of a hub id or URL are not. CheckpointError: nothing can be read.
+    Without either, scales of a folder are read and those of a hub id or URL are not. kept: compare kept tensors with the
+    base's, byte for byte. CheckpointError: nothing can be read.
     """
     from assay_quantize.inspection.inspect import inspect as inspect_files
 
@@ -41,7 +43,7 @@ def inspect(
         take_up_family_of(Path(files.location))
     base = None if source is None else files_of(source)
     scales = deep or (files.is_local and not headers_only)
-    return inspect_files(files, source=base, scales=scales, weights=deep, track=track)
+    return inspect_files(files, source=base, scales=scales, weights=deep, kept=kept, track=track)
 
 
 def files_of(text: str) -> Files:

@@ -43,8 +43,15 @@ def judge_link(
     """
     inspection = inspect(target, track=track)
     folder = Path(inspection.checkpoint).expanduser()
+    is_gguf = bool(gguf_files(folder))
     named = inspection.facts.base_model
     reference = base or source_here(folder) or (None if named is None else cached(named))
+    if reference is not None and not is_gguf and not (Path(reference) / PACK_NAME).is_file():
+        try:  # files beside the weights: what a divergence over given tokens does not show
+            inspection = inspect(target, source=reference, kept=False, track=track)
+        except AssayError:
+            if base is not None and inspection.is_clean:
+                raise
     screening, reason = None, _not_comparable(inspection, folder, reference, may_download=base is not None)
     if reason is None and reference is not None:
         try:

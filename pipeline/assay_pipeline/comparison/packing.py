@@ -13,9 +13,10 @@ from assay.errors import AssayError, CheckpointError
 from assay.records.pack import PACK_NAME, Pack
 from assay.records.run import folder_name
 from assay.records.screening import Numerics, Panel, StatedTexts
+from assay.safe_files import open_inside
 from assay_pipeline.comparison.screen_cost import Most, estimated, shown_estimate, shown_memory
-from assay_pipeline.comparison.screen_passes import Arithmetic, PassRunner, check_device, numerics_of, panel_of
-from assay_pipeline.comparison.screen_sources import ScreenSource, check_place, source_of
+from assay_pipeline.comparison.screen_passes import Arithmetic, PassRunner, check_device, numerics_of, panel_of, states_in
+from assay_pipeline.comparison.screen_sources import ScreenSource, check_out, check_place, source_of
 from assay_pipeline.comparison.screen_texts import read_panel
 from assay_pipeline.interrupted import interruptible
 from assay_pipeline.targets import foreign_note, take_up_family_of
@@ -45,7 +46,17 @@ def pack(
     from assay_quantize.calibration.quiet import quiet
     from assay_quantize.screen.draft import DRAFTS, write_drafts
     from assay_quantize.screen.forward import ScreenPass
-    from assay_quantize.screen.pack import CONFIG, FLOOR_TEXTS, STATES, floor, head_sha256, seal, write_head, write_texts
+    from assay_quantize.screen.pack import (
+        CONFIG,
+        FLOOR_TEXTS,
+        STATES,
+        TOKENIZER,
+        floor,
+        head_sha256,
+        seal,
+        write_head,
+        write_texts,
+    )
     from assay_quantize.screen.texts import stated_in
 
     check_place(str(reference))
@@ -54,12 +65,15 @@ def pack(
     is_empty = not out.exists() or (out.is_dir() and not any(out.iterdir()))
     if not is_empty and not (out / PACK_NAME).is_file() and not work.is_dir():  # a killed one was about to move its files
         raise AssayError(f"{out}: is not empty; give a new folder as --out")
+    if (folder := Path(reference).expanduser()).is_dir():
+        check_out(out, [folder])
     source = source_of(str(reference), work / "hub", say)
     foreign = _checked(source, say)
     runner = PassRunner(arithmetic, device, work / "passes", say, memory_bytes=memory_bytes)
     with (
         quiet(),
         interruptible(lambda: f"layers that are done are kept in {work}; the same command goes on"),
+        states_in(work / "passes"),
         source.opened() as stored,
     ):
         texts = read_panel(text, source.folder, num_tokens, length)
@@ -88,7 +102,10 @@ def pack(
         shutil.rmtree(folder, ignore_errors=True)
         states.linked(folder / STATES, len(scored))
         write_texts(folder, texts)
-        shutil.copyfile(source.folder / CONFIG, folder / CONFIG)
+        for name in (CONFIG, TOKENIZER):
+            if (source.folder / name).is_file():
+                with open_inside(source.folder, name) as given, (folder / name).open("wb") as written:
+                    shutil.copyfileobj(given, written)
         if not isinstance(made.drafts, str):
             write_drafts(folder / DRAFTS, made.drafts)
         if with_head:

@@ -93,7 +93,7 @@ class Looks:
         scored = [text.scored for text in texts]
 
         def made(label: str, runner: PassRunner) -> MadePass:
-            folder = label if is_first else f"{label}-rest"
+            folder = label if is_first else f"{label}+rest"  # `folder_name` gives no label such a name
             texts_of_pass = [self.entries[number].scored for number in new]
             made = runner.run(folder, self.stored[label], self.sources[label], texts_of_pass)
             self._passes[label].append((made, new))

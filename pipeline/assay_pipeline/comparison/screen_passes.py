@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
-from collections.abc import Callable, Sequence
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from assay.callbacks import Say
 from assay.errors import AssayError, QuantizeError
+from assay.foreign_text import shown
 from assay.quantities import size
 from assay.records.pack import Pack
 from assay.records.screening import AppliedFloor, Numerics, Panel, StatedTexts
@@ -205,6 +210,39 @@ def _floor(pack: Pack, numerics: Numerics) -> AppliedFloor | None:
         f"the pack was made with {pack.numerics.arithmetic} on {pack.numerics.device}, and has no measure of what "
         f"{', '.join(differing)} changes; screen with --arithmetic {pack.numerics.arithmetic}"
     )
+
+
+@contextmanager
+def states_in(folder: Path, *, is_temporary: bool = False) -> Iterator[None]:
+    """While files of states are written below `folder` and read: by one process, and no folder stays that nothing was put into.
+
+    is_temporary: the folder that it lies in was made for it. AssayError: another process is at work there; the disk takes or
+    gives no file, for which safetensors has a word of its own that names none.
+    """
+    from safetensors import SafetensorError
+
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):  # a file system (NFS) that locks no folders
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise AssayError(
+                    f"{folder}: another command is at work in it; wait for it, or give this one another --out"
+                ) from None
+        yield
+    except SafetensorError as problem:
+        code = re.search(r"\(os error (\d+)\)", str(problem))
+        if code is not None:
+            raise AssayError(f"{folder}: cannot be written: {os.strerror(int(code[1]))}; give another --out") from None
+        raise AssayError(f"{folder}: holds a damaged file of states ({shown(problem, 80)}); remove it and begin anew") from None
+    finally:
+        os.close(descriptor)
+        with suppress(OSError):
+            for place in (*made, folder.parent) if is_temporary else made:
+                place.rmdir()
 
 
 def check_device(device: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -56,7 +56,7 @@ class ScreenSource:
 
     def damage(self) -> str | None:
         """What is damaged, in a clause; of a repository as far as headers and small files show."""
-        return damage_in(self.folder) if self.mirror is None else damage_in_repository(self.location)
+        return damage_in(self.folder) if self.mirror is None else damage_in_repository(self.location, self.mirror.commit)
 
     def damage_note(self, damage: str) -> str:
         return damage_note(self.location, damage)
@@ -75,6 +75,13 @@ def check_place(text: str) -> None:
     if not folder.is_dir():
         raise CheckpointError(no_such_folder(text, folder) if not folder.exists() else f"{text}: give a checkpoint's folder")
     read_json_object(folder, "config.json")
+
+
+def check_out(out: Path, checkpoints: Iterable[Path]) -> None:
+    """AssayError: `out` lies in one of the folders, whose files are its identity."""
+    for folder in checkpoints:
+        if out.resolve().is_relative_to(folder.resolve()):
+            raise AssayError(f"{out}: lies in the checkpoint {folder}, to which nothing is written; give another --out")
 
 
 def label_of(text: str) -> str:

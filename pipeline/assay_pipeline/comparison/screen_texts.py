@@ -13,6 +13,9 @@ from assay.safe_files import read_json_object
 if TYPE_CHECKING:
     from assay_quantize.screen.texts import ScreenText
 
+FEWEST = 2
+"""Texts of which a divergence has a spread."""
+
 
 def read_panel(sources: Sequence[Path], checkpoint: Path, num_tokens: int, length: int | None) -> list[ScreenText]:
     """Texts until `num_tokens` are scored: those of runs first, as token ids, then files (`assay_quantize.screen.texts`).
@@ -30,7 +33,10 @@ def read_panel(sources: Sequence[Path], checkpoint: Path, num_tokens: int, lengt
             kept.append(text)
             left -= text.scored.num_scored
     files = [source for source in sources if source not in runs]
-    return kept + (read_texts(files, checkpoint, left, length) if files and left > 0 else [])
+    kept += read_texts(files, checkpoint, left, length) if files and left > 0 else []
+    if len(kept) < FEWEST:
+        raise AssayError(f"{', '.join(map(str, sources))}: 1 text is too few for a divergence; give at least two")
+    return kept
 
 
 def _of_run(run: Path, checkpoint: Path, length: int | None) -> list[ScreenText]:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from assay.callbacks import Say, say_nothing
 from assay.errors import AssayError
@@ -15,6 +14,7 @@ from assay.recipes.gate import DivergenceGate, GateRecipe
 from assay.recipes.load import load_recipe
 from assay.records.pack import PACK_NAME
 from assay.records.screening import SCREENING_NAME, Screening
+from assay_pipeline.comparison.damage import unlike_reference
 from assay_pipeline.comparison.pack_source import pack_folder
 from assay_pipeline.comparison.screen_cost import Most, estimated, shown_estimate, shown_memory
 from assay_pipeline.comparison.screen_figures import rankings_of, surprise_of
@@ -27,15 +27,13 @@ from assay_pipeline.comparison.screen_passes import (
     numerics_of,
     panel_of,
     reference_pack,
+    states_in,
 )
-from assay_pipeline.comparison.screen_sources import check_place, label_of, source_of
+from assay_pipeline.comparison.screen_sources import check_out, check_place, label_of, source_of
 from assay_pipeline.comparison.screen_texts import read_panel
 from assay_pipeline.interrupted import interruptible
 from assay_pipeline.places import place_for
 from assay_pipeline.targets import foreign_note
-
-if TYPE_CHECKING:
-    pass
 
 PAGE_NAME = "screening.html"
 GATES = "default"
@@ -75,6 +73,8 @@ def screen(
         pack, checkpoints = Path(checkpoints[0]), checkpoints[1:]
     _check_sides(checkpoints, pack, text)
     places = dict(_labelled(checkpoints))  # before torch is imported, which takes seconds, and anything is written
+    if out is not None:
+        check_out(out, [folder for text in checkpoints if (folder := Path(text).expanduser()).is_dir()])
 
     from assay_quantize.calibration.quiet import quiet
     from assay_quantize.screen.pack import open_pack
@@ -90,6 +90,7 @@ def screen(
     with (
         quiet(),
         interruptible(lambda: f"layers that are done are kept in {place.records}; the same command goes on"),
+        states_in(place.records / "passes", is_temporary=out is None),
         ExitStack() as open_files,
     ):
         sources = {label: source_of(text, place.records / "hub" / label, say) for label, text in places.items()}
@@ -102,6 +103,11 @@ def screen(
         texts = [entry.scored for entry in entries]
         for label, damage in damages.items():
             say(f"note: {label}: {sources[label].damage_note(damage)}")
+        candidates = list(sources)[of_pack is None :]
+        compared_with = sources[first].folder if place_of_pack is None else place_of_pack
+        unlike = {label: told for label in candidates if (told := unlike_reference(compared_with, sources[label].folder))}
+        for label, told in unlike.items():
+            say(f"note: {label}: another model than the reference: {'; '.join(told)}")
         foreign = sources[first].foreign() if of_pack is None else of_pack.record.foreign_reference
         if foreign is not None:
             say(f"note: {foreign_note(sources[first].location if of_pack is None else str(place_of_pack), foreign)}")
@@ -130,6 +136,7 @@ def screen(
         pack_seal=reference.pack_seal,
         foreign_reference=foreign,
         damages=damages,
+        unlike_reference=unlike,
         reference_sha256=reference.sha256,
         reference_stored_as=reference.stored_as,
         numerics=numerics_of(arithmetic, device),

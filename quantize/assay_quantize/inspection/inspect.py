@@ -24,13 +24,15 @@ from assay_quantize.inspection.values import num_bytes_of, read_scales, read_wei
 
 
 def inspect(
-    files: Files, *, source: Files | None = None, scales: bool = True, weights: bool = False, track: Track = track_nothing
+    files: Files, *, source: Files | None = None, scales: bool = True, weights: bool = False, kept: bool = True,
+    track: Track = track_nothing,
 ) -> Inspection:  # fmt: skip
     """What the checkpoint is and what is wrong with it.
 
-    source: the base that it was made from; then kept tensors are compared byte for byte, and with `weights` quantized ones
-    decoded and compared. scales: read the values of every scale. weights: and of every other tensor. GGUF files are inspected
-    by `gguf.inspect`, without a base. CheckpointError: no config.json, no weights, a repository that is not there.
+    source: the base that it was made from; then kept tensors are compared byte for byte, unless `kept` is False, and with
+    `weights` quantized ones decoded and compared. scales: read the values of every scale. weights: and of every other tensor.
+    GGUF files are inspected by `gguf.inspect`, without a base. CheckpointError: no config.json, no weights, a repository that
+    is not there.
     """
     if is_gguf(files):
         return inspect_gguf(files, has_source=source is not None, weights=weights, track=track)
@@ -47,9 +49,13 @@ def inspect(
             read_weights(subject, progress)
         read.add("weights")
     if base is not None:
-        compare_with_base(subject, base, decode=weights, track=track)
         read.add("source")
-    asked = [defect for defect in DEFECTS if defect.needs in read]
+        if kept:
+            compare_with_base(subject, base, decode=weights, track=track)
+        else:
+            subject.values.not_looked_at.append("kept tensors and errors against the base: not compared (--source)")
+    of_data = () if kept else ("kept_tensor_differs", "error_beyond_format")
+    asked = [defect for defect in DEFECTS if defect.needs in read and defect.key not in of_data]
     return Inspection(
         checkpoint=files.location,
         revision=files.revision,

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from assay.recipes.family_names import names_of, split_layer
-from assay_quantize.checkpoint.declaration import DEFAULT_BLOCK, declared_blocks, is_block
+from assay_quantize.checkpoint.declaration import DEFAULT_BLOCK, declared_blocks, is_block, weight_arguments
 from assay_quantize.checkpoint.stored import GLOBAL_LEAVES, INPUT_LEAVES, Weight, packed_bits
 from assay_quantize.formats.vllm_rules import MixedSchemes, RuntimeModule
 from assay_quantize.inspection.declared import check_patterns, slow_pattern
@@ -320,6 +320,11 @@ def _scale_problem(weight: Weight, scale: tuple[int, ...], subject: Subject) -> 
             if scale == (rows, columns // group) and columns % group == 0
             else f"{told}; one for {group} columns was expected"
         )
+    if (claimed := _claimed_groups(subject, weight.form)) and len(scale) == 2:
+        stored = scale[1] if weight.form == "int_packed" else scale[0]
+        if all(stored != math.ceil(columns / (size or columns)) for size in claimed):
+            sizes = " or ".join("all" if size is None else str(size) for size in sorted(claimed, key=lambda size: size or 0))
+            return f"{told}, in {stored} groups; the claim is of groups of {sizes} columns"
     if weight.form in ("gptq", "awq"):
         bits = packed_bits(weight.parts, subject.declared.bits)
         zeros = weight.parts.get("qzeros")
@@ -334,6 +339,22 @@ def _scale_problem(weight: Weight, scale: tuple[int, ...], subject: Subject) -> 
         fits = any(flat == (shares * math.ceil(rows / shares / height), math.ceil(columns / width)) for height, width in blocks)
         return None if fits else f"{told}; one for each block of {blocks[0][0]} x {blocks[0][1]} was expected"
     return None
+
+
+def _claimed_groups(subject: Subject, form: str) -> set[int | None]:
+    """Columns that share a scale of integers in some group of the claim; None: all of a row. Empty: the claim does not say it,
+    or says it by module."""
+    flat = subject.declared.quantization
+    if form == "int_packed" and subject.declared.method == "compressed-tensors":
+        told = [args for args in weight_arguments(flat) if args.get("type") == "int"]
+        named = [args.get("group_size") if args.get("strategy") == "group" else args.get("strategy") for args in told]
+    elif form == subject.declared.method and form in ("gptq", "awq") and not flat.get("dynamic"):
+        named = [flat.get("group_size")]
+    else:
+        return set()
+    if not all(size in (-1, "channel") or (type(size) is int and size > 0) for size in named):
+        return set()
+    return {size if type(size) is int and size > 0 else None for size in named}
 
 
 def _shares(subject: Subject, module: str) -> int:

@@ -20,6 +20,8 @@ OF_NO_MODEL = frozenset({
     "mtp_num_hidden_layers", "return_dict", "output_hidden_states", "output_attentions", "id2label", "label2id",
 })  # fmt: skip
 """Keys of config.json that say nothing of what the model computes, or that another check looks at."""
+ROPE_KEYS = ("rope_scaling", "rope_parameters")
+"""Where transformers 4 and 5 say how rotary embeddings are scaled."""
 OF_GENERATION = ("eos_token_id", "bos_token_id", "pad_token_id", "temperature", "top_p", "top_k", "do_sample")
 _NO_PART_OF_TOKENIZER = frozenset({"truncation", "padding", "version"})
 WIDTH = {"bf16": 16, "fp16": 16, "fp32": 32, "fp64": 64}
@@ -40,13 +42,13 @@ def tokenizer_unlike_base(subject: Subject) -> Iterator[Place]:
                 yield Place(name, "is in the base, and not here")
             continue
         if name in source.json and name in subject.json:
-            if (part := _tokenizer_difference(source.json[name], subject.json[name])) is not None:
+            if (part := tokenizer_difference(source.json[name], subject.json[name])) is not None:
                 yield Place(name, f"its {part} is not the base's")
         elif _bytes(source, name) != _bytes(subject, name):
             yield Place(name, "is not the base's, byte for byte")
 
 
-def _tokenizer_difference(base: Mapping[str, Any], own: Mapping[str, Any]) -> str | None:
+def tokenizer_difference(base: Mapping[str, Any], own: Mapping[str, Any]) -> str | None:
     """The first part of a tokenizer.json that differs; merges may be written in two ways."""
     for key in sorted((base.keys() | own.keys()) - _NO_PART_OF_TOKENIZER):
         if _plain_merges(base.get(key)) != _plain_merges(own.get(key)):
@@ -105,6 +107,20 @@ def _config_differences(base: Mapping[str, Any], own: Mapping[str, Any], where: 
             yield from _config_differences(base_value, own_value, f"{where}: {key}")
         elif key in own:
             yield Place(f"{where}: {key}", f"is {shown(own_value, 60)}; the base has {shown(base_value, 60)}")
+    yield from _rope_lost(base, own, where)
+
+
+def _rope_lost(base: Mapping[str, Any], own: Mapping[str, Any], where: str) -> Iterator[Place]:
+    """Scaled rotary embeddings of one side of which the other has no word: no architecture scales them by default."""
+    for key in ROPE_KEYS:
+        if _is_scaled(base.get(key)) and not any(name in own for name in ROPE_KEYS):
+            yield Place(f"{where}: {key}", f"is absent; the base has {shown(base[key], 60)}")
+        if _is_scaled(own.get(key)) and not any(name in base for name in ROPE_KEYS):
+            yield Place(f"{where}: {key}", f"is {shown(own[key], 60)}; the base has none")
+
+
+def _is_scaled(rope: object) -> bool:
+    return isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) not in (None, "default")
 
 
 def tensor_lost(subject: Subject) -> Iterator[Place]:

@@ -23,7 +23,7 @@ from assay_quantize.remote.hub_stream import SPARE_BYTES, header_of, write_hollo
 
 SMALL = frozenset({".json", ".jinja", ".model", ".txt", ".tiktoken", ".py"})
 """Of what lies beside weights: config, tokenizer, templates, manifest; code is data here, a part of a checkpoint's identity."""
-_COMMIT = ".commit"
+_COMMIT, _UNFINISHED = ".commit", "unfinished"
 
 
 class HubMirror:
@@ -33,7 +33,7 @@ class HubMirror:
         """folder: of this repository alone; what lies there of another commit goes. report: told in a line what comes.
 
         CheckpointError: no such repository, no safetensors, no hash stated of a shard, a hub that does not answer, no room for
-        its two largest shards.
+        its two largest shards, something in `folder` that no mirror put there.
         """
         commit = Repository(hub_id).commit
         if commit is None:
@@ -109,9 +109,12 @@ class HubMirror:
     def _make_hollow(self, shards: list[str]) -> dict[str, int]:
         """Everything but data into the folder. Returns shard -> its bytes."""
         note = self.folder / _COMMIT
+        if self.folder.exists() and not note.is_file() and any(self.folder.iterdir()):
+            raise CheckpointError(f"{self.folder}: holds something else than a copy of {self.hub_id}; give another --out")
         if not note.is_file() or note.read_text(encoding="utf-8") != self.commit:
             shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True)
+            write_text_atomically(note, _UNFINISHED)  # so that a killed one knows it for its own
         for name, file in self._hub.files.items():
             path = self.folder / name
             if (

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from assay.atomic_files import replacing
-from assay.errors import PlanError
+from assay.errors import PlanError, QuantizeError
 from assay.recipes.families import family_of
 from assay.recipes.family_names import FamilyNames, names_of
 from assay.recipes.text_config import num_hidden_layers, text_of
@@ -211,7 +211,7 @@ def read_drafts(path: Path, num_texts: int) -> list[DraftAcceptance]:
 
 
 def acceptance(texts: Sequence[ScoredText], decoder: PassSide, draft: PassSide) -> list[DraftAcceptance]:
-    """Text by text. decoder, draft: of one checkpoint, over the same texts."""
+    """Text by text. decoder, draft: of one checkpoint, over the same texts. QuantizeError: the draft computes NaN."""
     values = []
     with decoder.head as of_decoder, draft.head as of_draft:
         for number, text in enumerate(texts):
@@ -223,6 +223,8 @@ def acceptance(texts: Sequence[ScoredText], decoder: PassSide, draft: PassSide) 
                 places = torch.arange(first, last)
                 p = torch.softmax(of_decoder(ids_1T, places + 1, decoder.states.state(number))[0].double(), dim=-1)
                 q = torch.softmax(of_draft(ids_1T[:, :-1], places, draft.states.state(number))[0].double(), dim=-1)
+                if not bool(q.isfinite().all()):
+                    raise QuantizeError(f"{draft.location}: its MTP block computes NaN or infinity")
                 accepted = torch.minimum(p, q).sum(1), p.argmax(1) == q.argmax(1)
                 pieces.append((accepted[0].cpu().numpy(), accepted[1].cpu().numpy()))
                 first = last

@@ -143,10 +143,11 @@ def run_pass(
     from safetensors.torch import save_file
 
     record = folder / PASS_RECORD
-    if not record.is_file() or json.loads(record.read_text(encoding="utf-8")) != {"identity": identity}:
+    own = json.dumps({"identity": identity})
+    if not record.is_file() or record.read_bytes() != own.encode():
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        write_text_atomically(record, json.dumps({"identity": identity}))
+        write_text_atomically(record, own)
     done = [int(path.name.rpartition("-")[2]) for path in folder.glob(f"{_BEHIND}-*")]
     begin = min(max(done, default=-1) + 1, model.num_layers)  # behind the last are states of drafts
     _remove_all_but(folder, begin)

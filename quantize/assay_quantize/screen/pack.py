@@ -2,6 +2,7 @@
 
 pack.json             the record (`assay.records.pack`), written last
 config.json           the reference's
+tokenizer.json        the reference's, if it has one: a candidate's is held against it
 texts.jsonl           token ids and marks of every text, a line each
 head.safetensors      last norm and head, in the dtype of the arithmetic; absent if the pack holds their hash alone
 drafts.safetensors    how often drafts of its MTP block are accepted; absent if there is none that is run
@@ -31,20 +32,13 @@ from assay_quantize.screen.compare import PassSide, compare_passes
 from assay_quantize.screen.draft import DRAFTS, DraftAcceptance, read_drafts
 from assay_quantize.screen.forward import ScreenPass
 from assay_quantize.screen.layer_model import LayerModel
-from assay_quantize.screen.placing import text_config
+from assay_quantize.screen.same_model import config_differences
 from assay_quantize.screen.texts import ScreenText
 from assay_quantize.sensitivity.texts import ScoredText, texts_sha256
 
-CONFIG, TEXTS, HEAD, STATES = "config.json", "texts.jsonl", "head.safetensors", "states"
+CONFIG, TOKENIZER, TEXTS, HEAD, STATES = "config.json", "tokenizer.json", "texts.jsonl", "head.safetensors", "states"
 FLOOR_TEXTS = 16
 """Over which floors are measured: so many that the largest lies above the mean of all, unless values are very uneven."""
-MEANINGLESS_FIELDS = {
-    "_name_or_path", "architectures", "bos_token_id", "compression_config", "dtype", "eos_token_id",
-    "initializer_range", "mtp_num_hidden_layers", "num_nextn_predict_layers", "output_router_logits", "pad_token_id",
-    "quantization_config", "router_aux_loss_coef", "tie_word_embeddings", "torch_dtype", "transformers_version",
-    "use_cache",
-}  # fmt: skip
-"""Of a config: what does not enter the forward of the decoder."""
 
 
 @dataclass(frozen=True)
@@ -157,14 +151,7 @@ def _read_texts(path: Path) -> list[ScreenText]:
     return texts
 
 
-def _check_same_model(reference_config: Mapping[str, object], candidate: LayerModel) -> None:
-    reference, own = (
-        {name: value for name, value in text_config(config).to_dict().items() if name not in MEANINGLESS_FIELDS}
-        for config in (reference_config, candidate.stored.config)
-    )
-    for name in sorted(reference.keys() | own.keys()):
-        if reference.get(name) != own.get(name):
-            raise QuantizeError(
-                f"{candidate.stored.location}: {name} is {own.get(name)!r}, and {reference.get(name)!r} in the pack's "
-                "reference: it is another model"
-            )
+def _check_same_model(reference_config: Mapping[str, Any], candidate: LayerModel) -> None:
+    if differences := config_differences(reference_config, candidate.stored.config):
+        more = f"; {len(differences) - 1} more" if len(differences) > 1 else ""
+        raise QuantizeError(f"{candidate.stored.location}: {differences[0]}{more}: it is another model than the pack's")

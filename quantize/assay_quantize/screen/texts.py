@@ -65,12 +65,12 @@ def read_texts(paths: Sequence[Path], tokenizer_folder: Path, num_tokens: int, l
 def _texts_of(path: Path, tokenizer: Any, length: int) -> Iterator[ScreenText]:
     try:
         if path.suffix == ".jsonl":
-            with path.open(encoding="utf-8") as lines:
+            with path.open(encoding="utf-8-sig") as lines:
                 for number, line in enumerate(lines, 1):
                     if line.strip():
                         yield from _of_line(f"{path}:{number}", path.stem, line, tokenizer, length)
             return
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:
             number = 0
             while piece := file.read(MOST_CHARACTERS * length):
                 ids = _ids(tokenizer, piece)
@@ -90,7 +90,7 @@ def stated_in(paths: Sequence[Path]) -> StatedTexts:
     said: dict[str, list[str]] = {}
     for path in paths:
         if path.suffix == ".jsonl" and path.is_file():
-            with path.open(encoding="utf-8", errors="replace") as lines:
+            with path.open(encoding="utf-8-sig", errors="replace") as lines:
                 fields = _object(next(lines, ""))
             stated = fields.get(STATED) if fields else None
             for name, value in stated.items() if isinstance(stated, dict) else ():
@@ -111,8 +111,8 @@ def _of_line(where: str, domain: str, line: str, tokenizer: Any, length: int) ->
     fields = _object(line) or {}
     if STATED in fields:
         return
-    is_text = isinstance(fields.get("text"), str)
-    is_reply = isinstance(fields.get("prompt"), str) and isinstance(fields.get("reply"), str)
+    is_text = _is_text(fields.get("text"))
+    is_reply = _is_text(fields.get("prompt")) and _is_text(fields.get("reply"))
     if not is_text and not is_reply:
         raise QuantizeError(f'{where}: is no line of a text; write {{"text": ...}} or {{"prompt": ..., "reply": ...}}')
     prompt = prompt_ids(tokenizer, fields["prompt"]) if is_reply else []
@@ -126,6 +126,11 @@ def _of_line(where: str, domain: str, line: str, tokenizer: Any, length: int) ->
         thinking = min(len(_ids(tokenizer, fields["reply"].partition("</think>")[0])), len(ids) - first)
     language, told = (shown(fields.get(key) or "", 40) if fields.get(key) else "" for key in ("language", "domain"))
     yield ScreenText(where, ScoredText(ids, first), language, told or domain, thinking)
+
+
+def _is_text(value: object) -> bool:
+    """Without halves of surrogate pairs, which JSON may hold and no tokenizer takes."""
+    return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
 def _ids(tokenizer: Any, text: str) -> list[int]:

@@ -72,6 +72,26 @@ def test_a_damaged_one(run: Run, folder: Path, tmp_path: Path) -> None:
     )
 
 
+def test_files_beside_the_weights_are_held_against_the_base(run: Run, folder: Path, tmp_path: Path) -> None:
+    """Another chat template and other end tokens, of which no token of a text knows; and norms that hold a scale of AWQ."""
+    base, made = (shutil.copytree(folder / name, tmp_path / name) for name in ("source", "made"))
+    (base / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 4, 6]}))
+    (made / "generation_config.json").write_text(json.dumps({"eos_token_id": 0}))
+    (made / "chat_template.jinja").write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+    path = next(made.glob("*.safetensors"))
+    tensors = load_file(path)
+    scaled = {name: value * 1.01 if name.endswith("input_layernorm.weight") else value for name, value in tensors.items()}
+    save_file(scaled, path, {"format": "pt"})
+    code, answer = answered(run, made, "--base", base, "--tokens", "2000", "--out", tmp_path / "out")
+    assert code == 1 and answer.is_refused and answer.screening is not None and answer.screening.refused == ()
+    assert [
+        (finding.defect, finding.places[0].what) for finding in answer.inspection.findings if finding.severity != "note"
+    ] == [
+        ("chat_template_unlike_base", "the chat template is not the base's"),
+        ("generation_config_unlike_base", "is 0; the base has [0, 4, 6]"),
+    ]
+
+
 def test_base_that_it_names(run: Run, folder: Path, tmp_path: Path) -> None:
     code, answer = answered(run, folder / "made")
     assert (code, answer.base, answer.screening) == (0, "nobody/Tiny-GLM", None)

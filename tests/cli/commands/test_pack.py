@@ -71,6 +71,7 @@ def test_the_record(run: Run, folder: Path) -> None:
         "head.safetensors",
         "states",
         "texts.jsonl",
+        "tokenizer.json",
     ]
     assert [(floor.cause, floor.num_texts) for floor in record.floors] == [("batch shape", 16), ("arithmetic", 16)]
     assert 0 <= record.floors[0].kl_mean < 1e-9 < 1e-7 < record.floors[1].kl_mean < record.floors[1].kl_largest < 0.02
@@ -190,7 +191,7 @@ def test_other_models_and_heads(run: Run, folder: Path, tmp_path: Path) -> None:
     code, _, err = run("screen", "--pack", str(folder / "pack"), str(other), *out)
     assert (code, err.splitlines()[-1]) == (
         2,
-        f"error: {other}: num_experts_per_tok is 1, and 2 in the pack's reference: it is another model",
+        f"error: {other}: num_experts_per_tok is 1, and 2 in the reference: it is another model than the pack's",
     )
     tuned = shutil.copytree(folder / "source", tmp_path / "tuned")
     path = next(tuned.glob("*.safetensors"))
@@ -203,6 +204,16 @@ def test_other_models_and_heads(run: Run, folder: Path, tmp_path: Path) -> None:
         f"error: {tuned}: its last norm or head is not the reference's, of which {folder}/plain holds a hash alone; "
         "make the pack without --no-head",
     )
+
+
+def test_another_tokenizer_than_that_of_the_pack(run: Run, folder: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(folder / "source", tmp_path / "other")
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    tokenizer["model"]["merges"].reverse()
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    code, record = screened(run, "--pack", folder / "pack", other, "--out", tmp_path / "out")
+    assert (code, record.candidates[0].word) == (1, "not failed")
+    assert record.unlike_reference == {"other": ("model of its tokenizer.json is not the reference's",)}
 
 
 def test_wrong_words(run: Run, folder: Path, tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -22,11 +24,13 @@ from safetensors.torch import load_file, save_file
 from tiny_families import glm4_moe, make_tiny
 
 from assay.records.base import Interval
-from assay.records.screening import Screening
+from assay.records.screening import Screening, Surprise
 from assay_evaluate.client.journal import Journal
 from assay_evaluate.divergence.documents import Document, KeptTexts, keep_texts
+from assay_evaluate.statistics.skewed import skewed_mean
+from assay_pipeline.comparison.screen_figures import _with_higher_low, _word
 from assay_pipeline.comparison.screen_looks import looks_of
-from assay_pipeline.comparison.screen_passes import MadePass, joined
+from assay_pipeline.comparison.screen_passes import MadePass, joined, states_in
 from assay_pipeline.comparison.screening import screen
 from assay_quantize.sensitivity.texts import ScoredText, texts_sha256
 from assay_reports.screening import heading
@@ -124,6 +128,52 @@ def test_structural_tokens_are_told_apart(run: Run, folder: Path, tmp_path: Path
     assert code in (0, 1) and "<h2>KL by structural token</h2>" in (tmp_path / "out" / "screening.html").read_text()
 
 
+def test_another_model_by_its_small_files_is_named(run: Run, folder: Path, tmp_path: Path) -> None:
+    """Over these texts neither another tokenizer nor a field that only long texts meet changes anything."""
+    changes: dict[str, dict[str, Any]] = {
+        "window": {"max_position_embeddings": 131072},
+        "topk": {"norm_topk_prob": False},
+        "resaved": {
+            "partial_rotary_factor": None,
+            "norm_topk_prob": None,
+            "rope_theta": None,
+            "unsloth_fixed": True,
+            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+        },  # defaults left out, as transformers saves it
+    }
+    for name, fields in changes.items():
+        made = shutil.copytree(folder / "source", tmp_path / name)
+        config = json.loads((made / "config.json").read_text()) | fields
+        (made / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+    made = shutil.copytree(folder / "source", tmp_path / "tokens")
+    tokenizer = json.loads((made / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["0"], vocabulary["1"] = vocabulary["1"], vocabulary["0"]
+    (made / "tokenizer.json").write_text(json.dumps(tokenizer))
+    candidates = [str(tmp_path / name) for name in (*changes, "tokens")]
+    words = (
+        "screen",
+        str(folder / "source"),
+        *candidates,
+        "--text",
+        str(folder / "replies.jsonl"),
+        "--out",
+        str(tmp_path / "out"),
+    )
+    code, out, err = run(*words)
+    record = Screening.load(tmp_path / "out" / "screening.json")
+    assert code == 1 and record.unlike_reference == {
+        "window": ("max_position_embeddings is 131072, and 4096 in the reference",),
+        "topk": ("norm_topk_prob is False, and True in the reference",),
+        "tokens": ("model of its tokenizer.json is not the reference's",),
+    }
+    assert {candidate.word for candidate in record.candidates} == {"not failed"}
+    line = "another model than the reference: model of its tokenizer.json is not the reference's"
+    assert f"tokens: {line}" in out.splitlines() and f"note: tokens: {line}" in err.splitlines()
+    page = (tmp_path / "out" / "screening.html").read_text()
+    assert "<li>tokens: model of its tokenizer.json is not the reference&#39;s</li>" in page
+
+
 def test_few_texts_have_no_interval_and_no_answer(run: Run, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "two.jsonl").write_text("".join((folder / "replies.jsonl").read_text().splitlines(keepends=True)[:2]))
     words = ("screen", str(folder / "source"), str(folder / "damaged"), "--text", str(tmp_path / "two.jsonl"))
@@ -144,6 +194,17 @@ def test_plain_text_is_cut(run: Run, folder: Path, tmp_path: Path) -> None:
     [
         ("a.jsonl", b'{"txt": "x"}\n', 'a.jsonl:1: is no line of a text; write {"text": ...} or {"prompt": ..., "reply": ...}'),
         ("a.jsonl", b"[" * 100_000, 'a.jsonl:1: is no line of a text; write {"text": ...} or {"prompt": ..., "reply": ...}'),
+        (
+            "a.jsonl",
+            b'{"text": "half of a pair: \\ud83d"}\n',
+            'a.jsonl:1: is no line of a text; write {"text": ...} or {"prompt": ..., "reply": ...}',
+        ),
+        (
+            "a.jsonl",
+            b'{"prompt": "\\ud83d", "reply": "Yes, it is."}\n',
+            'a.jsonl:1: is no line of a text; write {"text": ...} or {"prompt": ..., "reply": ...}',
+        ),
+        ("a.jsonl", b'{"text": "One text alone."}\n', "a.jsonl: 1 text is too few for a divergence; give at least two"),
         ("a.txt", b"\xff\xfe\x00", "a.txt: is no UTF-8 text; give plain text or JSON lines"),
         ("a.txt", b"", "a.txt: no text of two tokens; give files of plain text or JSON lines"),
         ("missing.txt", None, "missing.txt: cannot be read: No such file or directory"),
@@ -154,6 +215,92 @@ def test_wrong_texts(run: Run, folder: Path, tmp_path: Path, name: str, content:
         (tmp_path / name).write_bytes(content)
     words = ("screen", str(folder / "source"), str(folder / "w4a16"), "--text", str(tmp_path / name))
     assert one_error(run(*words, "--out", str(tmp_path / "out"))) == f"{tmp_path}/{expected}"
+
+
+def test_a_mark_of_byte_order_is_no_text(run: Run, folder: Path, tmp_path: Path) -> None:
+    """As editors on Windows put it in front of UTF-8."""
+    sha256 = set()
+    for number, mark in enumerate((b"", b"\xef\xbb\xbf")):
+        path = tmp_path / f"{number}.jsonl"
+        path.write_bytes(mark + b'{"stated": {"licence": "MIT"}}\r\n{"text": "Two texts."}\r\n{"text": "Both short."}\r\n')
+        words = ("screen", str(folder / "source"), str(folder / "source"), "--text", str(path), "--out", str(tmp_path / "out"))
+        code, out, err = run(*words, "--json")
+        assert code == 0, err
+        record = Screening.model_validate_json(out)
+        assert record.panel.stated.licence == "MIT"
+        sha256.add(record.panel.sha256)
+    assert len(sha256) == 1
+
+
+def test_nothing_is_written_into_a_checkpoint(run: Run, folder: Path, tmp_path: Path) -> None:
+    made = shutil.copytree(folder / "source", tmp_path / "made")
+    text = ("--text", str(folder / "replies.jsonl"))
+    for place in (made, made / "sub", tmp_path / "made" / ".." / "made"):
+        for words in (
+            ("screen", str(made), str(folder / "w4a16")),
+            ("screen", str(folder / "w4a16"), str(made)),
+            ("pack", str(made)),
+        ):
+            if words[0] == "pack" and place != made / "sub":
+                continue  # it is not empty
+            message = one_error(run(*words, *text, "--out", str(place)))
+            assert message == f"{place}: lies in the checkpoint {made}, to which nothing is written; give another --out"
+    assert sorted(path.name for path in made.iterdir()) == sorted(path.name for path in (folder / "source").iterdir())
+
+
+@pytest.mark.parametrize("command", ["screen", "pack"])
+def test_a_full_disk(run: Run, folder: Path, tmp_path: Path, command: str) -> None:
+    """And what was begun goes on when there is room."""
+    source, out = str(folder / "source"), tmp_path / "out"
+    words = (command, source, *([source] if command == "screen" else []), "--text", str(folder / "replies.jsonl"))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, limits[1]))
+    try:
+        code, _, err = run(*words, "--out", str(out))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    place = (out if command == "screen" else tmp_path / ".out.partial") / "passes"
+    assert (code, err.splitlines()[-1]) == (2, f"error: {place}: cannot be written: File too large; give another --out")
+    assert run(*words, "--out", str(out))[0] == 0
+
+
+def test_drafts_that_are_no_numbers_are_not_counted(run: Run, folder: Path, tmp_path: Path) -> None:
+    """A norm of the MTP block is NaN; and what a crash left of a pass's record is no pass."""
+    broken = shutil.copytree(folder / "source", tmp_path / "broken")
+    path = next(broken.glob("*.safetensors"))
+    tensors = load_file(path)
+    name = next(name for name in tensors if name.endswith(".enorm.weight"))
+    save_file({**tensors, name: torch.full_like(tensors[name], np.nan)}, path, {"format": "pt"})
+    words = ("screen", str(folder / "source"), str(broken), "--text", str(folder / "replies.jsonl"), "--json")
+    code, out, err = run(*words, "--out", str(tmp_path / "out"))
+    assert code == 0, err
+    (candidate,) = Screening.model_validate_json(out).candidates
+    assert candidate.drafts is None and candidate.not_applied == ("MTP drafts: its MTP block computes NaN or infinity",)
+    for content in (b"", b"{", b"\xff"):
+        (tmp_path / "out" / "passes" / "broken" / "pass.json").write_bytes(content)
+        again = Screening.model_validate_json(run(*words, "--out", str(tmp_path / "out"))[1])
+        assert again.candidates == (candidate,)
+
+
+def test_nothing_empty_is_left(run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    text, candidate = ("--text", str(tmp_path / "missing.txt")), str(folder / "w4a16")
+    for words in (("screen", candidate), ("screen", candidate, "--out", "a/b"), ("pack", "--out", "a/b")):
+        code, _, err = run(*words, str(folder / "source"), *text)
+        assert code == 2 and err.splitlines()[-1].endswith("cannot be read: No such file or directory")
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_two_at_once(run: Run, folder: Path, tmp_path: Path) -> None:
+    """The second of the same --out would empty the first one's states."""
+    words = (str(folder / "source"), "--text", str(folder / "replies.jsonl"), "--out", str(tmp_path / "out"))
+    for command, more, place in (
+        ("screen", [str(folder / "w4a16")], tmp_path / "out" / "passes"), ("pack", [], tmp_path / ".out.partial" / "passes"),
+    ):  # fmt: skip
+        with states_in(place):
+            message = one_error(run(command, *words, *more))
+        assert message == f"{place}: another command is at work in it; wait for it, or give this one another --out"
+        assert not place.exists()
 
 
 def test_wrong_checkpoints(run: Run, folder: Path, tmp_path: Path) -> None:
@@ -304,6 +451,34 @@ def test_arguments_are_looked_at_before_torch_is_imported(tmp_path: Path) -> Non
     ], done.stderr
 
 
+def test_a_long_text_without_a_loss_hides_no_loss_of_the_others() -> None:
+    draw = np.random.default_rng(2)
+    values = [draw.gamma(8, 1 / 8, size) for size in draw.integers(10, 70, 59)] + [np.zeros(180)]
+    text_of_token = np.repeat(np.arange(60), [len(kl_P) for kl_P in values])
+    mean = skewed_mean(np.concatenate(values), text_of_token, least=0)
+    assert mean.low < 0.02 < 0.8 < mean.value
+    texts: list[Any] = [SimpleNamespace(kl_P=kl_P) for kl_P in values]
+    made = _with_higher_low(mean, texts)
+    assert isinstance(made, Interval) and 0.3 < made.low < made.value == mean.value and made.high == mean.high
+    nothing: list[Any] = [SimpleNamespace(kl_P=0 * kl_P) for kl_P in values]
+    zero = skewed_mean(np.concatenate([text.kl_P for text in nothing]), text_of_token, least=0)
+    assert _with_higher_low(zero, nothing) == zero
+
+
+@pytest.mark.parametrize(
+    ("low", "value", "high", "expected"),
+    [
+        (0.0, 1.12, 1.47, math.ceil(1000 * (1.12 / 1.10) ** 2)),  # the limit lies in its longer end
+        (0.001, 0.015, 0.045, math.ceil(1000 * (0.030 / 0.005) ** 2)),
+        (0.01, 0.02, 0.03, None),
+    ],
+)
+def test_more_tokens_are_needed_than_did_not_decide(low: float, value: float, high: float, expected: int | None) -> None:
+    mean = Interval(value=value, low=low, high=high, n=60, level=0.95, coverage="at_least")
+    drift: Any = SimpleNamespace(kl_mean=mean, num_positions=1000)
+    assert _word(drift, 0.02, Surprise(nll=0.3, entropy=0.2)) == ("UNDERPOWERED", expected)
+
+
 # ------------------------------------------------------------------------------------------------ looks
 @pytest.fixture
 def many(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -355,18 +530,21 @@ def test_what_a_quarter_of_the_texts_decides(
     alike, _ = screen([source, w4a16], text=[many], gates=str(gates), out=tmp_path / "alike")
     assert alike.candidates[0].word == "UNDERPOWERED" and alike.panel.num_texts == 40, "such texts: its KL is known to 10 %"
     monkeypatch.setattr("assay_pipeline.comparison.screen_looks.PRECISE", 0.0)
+    damaged = str(shutil.copytree(damaged, tmp_path / "w4a16-rest"))  # a name that looks like another's second look
     both, _ = screen([source, w4a16, damaged], text=[many], gates=str(gates), out=tmp_path / "both")
     assert (both.panel.num_texts, both.num_texts_given) == (88, 88)
-    assert {path.name for path in (tmp_path / "both" / "passes").iterdir()} >= {"source", "source-rest", "w4a16", "w4a16-rest"}
+    assert {path.name for path in (tmp_path / "both" / "passes").iterdir()} == {
+        f"{name}{rest}" for name in ("source", "w4a16", "w4a16-rest") for rest in ("", "+rest")
+    }
     by_label = {candidate.label: candidate for candidate in both.candidates}
     expected = {candidate.label: candidate for candidate in whole.candidates}["damaged"]
-    joined = by_label["damaged"]
+    joined = by_label["w4a16-rest"]
     for name in ("reverse_kl_mean", "top_k_shared", "by_entropy", "routers", "drafts", "by_structural"):
         assert getattr(joined, name) == getattr(expected, name), name
     assert joined.drift.model_copy(update={"kl_mean": None}) == expected.drift.model_copy(update={"kl_mean": None})
     assert joined.drift.kl_mean.value == expected.drift.kl_mean.value
     # killed between the looks, the same call goes on
-    for name in ("w4a16-rest", "damaged-rest"):
+    for name in ("w4a16+rest", "w4a16-rest+rest"):
         shutil.rmtree(tmp_path / "both" / "passes" / name)
     again, _ = screen([source, w4a16, damaged], text=[many], gates=str(gates), out=tmp_path / "both")
     unlike = {"seconds": both.seconds, "estimate": both.estimate}

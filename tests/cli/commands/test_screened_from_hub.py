@@ -9,6 +9,7 @@ from pathlib import Path
 
 import local_hub
 import pytest
+from command_errors import one_error
 from command_line import Run
 from tiny_families import glm4_moe, make_tiny
 
@@ -129,6 +130,21 @@ def test_a_shard_that_arrives_otherwise_than_stated(hub: local_hub.Hub, folder: 
     assert code == 2 and last.startswith("error: org/model/model-0000") and "Traceback" not in err
     hub.spoil = 0
     assert run("screen", "org/model", str(folder / "w4a16"), *text)[0] in (0, 1)
+
+
+def test_what_else_lies_in_its_place_stays(hub: local_hub.Hub, folder: Path, run: Run, tmp_path: Path) -> None:
+    """As where models are kept in a folder called hub; and what a killed mirror left is its own."""
+    own = tmp_path / "hub" / "model"
+    own.mkdir(parents=True)
+    (own / "config.json").write_text("{}")
+    words = ("screen", "org/model", str(folder / "w4a16"), "--text", str(folder / "texts.jsonl"), "--out", str(tmp_path))
+    assert one_error(run(*words)) == f"{own}: holds something else than a copy of org/model; give another --out"
+    assert [path.name for path in own.iterdir()] == ["config.json"] and (own / "config.json").read_text() == "{}"
+    shutil.rmtree(own)
+    hub.is_gated = True
+    assert "is gated" in one_error(run(*words))
+    hub.is_gated = False
+    assert run(*words)[0] in (0, 1)
 
 
 def test_a_repository_that_is_not_there(hub: local_hub.Hub, folder: Path, run: Run, tmp_path: Path) -> None:

@@ -318,6 +318,39 @@ def test_a_tensor_that_leaked_into_two_shards(tmp_path: Path) -> None:
     assert defects_of(folder) == {"tensor_twice": [name]}
 
 
+def test_scaled_rotary_embeddings_that_were_lost_or_added(tmp_path: Path) -> None:
+    """https://github.com/NVIDIA/TensorRT-LLM/issues/1676: the quantized checkpoint has no rope_scaling."""
+    config, tensors = of_model("qwen3-30b-a3b")
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    unscaled = publish(tmp_path / "plain", plain({k: v for k, v in config.items() if k != "rope_scaling"}, tensors))
+    scaled = publish(tmp_path / "scaled", plain({**config, "rope_scaling": yarn}, tensors))
+    resaved = publish(tmp_path / "resaved", plain({**config, "rope_parameters": {**yarn, "rope_theta": 1e6}}, tensors))
+    change_json(resaved / "config.json", rope_scaling=None, rope_theta=None)
+    expected = {"config_unlike_base": ["config.json: rope_scaling"]}
+    assert (defects_of(unscaled, source=scaled), defects_of(scaled, source=unscaled)) == (expected, expected)
+    assert defects_of(resaved, source=scaled) == {}
+
+
+@pytest.mark.parametrize("form", ["int4", "gptq", "awq"])
+def test_another_group_size_than_the_claim_says(tmp_path: Path, form: str) -> None:
+    """https://github.com/vllm-project/vllm/issues/50617: vLLM makes room for scales by the claim, and refuses their shape."""
+    config, tensors = of_model("qwen3-30b-a3b")
+    kept = ["re:.*self_attn.*", "re:.*mlp.gate$", "lm_head"]
+    published = {
+        "int4": lambda: compressed(config, tensors, is_expert, kept, "int4"),
+        "gptq": lambda: gptq(config, tensors, is_linear),
+        "awq": lambda: awq(config, tensors, is_expert, ["self_attn", "mlp.gate", "lm_head"]),
+    }[form]()
+    healthy, folder = publish(tmp_path / "healthy", published), publish(tmp_path / "broken", published)
+    claim = json.loads((folder / "config.json").read_text())["quantization_config"]
+    args = claim["config_groups"]["group_0"]["weights"] if form == "int4" else claim
+    args["group_size"] = 64
+    change_json(folder / "config.json", quantization_config=claim)
+    assert defects_of(healthy) == {}
+    ((defect, places),) = defects_of(folder).items()
+    assert defect == "scale_shape" and "model.layers.0.mlp.experts.0.down_proj" in places
+
+
 def test_an_interrupted_upload(tmp_path: Path) -> None:
     """https://github.com/vllm-project/vllm/issues/34859: a shard is missing; quantized models were loaded all the same."""
     config, tensors = of_model("qwen3-30b-a3b")

@@ -108,7 +108,8 @@ def screen(
 ) -> None:
     """Say how far candidates are from the reference, token by token, layer by layer: no server, no GPU needed.
 
-    FAIL: the divergence surely exceeds what its bits allow (exit 1, as for a candidate that `assay inspect` finds damaged).
+    FAIL: the divergence surely exceeds what its bits allow (exit 1, as for a candidate that `assay inspect` finds damaged, or
+    whose config.json or tokenizer is another model's).
     Nothing here says PASS: tasks do.
 
     Example: assay screen GLM-4.5-Air GLM-4.5-Air-AWQ --text replies.jsonl
@@ -126,5 +127,5 @@ def screen(
         print_screening(record, results())
     say(f"record: {path}")
     say(f"page: {path.with_name(PAGE_NAME)}")
-    if any(candidate.word == "FAIL" or candidate.label in record.damages for candidate in record.candidates):
+    if record.refused:
         raise typer.Exit(1)
