@@ -16,6 +16,7 @@ from assay.records.screening import Numerics, Panel, StatedTexts
 from assay_pipeline.comparison.screen_passes import Arithmetic, PassRunner, check_device, numerics_of, panel_of
 from assay_pipeline.comparison.screen_sources import ScreenSource, check_place, source_of
 from assay_pipeline.comparison.screen_texts import read_panel
+from assay_pipeline.comparison.screen_workers import HERE, PassWorkers
 from assay_pipeline.interrupted import interruptible
 from assay_pipeline.targets import foreign_note, take_up_family_of
 
@@ -31,14 +32,15 @@ def pack(
     device: str = "cpu",
     with_head: bool = True,
     stated: StatedTexts | None = None,
+    workers: PassWorkers = HERE,
     say: Say = say_nothing,
 ) -> Pack:
     """Write a pack of `reference` to `out`; a killed one goes on with its layer.
 
     reference: a folder or an id of the hub. A whole one of the same weights, texts and numerics is left as it is. text,
-    num_tokens, length, arithmetic, device: as of `screen`. with_head: False leaves out the head, of which the hash is held.
-    stated: what is said of the texts beside what their files say. AssayError: `out` holds something else; the checkpoint is
-    damaged, or cannot be read or run.
+    num_tokens, length, arithmetic, device, workers: as of `screen`. with_head: False leaves out the head, of which the hash is
+    held. stated: what is said of the texts beside what their files say. AssayError: `out` holds something else; the checkpoint
+    is damaged, or cannot be read or run.
     """
     from assay_quantize.calibration.quiet import quiet
     from assay_quantize.screen.draft import DRAFTS, write_drafts
@@ -48,18 +50,21 @@ def pack(
 
     check_place(str(reference))
     check_device(device)
+    workers.check()
     work = out.absolute().with_name(f".{out.absolute().name}.partial")
     is_empty = not out.exists() or (out.is_dir() and not any(out.iterdir()))
     if not is_empty and not (out / PACK_NAME).is_file() and not work.is_dir():  # a killed one was about to move its files
         raise AssayError(f"{out}: is not empty; give a new folder as --out")
     source = source_of(str(reference), work / "hub", say)
     foreign = _checked(source, say)
-    runner = PassRunner(arithmetic, device, work / "passes", say)
+    workers.check_source(source)
     with (
         quiet(),
         interruptible(lambda: f"layers that are done are kept in {work}; the same command goes on"),
+        workers.ready(device) as cluster,
         source.opened() as stored,
     ):
+        runner = PassRunner(arithmetic, device, work / "passes", say, cluster=cluster)
         texts = read_panel(text, source.folder, num_tokens, length)
         said = {} if stated is None else stated.model_dump(exclude_none=True)
         panel = panel_of([path.name for path in text], texts, stated_in(text).model_copy(update=said))

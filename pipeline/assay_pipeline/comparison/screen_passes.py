@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from assay_pipeline.comparison.screen_sources import ScreenSource
 
 if TYPE_CHECKING:
     from assay_quantize.decoding.open_stored import StoredCheckpoint
+    from assay_quantize.remote.ray_cluster import Cluster
     from assay_quantize.screen.compare import PassSide
     from assay_quantize.screen.draft import DraftAcceptance
     from assay_quantize.screen.estimate import PassCost
@@ -69,6 +71,8 @@ class PassRunner:
     say: Say
     kv_cache_dtype: KvCacheDtype = "auto"
     """`fp8`: of every candidate; `auto`: as each checkpoint says."""
+    cluster: Cluster | None = None
+    """Whose tasks make them; None: this process."""
 
     def model(self, stored: StoredCheckpoint) -> LayerModel:
         """Without weights."""
@@ -86,13 +90,23 @@ class PassRunner:
     ) -> MadePass:
         """num_doubled: as of `run_pass`."""
         from assay_quantize.screen.forward import pass_identity, run_pass
+        from assay_quantize.screen.ray_pass import SHARES, run_ray_pass
 
         sha256 = source.sha256()
         model = self.model(stored)
-        states = run_pass(
-            model, texts, self.folder / label, pass_identity(sha256, texts, model),
-            lambda line: self.say(f"{label}: {line}"), num_doubled=num_doubled,
-        )  # fmt: skip
+        folder, identity = self.folder / label, pass_identity(sha256, texts, model)
+
+        def say(line: str) -> None:
+            self.say(f"{label}: {line}")
+
+        if self.cluster is None:
+            shutil.rmtree(folder / SHARES, ignore_errors=True)
+            states = run_pass(model, texts, folder, identity, say, num_doubled=num_doubled)
+        else:
+            states = run_ray_pass(
+                model, texts, folder, identity, say,
+                checkpoint=source.folder, cluster=self.cluster, num_doubled=num_doubled,
+            )  # fmt: skip
         return MadePass(self.model(stored), states, sha256, self._drafts(label, stored, states, texts))
 
     def cost(self, label: str, stored: StoredCheckpoint, texts: Sequence[ScoredText]) -> PassCost | None:
@@ -110,7 +124,12 @@ class PassRunner:
         except (NoDraft, QuantizeError):
             has_draft = False
         self.folder.mkdir(parents=True, exist_ok=True)
-        return estimate_pass(model, texts, self.folder, has_draft=has_draft)
+        cost = estimate_pass(model, texts, self.folder, has_draft=has_draft)
+        if self.cluster is None:
+            return cost
+        from assay_quantize.screen.ray_pass import needs_of, num_shares
+
+        return cost.shared_out(num_shares(self.cluster, needs_of(model), len(texts)))
 
     def _drafts(
         self, label: str, stored: StoredCheckpoint, states: ScreenPass, texts: Sequence[ScoredText]

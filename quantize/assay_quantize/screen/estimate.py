@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,22 @@ SAMPLED_PLACES = 8
 @dataclass(frozen=True)
 class PassCost:
     """Of one checkpoint. flop: of products with weights. state_bytes: of one layer, for all texts. fixed_s: whatever the
-    number of texts is; s_per_token: for each token, prompts included."""
+    number of texts is; s_per_token: for each token, prompts included; layers_s_per_token: of these, in decoder layers."""
 
     read_bytes: int
     flop: float
     state_bytes: int
     fixed_s: float
     s_per_token: float
+    layers_s_per_token: float
+
+    def shared_out(self, num_shares: int) -> PassCost:
+        """With so many workers for the layers, each of which reads all of them."""
+        saved_s = self.layers_s_per_token * (1 - 1 / num_shares)
+        return replace(
+            self, read_bytes=self.read_bytes * num_shares, s_per_token=self.s_per_token - saved_s,
+            layers_s_per_token=self.layers_s_per_token - saved_s,
+        )  # fmt: skip
 
     def seconds(self, num_tokens: int) -> float:
         """Of a pass over so many tokens, prompts included."""
@@ -89,8 +98,9 @@ def estimate_pass(model: LayerModel, texts: Sequence[ScoredText], folder: Path, 
         flop += 2 * ln_p.shape[1] * state[0].shape[-1] * num_tokens
     scored = sum(text.num_scored for text in texts) / num_tokens
     return PassCost(
-        _read_bytes(model), flop, state_bytes, fixed_s, per_token_s + scored * ((4 if has_draft else 2) * logits_s + values_s)
-    )
+        _read_bytes(model), flop, state_bytes, fixed_s, per_token_s + scored * ((4 if has_draft else 2) * logits_s + values_s),
+        per_token_s,
+    )  # fmt: skip
 
 
 def _of_all_lengths(texts: Sequence[ScoredText]) -> list[ScoredText]:
