@@ -23,6 +23,7 @@ def simulated_nodes(count: int) -> Iterator[str]:
         patch.setenv("RAY_TMPDIR", temporary)
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+        patch.setenv("RAY_worker_niceness", "0")  # 15 by default: beside other tests a worker would hardly start
         from ray.cluster_utils import Cluster  # type: ignore[import-untyped]
 
         node = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "include_dashboard": False, "object_store_memory": 80 << 20}
