@@ -61,10 +61,10 @@ def pack(
     with (
         quiet(),
         interruptible(lambda: f"layers that are done are kept in {work}; the same command goes on"),
-        workers.ready(device) as cluster,
+        workers.ready(device) as tasks,
         source.opened() as stored,
     ):
-        runner = PassRunner(arithmetic, device, work / "passes", say, cluster=cluster)
+        runner = PassRunner(arithmetic, device, work / "passes", say, tasks=tasks)
         texts = read_panel(text, source.folder, num_tokens, length)
         said = {} if stated is None else stated.model_dump(exclude_none=True)
         panel = panel_of([path.name for path in text], texts, stated_in(text).model_copy(update=said))

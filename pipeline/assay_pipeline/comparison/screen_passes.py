@@ -16,13 +16,13 @@ from assay_pipeline.comparison.screen_sources import ScreenSource
 
 if TYPE_CHECKING:
     from assay_quantize.decoding.open_stored import StoredCheckpoint
-    from assay_quantize.remote.ray_cluster import Cluster
     from assay_quantize.screen.compare import PassSide
     from assay_quantize.screen.draft import DraftAcceptance
     from assay_quantize.screen.estimate import PassCost
     from assay_quantize.screen.forward import ScreenPass, States
     from assay_quantize.screen.layer_model import LayerModel
     from assay_quantize.screen.pack import OpenPack
+    from assay_quantize.screen.ray_pass import PassTasks
     from assay_quantize.screen.texts import ScreenText
     from assay_quantize.sensitivity.texts import ScoredText
 
@@ -71,8 +71,8 @@ class PassRunner:
     say: Say
     kv_cache_dtype: KvCacheDtype = "auto"
     """`fp8`: of every candidate; `auto`: as each checkpoint says."""
-    cluster: Cluster | None = None
-    """Whose tasks make them; None: this process."""
+    tasks: PassTasks | None = None
+    """Of a Ray cluster, which make them; None: this process."""
 
     def model(self, stored: StoredCheckpoint) -> LayerModel:
         """Without weights."""
@@ -99,13 +99,13 @@ class PassRunner:
         def say(line: str) -> None:
             self.say(f"{label}: {line}")
 
-        if self.cluster is None:
+        if self.tasks is None:
             shutil.rmtree(folder / SHARES, ignore_errors=True)
             states = run_pass(model, texts, folder, identity, say, num_doubled=num_doubled)
         else:
             states = run_ray_pass(
                 model, texts, folder, identity, say,
-                checkpoint=source.folder, cluster=self.cluster, num_doubled=num_doubled,
+                checkpoint=source.folder, tasks=self.tasks, num_doubled=num_doubled,
             )  # fmt: skip
         return MadePass(self.model(stored), states, sha256, self._drafts(label, stored, states, texts))
 
@@ -125,11 +125,7 @@ class PassRunner:
             has_draft = False
         self.folder.mkdir(parents=True, exist_ok=True)
         cost = estimate_pass(model, texts, self.folder, has_draft=has_draft)
-        if self.cluster is None:
-            return cost
-        from assay_quantize.screen.ray_pass import needs_of, num_shares
-
-        return cost.shared_out(num_shares(self.cluster, needs_of(model), len(texts)))
+        return cost if self.tasks is None else cost.shared_out(self.tasks.for_model(model).num_shares(len(texts)))
 
     def _drafts(
         self, label: str, stored: StoredCheckpoint, states: ScreenPass, texts: Sequence[ScoredText]

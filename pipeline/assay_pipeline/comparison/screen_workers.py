@@ -11,13 +11,13 @@ from assay.errors import AssayError
 from assay_pipeline.comparison.screen_sources import ScreenSource
 
 if TYPE_CHECKING:
-    from assay_quantize.remote.ray_cluster import Cluster
+    from assay_quantize.screen.ray_pass import PassTasks
 
 
 @dataclass(frozen=True)
 class PassWorkers:
     """runner: `local`: this process; `ray`: the cluster that RAY_ADDRESS names, else one on this machine. num_threads: of this
-    process, and of each Ray task; None: as many as torch takes by itself."""
+    process, and of each Ray task; None: as many as torch takes by itself (of a task with a GPU: its share of those)."""
 
     runner: Literal["local", "ray"] = "local"
     num_threads: int | None = None
@@ -38,7 +38,7 @@ class PassWorkers:
             )
 
     @contextmanager
-    def ready(self, device: str) -> Iterator[Cluster | None]:
+    def ready(self, device: str) -> Iterator[PassTasks | None]:
         """With the threads that were asked for, and connected. None: passes are made here.
 
         QuantizeError: there is no such cluster, or it is too small.
@@ -53,9 +53,10 @@ class PassWorkers:
                 yield None
                 return
             from assay_quantize.remote.ray_cluster import connected
-            from assay_quantize.screen.ray_pass import smallest_needs
+            from assay_quantize.screen.ray_pass import PassTasks, needs_of
 
-            yield stack.enter_context(connected(smallest_needs(device)))
+            needs = needs_of(device, self.num_threads)
+            yield PassTasks(stack.enter_context(connected(needs)), needs)
 
 
 HERE = PassWorkers()

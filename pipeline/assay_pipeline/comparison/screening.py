@@ -91,10 +91,10 @@ def screen(
     with (
         quiet(),
         interruptible(lambda: f"layers that are done are kept in {place.records}; the same command goes on"),
-        workers.ready(device) as cluster,
+        workers.ready(device) as tasks,
         ExitStack() as open_files,
     ):
-        runner = PassRunner(arithmetic, device, place.records / "passes", say, kv_cache_dtype, cluster)
+        runner = PassRunner(arithmetic, device, place.records / "passes", say, kv_cache_dtype, tasks)
         sources = {label: source_of(text, place.records / "hub" / label, say) for label, text in places.items()}
         for source in sources.values():
             workers.check_source(source)

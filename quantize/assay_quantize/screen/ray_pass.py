@@ -51,26 +51,31 @@ SHARES = "shares"
 _SHARED_OUT = "shares.json"
 
 
-def smallest_needs(device: str) -> TaskNeeds:
-    """What a share takes whatever the model is: as many threads as torch has here, and a GPU if it computes on one."""
+@dataclass(frozen=True)
+class PassTasks:
+    """The tasks of a pass. needs: of each, memory for a layer apart."""
+
+    cluster: Cluster
+    needs: TaskNeeds
+
+    def for_model(self, model: LayerModel) -> PassTasks:
+        """With memory for its largest layer, where that is not the GPU's."""
+        if self.needs.gpus:
+            return self
+        largest = max(model.layer_bytes(layer) for layer in range(model.num_layers))
+        return replace(self, needs=replace(self.needs, memory_bytes=self.needs.memory_bytes + largest))
+
+    def num_shares(self, num_texts: int) -> int:
+        """One for each task that the cluster runs at once, and for each text at most."""
+        return max(1, min(num_texts, self.cluster.num_tasks(self.needs)))
+
+
+def needs_of(device: str, num_threads: int | None) -> TaskNeeds:
+    """What a task takes whatever the model is. num_threads: None: those of torch here, or with a GPU its share of them."""
     num_gpus = 0 if device == "cpu" else 1
-    return TaskNeeds(
-        torch.get_num_threads(), DEFAULT_MEMORY_BYTES, num_gpus, maker="a share of the texts", lowered_by="--workers"
-    )
-
-
-def needs_of(model: LayerModel) -> TaskNeeds:
-    """The same with memory for a layer, where that is not the GPU's."""
-    needs = smallest_needs(model.device)
-    if needs.gpus:
-        return needs
-    largest = max(model.layer_bytes(layer) for layer in range(model.num_layers))
-    return replace(needs, memory_bytes=needs.memory_bytes + largest)
-
-
-def num_shares(cluster: Cluster, needs: TaskNeeds, num_texts: int) -> int:
-    """One for each task that the cluster runs at once, and for each text at most."""
-    return max(1, min(num_texts, cluster.num_tasks(needs)))
+    shared_between = max(1, torch.cuda.device_count()) if num_gpus else 1
+    cpus = num_threads or max(1, torch.get_num_threads() // shared_between)
+    return TaskNeeds(cpus, DEFAULT_MEMORY_BYTES, num_gpus, maker="a share of the texts", lowered_by="--workers")
 
 
 def shared_out(texts: Sequence[ScoredText], num_doubled: int, count: int) -> list[list[int]]:
@@ -96,13 +101,12 @@ def run_ray_pass(
     say: Say,
     *,
     checkpoint: Path,
-    cluster: Cluster,
+    tasks: PassTasks,
     num_doubled: int = 0,
 ) -> ScreenPass:
-    """As `run_pass`, which may have begun it or may finish it; only whole passes of one go on with the other.
+    """As `run_pass`: each takes up a pass that the other finished, and begins anew one that the other did not.
 
-    checkpoint: folder of the model; it and `folder` must be the same on every node. Each task has
-    as many threads as torch has here.
+    checkpoint: folder of the model; it and `folder` must be the same on every node.
     QuantizeError: no node is large enough, one does not see the folders or computes otherwise than this process, a share loses
     every worker, and as of `run_pass`.
     """
@@ -113,11 +117,12 @@ def run_ray_pass(
         return ScreenPass(folder, model.num_layers)
     for path in (*folder.glob("behind-*"), *folder.glob(".behind-*")):  # of a local pass that was not finished
         shutil.rmtree(path)
-    needs = needs_of(model)
-    cluster.check_fits(needs)
-    shares = _Shares(folder.resolve(), texts, num_doubled, num_shares(cluster, needs, len(texts)), model.num_layers, say)
-    job = _job(model, checkpoint.resolve())
-    remote = cluster.ray.remote(
+    tasks = tasks.for_model(model)
+    ray, needs = tasks.cluster.ray, tasks.needs
+    tasks.cluster.check_fits(needs)
+    shares = _Shares(folder.resolve(), texts, num_doubled, tasks.num_shares(len(texts)), model.num_layers, say)
+    job = _job(model, checkpoint.resolve(), needs.cpus)
+    remote = ray.remote(
         num_cpus=needs.cpus, num_gpus=needs.gpus, memory=needs.memory_bytes,
         max_retries=0,  # a retry by Ray would not know that it is one
         scheduling_strategy="SPREAD",
@@ -130,31 +135,31 @@ def run_ray_pass(
         doubled = sum(number < num_doubled for number in numbers)
         return remote.remote(job, own, doubled, place, _identity(identity, numbers), (place / PASS_RECORD).stat().st_size)
 
-    tasks: Tasks[_Share, dict[str, int]] = Tasks(
-        cluster.ray, begin, on_lost=lambda _share, _attempt: None,
+    running: Tasks[_Share, dict[str, int]] = Tasks(
+        ray, begin, on_lost=lambda _share, _attempt: None,
         remedy="finished layers stay: look into Ray's log of that node, and run again",
     )  # fmt: skip
     left = [_Share(model.stored.location, index) for index in range(len(shares.numbers)) if not shares.is_done(index)]
     try:
-        for share, sizes in tasks.run(left, len(left), shares.tell):
+        for share, sizes in running.run(left, len(left), shares.tell):
             for name, num_bytes in sizes.items():
                 wait_for(shares.newest(share.index) / name, num_bytes)
             shares.tell()
     finally:
-        tasks.cancel()
+        running.cancel()
     shares.tell()
     shares.join()
     return ScreenPass(folder, model.num_layers)
 
 
-def _job(model: LayerModel, checkpoint: Path) -> ShareJob:
+def _job(model: LayerModel, checkpoint: Path, num_threads: int) -> ShareJob:
     own_family = None
     with suppress(PlanError):
         own_family = recorded_family(family_of(model.stored.config))
     data = open_checkpoint(checkpoint, allow_quantized=True).data
     return ShareJob(
         checkpoint, model.stored.location, data, own_family, model.dtype, model.device, model.fp8_kv_cache,
-        torch.get_num_threads(), numerics_here(model.device),
+        num_threads, numerics_here(model.device),
     )  # fmt: skip
 
 

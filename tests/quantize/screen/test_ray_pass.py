@@ -25,7 +25,7 @@ from assay_quantize.remote.ray_cluster import Cluster, TaskNeeds
 from assay_quantize.screen import ray_pass, ray_share
 from assay_quantize.screen.forward import num_layers_done, run_pass
 from assay_quantize.screen.layer_model import LayerModel
-from assay_quantize.screen.ray_pass import SHARES, needs_of, num_shares, run_ray_pass, shared_out
+from assay_quantize.screen.ray_pass import SHARES, PassTasks, needs_of, run_ray_pass, shared_out
 from assay_quantize.sensitivity.texts import ScoredText
 
 slow = pytest.mark.slow
@@ -37,11 +37,12 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def tasks() -> Iterator[PassTasks]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    with simulated_nodes(3), ray_cluster.connected(TaskNeeds(1, 1 << 30)) as connected:
-        yield connected
+    needs = needs_of("cpu", None)
+    with simulated_nodes(3), ray_cluster.connected(needs) as cluster:
+        yield PassTasks(cluster, needs)
     torch.set_num_threads(threads)
 
 
@@ -64,10 +65,10 @@ def files_of(folder: Path) -> dict[str, str]:
     }
 
 
-def on_ray(source: Path, given: list[ScoredText], folder: Path, cluster: Cluster, **more: Any) -> list[str]:
+def on_ray(source: Path, given: list[ScoredText], folder: Path, tasks: PassTasks, **more: Any) -> list[str]:
     """What it says."""
     lines: list[str] = []
-    run_ray_pass(open_model(source), given, folder, "an identity", lines.append, checkpoint=source, cluster=cluster, **more)
+    run_ray_pass(open_model(source), given, folder, "an identity", lines.append, checkpoint=source, tasks=tasks, **more)
     return lines
 
 
@@ -91,22 +92,30 @@ def test_as_many_shares_as_tasks_run_at_once() -> None:
             resources = [{"CPU": 9.0, "memory": 64e9, "GPU": 2.0}, {"CPU": 8.0, "memory": 17e9}, {"CPU": 64.0, "memory": 900e9}]
             return [{"Alive": number < 2, "Resources": each} for number, each in enumerate(resources)]
 
-    there: Any = Cluster(Ray)  # type: ignore[arg-type]
-    assert num_shares(there, TaskNeeds(4, 10 << 30), 100) == 2 + 1
-    assert num_shares(there, TaskNeeds(4, 10 << 30), 2) == 2
-    assert num_shares(there, TaskNeeds(4, 10 << 30, gpus=1), 100) == 2
-    assert num_shares(there, TaskNeeds(10, 1 << 30), 100) == 1, "none is large enough: one waits for a node to join"
+    def num_shares(needs: TaskNeeds, num_texts: int) -> int:
+        return PassTasks(Cluster(Ray), needs).num_shares(num_texts)  # type: ignore[arg-type]
+
+    assert num_shares(TaskNeeds(4, 10 << 30), 100) == 2 + 1
+    assert num_shares(TaskNeeds(4, 10 << 30), 2) == 2
+    assert num_shares(TaskNeeds(4, 10 << 30, gpus=1), 100) == 2
+    assert num_shares(TaskNeeds(10, 1 << 30), 100) == 1, "none is large enough: one waits for a node to join"
 
 
-def test_what_a_share_declares(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    model = open_model(source)
+def test_what_a_task_declares(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 24)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    words = ("a share of the texts", "--workers")
+    no_node: Any = type("Ray", (), {"nodes": staticmethod(list)})
+    cluster, model = Cluster(no_node, is_ours=True), open_model(source)
     layer_bytes = max(model.layer_bytes(layer) for layer in range(3))
-    assert needs_of(model) == TaskNeeds(3, (2 << 30) + layer_bytes, 0, "a share of the texts", "--workers")
-    model.device = "cuda"
-    assert needs_of(model) == TaskNeeds(3, 2 << 30, 1, "a share of the texts", "--workers")
+    on_cpu = PassTasks(cluster, needs_of("cpu", None)).for_model(model)
+    assert on_cpu.needs == TaskNeeds(24, (2 << 30) + layer_bytes, 0, *words)
+    assert needs_of("cpu", 4) == TaskNeeds(4, 2 << 30, 0, *words)
+    on_gpu = PassTasks(cluster, needs_of("cuda", None)).for_model(model)
+    assert on_gpu.needs == TaskNeeds(3, 2 << 30, 1, *words)
+    assert needs_of("cuda", 5) == TaskNeeds(5, 2 << 30, 1, *words)
     with pytest.raises(QuantizeError) as caught:
-        ray_cluster.Cluster(type("Ray", (), {"nodes": staticmethod(list)}), is_ours=True).check_fits(needs_of(model))  # type: ignore[arg-type]
+        cluster.check_fits(on_gpu.needs)
     assert str(caught.value) == (
         "no node of the Ray cluster has 1 GPU, 3 CPUs and 2.00 GiB of memory, which a share of the texts takes; lower --workers"
     )
@@ -115,24 +124,24 @@ def test_what_a_share_declares(source: Path, monkeypatch: pytest.MonkeyPatch) ->
 # ------------------------------------------------------------------------------------------------ the same files
 @slow
 @pytest.mark.parametrize(("count", "doubled"), [(7, 0), (7, 4), (2, 0)])
-def test_the_files_are_those_of_a_local_pass(cluster: Cluster, source: Path, tmp_path: Path, count: int, doubled: int) -> None:
+def test_the_files_are_those_of_a_local_pass(tasks: PassTasks, source: Path, tmp_path: Path, count: int, doubled: int) -> None:
     """Also with fewer texts than nodes."""
     expected = locally(source, texts(count), tmp_path / "local", num_doubled=doubled)
-    lines = on_ray(source, texts(count), tmp_path / "ray", cluster, num_doubled=doubled)
+    lines = on_ray(source, texts(count), tmp_path / "ray", tasks, num_doubled=doubled)
     assert files_of(tmp_path / "ray") == expected and len(expected) == 1 + 2 + count + doubled
     assert lines == [f"layer {layer} of 3, {min(count, 3)} shares" for layer in (1, 2, 3)]
-    assert on_ray(source, texts(count), tmp_path / "ray", cluster, num_doubled=doubled) == [], "it is whole"
+    assert on_ray(source, texts(count), tmp_path / "ray", tasks, num_doubled=doubled) == [], "it is whole"
 
 
 @slow
-def test_layers_of_a_local_pass_that_was_not_finished_are_run_again(cluster: Cluster, source: Path, tmp_path: Path) -> None:
+def test_layers_of_a_local_pass_that_was_not_finished_are_run_again(tasks: PassTasks, source: Path, tmp_path: Path) -> None:
     def stop(_line: str) -> None:
         raise KeyboardInterrupt
 
     expected = locally(source, texts(4), tmp_path / "local")
     with pytest.raises(KeyboardInterrupt):
         run_pass(open_model(source), texts(4), tmp_path / "ray", "an identity", stop)
-    assert len(on_ray(source, texts(4), tmp_path / "ray", cluster)) == 3
+    assert len(on_ray(source, texts(4), tmp_path / "ray", tasks)) == 3
     assert files_of(tmp_path / "ray") == expected
 
 
@@ -150,7 +159,7 @@ def worker_in_layer(folder: Path, layer: int) -> int | None:
 
 @slow
 def test_a_lost_worker_costs_the_layer_it_was_at(
-    cluster: Cluster, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tasks: PassTasks, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     given = texts(120, 300)
     expected = locally(source, given, tmp_path / "local")
@@ -165,7 +174,7 @@ def test_a_lost_worker_costs_the_layer_it_was_at(
     folder = tmp_path / "ray"
     killer = WorkerKiller(lambda: worker_in_layer(folder, 1), lambda: worker_in_layer(folder, 2))
     killer.start()
-    lines = on_ray(source, given, folder, cluster)
+    lines = on_ray(source, given, folder, tasks)
     killer.stop.set()
     killer.join()
     assert len(killer.killed) == 2, "the test came too late to kill anyone"
@@ -178,7 +187,7 @@ def test_a_lost_worker_costs_the_layer_it_was_at(
 
 @slow
 def test_a_pass_whose_driver_was_stopped_goes_on_with_its_shares(
-    cluster: Cluster, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tasks: PassTasks, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = texts(60, 200)
     expected = locally(source, given, tmp_path / "local")
@@ -188,25 +197,25 @@ def test_a_pass_whose_driver_was_stopped_goes_on_with_its_shares(
 
     folder = tmp_path / "ray"
     with pytest.raises(KeyboardInterrupt):
-        run_ray_pass(open_model(source), given, folder, "an identity", stop, checkpoint=source, cluster=cluster)
+        run_ray_pass(open_model(source), given, folder, "an identity", stop, checkpoint=source, tasks=tasks)
     assert not workers_at("run_share")
     shares = json.loads((folder / SHARES / "shares.json").read_text())
     assert shares == shared_out(given, 0, 3)
     assert min(num_layers_done(attempt) for attempt in attempts_in(folder)) >= 1
-    monkeypatch.setattr(ray_pass, "num_shares", lambda *_: 1)  # two nodes have left
-    lines = on_ray(source, given, folder, cluster)
+    monkeypatch.setattr(PassTasks, "num_shares", lambda *_: 1)  # two nodes have left
+    lines = on_ray(source, given, folder, tasks)
     assert files_of(folder) == expected and "layer 1 of 3, 3 shares" not in lines
 
 
 @slow
 def test_a_share_that_loses_every_worker_ends_the_pass_in_one_line(
-    cluster: Cluster, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tasks: PassTasks, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_cluster, "ATTEMPTS", 1)
     killer = WorkerKiller(lambda: worker_in_layer(tmp_path / "ray", 1))
     killer.start()
     with pytest.raises(QuantizeError) as caught:
-        on_ray(source, texts(120, 300), tmp_path / "ray", cluster)
+        on_ray(source, texts(120, 300), tmp_path / "ray", tasks)
     killer.stop.set()
     killer.join()
     line = str(caught.value)
@@ -253,12 +262,12 @@ def test_an_attempt_begins_with_whole_layers_only(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ nodes that are refused
 @slow
 def test_a_node_that_computes_otherwise_is_refused(
-    cluster: Cluster, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tasks: PassTasks, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = ray_share.numerics_here("cpu")
     monkeypatch.setattr(ray_pass, "numerics_here", lambda device: own | {"torch": "1.0"})
     with pytest.raises(QuantizeError) as caught:
-        on_ray(source, texts(4), tmp_path / "ray", cluster)
+        on_ray(source, texts(4), tmp_path / "ray", tasks)
     assert str(caught.value) == (
         f"node {os.uname().nodename} computes otherwise than the driver, and figures of different numerics are not mixed: "
         f"torch {torch.__version__}, the driver 1.0; take nodes of one kind, the driver's among them"
