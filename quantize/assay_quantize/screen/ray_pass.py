@@ -120,6 +120,8 @@ def run_ray_pass(
     tasks = tasks.for_model(model)
     ray, needs = tasks.cluster.ray, tasks.needs
     tasks.cluster.check_fits(needs)
+    if needs.gpus:
+        torch.cuda.empty_cache()  # what this process no longer uses of a GPU that a task is given
     shares = _Shares(folder.resolve(), texts, num_doubled, tasks.num_shares(len(texts)), model.num_layers, say)
     job = _job(model, checkpoint.resolve(), needs.cpus)
     remote = ray.remote(
