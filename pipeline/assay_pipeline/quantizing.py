@@ -284,7 +284,8 @@ def _source_of(target: Target, made: Plan, folder: Path, options: QuantizeOption
     folder.parent.mkdir(parents=True, exist_ok=True)
     with HubStream(made, folder.with_name(f".{folder.name}.source"), report=options.say) as stream:
         if options.runner == "ray":
-            from assay_quantize.remote.ray_runner import from_hub, require_ray
+            from assay_quantize.remote.ray_cluster import require_ray
+            from assay_quantize.remote.ray_runner import from_hub
 
             require_ray()
             yield stream.folder, from_hub(stream)
@@ -296,7 +297,8 @@ def _source_of(target: Target, made: Plan, folder: Path, options: QuantizeOption
 def _runner(name: str) -> Runner:
     """Who makes the shards of a source that lies in a folder."""
     if name == "ray":
-        from assay_quantize.remote.ray_runner import require_ray, run_ray
+        from assay_quantize.remote.ray_cluster import require_ray
+        from assay_quantize.remote.ray_runner import run_ray
 
         require_ray()
         return run_ray

@@ -18,6 +18,7 @@ from assay_pipeline.comparison.screen_cost import Most, estimated, shown_estimat
 from assay_pipeline.comparison.screen_passes import Arithmetic, PassRunner, check_device, numerics_of, panel_of, states_in
 from assay_pipeline.comparison.screen_sources import ScreenSource, check_out, check_place, source_of
 from assay_pipeline.comparison.screen_texts import read_panel
+from assay_pipeline.comparison.screen_workers import HERE, PassWorkers
 from assay_pipeline.interrupted import interruptible
 from assay_pipeline.targets import foreign_note, take_up_family_of
 
@@ -34,14 +35,15 @@ def pack(
     with_head: bool = True,
     memory_bytes: int | None = None,
     stated: StatedTexts | None = None,
+    workers: PassWorkers = HERE,
     say: Say = say_nothing,
 ) -> Pack:
     """Write a pack of `reference` to `out`; a killed one goes on with its layer.
 
     reference: a folder or an id of the hub. A whole one of the same weights, texts and numerics is left as it is. text,
-    num_tokens, length, arithmetic, device, memory_bytes: as of `screen`. with_head: False leaves out the head, of which the
-    hash is held. stated: what is said of the texts beside what their files say. AssayError: `out` holds something else; the
-    checkpoint is damaged, or cannot be read or run.
+    num_tokens, length, arithmetic, device, memory_bytes, workers: as of `screen`. with_head: False leaves out the head, of
+    which the hash is held. stated: what is said of the texts beside what their files say. AssayError: `out` holds something
+    else; the checkpoint is damaged, or cannot be read or run.
     """
     from assay_quantize.calibration.quiet import quiet
     from assay_quantize.screen.draft import DRAFTS, write_drafts
@@ -61,6 +63,7 @@ def pack(
 
     check_place(str(reference))
     check_device(device)
+    workers.check()
     work = out.absolute().with_name(f".{out.absolute().name}.partial")
     is_empty = not out.exists() or (out.is_dir() and not any(out.iterdir()))
     if not is_empty and not (out / PACK_NAME).is_file() and not work.is_dir():  # a killed one was about to move its files
@@ -69,13 +72,15 @@ def pack(
         check_out(out, [folder])
     source = source_of(str(reference), work / "hub", say)
     foreign = _checked(source, say)
-    runner = PassRunner(arithmetic, device, work / "passes", say, memory_bytes=memory_bytes)
+    workers.check_source(source)
     with (
         quiet(),
         interruptible(lambda: f"layers that are done are kept in {work}; the same command goes on"),
         states_in(work / "passes"),
+        workers.ready(device) as tasks,
         source.opened() as stored,
     ):
+        runner = PassRunner(arithmetic, device, work / "passes", say, memory_bytes=memory_bytes, tasks=tasks)
         texts = read_panel(text, source.folder, num_tokens, length)
         said = {} if stated is None else stated.model_dump(exclude_none=True)
         panel = panel_of([path.name for path in text], texts, stated_in(text).model_copy(update=said))

@@ -6,6 +6,7 @@ import fcntl
 import functools
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from assay_quantize.screen.forward import ScreenPass, States
     from assay_quantize.screen.layer_model import LayerModel
     from assay_quantize.screen.pack import OpenPack
+    from assay_quantize.screen.ray_pass import PassTasks
     from assay_quantize.screen.texts import ScreenText
     from assay_quantize.sensitivity.texts import ScoredText
 
@@ -80,6 +82,8 @@ class PassRunner:
     """`fp8`: of every candidate; `auto`: as each checkpoint says."""
     memory_bytes: int | None = None
     """Of the process, or of the GPU, at most; None: what is free."""
+    tasks: PassTasks | None = None
+    """Of a Ray cluster, which make them; None: this process."""
 
     def model(self, stored: StoredCheckpoint) -> LayerModel:
         """Without weights."""
@@ -101,13 +105,23 @@ class PassRunner:
     ) -> MadePass:
         """num_doubled: as of `run_pass`."""
         from assay_quantize.screen.forward import pass_identity, run_pass
+        from assay_quantize.screen.ray_pass import SHARES, run_ray_pass
 
         sha256 = source.sha256()
         model = self.model(stored)
-        states = run_pass(
-            model, texts, self.folder / label, pass_identity(sha256, texts, model),
-            lambda line: self.say(f"{label}: {line}"), num_doubled=num_doubled,
-        )  # fmt: skip
+        folder, identity = self.folder / label, pass_identity(sha256, texts, model)
+
+        def say(line: str) -> None:
+            self.say(f"{label}: {line}")
+
+        if self.tasks is None:
+            shutil.rmtree(folder / SHARES, ignore_errors=True)
+            states = run_pass(model, texts, folder, identity, say, num_doubled=num_doubled)
+        else:
+            states = run_ray_pass(
+                model, texts, folder, identity, say,
+                checkpoint=source.folder, tasks=self.tasks, num_doubled=num_doubled,
+            )  # fmt: skip
         return MadePass(self.model(stored), states, sha256, self._drafts(label, stored, states, texts))
 
     def cost(self, label: str, stored: StoredCheckpoint, texts: Sequence[ScoredText]) -> PassCost | None:
@@ -125,7 +139,8 @@ class PassRunner:
         except (NoDraft, QuantizeError):
             has_draft = False
         self.folder.mkdir(parents=True, exist_ok=True)
-        return estimate_pass(model, texts, self.folder, has_draft=has_draft)
+        cost = estimate_pass(model, texts, self.folder, has_draft=has_draft)
+        return cost if self.tasks is None else cost.shared_out(self.tasks.for_model(model).num_shares(len(texts)))
 
     def _drafts(
         self, label: str, stored: StoredCheckpoint, states: ScreenPass, texts: Sequence[ScoredText]

@@ -31,6 +31,7 @@ from assay_pipeline.comparison.screen_passes import (
 )
 from assay_pipeline.comparison.screen_sources import check_out, check_place, label_of, source_of
 from assay_pipeline.comparison.screen_texts import read_panel
+from assay_pipeline.comparison.screen_workers import HERE, PassWorkers
 from assay_pipeline.interrupted import interruptible
 from assay_pipeline.places import place_for
 from assay_pipeline.targets import foreign_note
@@ -54,6 +55,7 @@ def screen(
     gates: str = GATES,
     most: Most | None = None,
     memory_bytes: int | None = None,
+    workers: PassWorkers = HERE,
     out: Path | None = None,
     say: Say = say_nothing,
 ) -> tuple[Screening, Path]:
@@ -65,13 +67,14 @@ def screen(
     shipped panel, or the texts of the pack. num_tokens: scored, of all texts; length: of one, at most; None: so that there are
     about 40 texts. kv_cache_dtype: of candidates, as of vLLM; `auto`: as each checkpoint says. all_texts: do not stop where
     some of them decide. gates: whose limits FAIL is about. most: what it may take, or it is not begun. memory_bytes: of the
-    process, or of the GPU, at most; None: what is free. out: folder of the
-    record and of the states that a killed screening goes on from. AssayError: a checkpoint cannot be read or run so.
+    process, or of the GPU, at most; None: what is free. workers: who computes. out: folder of the record and of the states that
+    a killed screening goes on from. AssayError: a checkpoint cannot be read or run so.
     """
     started = time.monotonic()
     if pack is None and checkpoints and (Path(checkpoints[0]) / PACK_NAME).is_file():
         pack, checkpoints = Path(checkpoints[0]), checkpoints[1:]
     _check_sides(checkpoints, pack, text)
+    workers.check()
     places = dict(_labelled(checkpoints))  # before torch is imported, which takes seconds, and anything is written
     if out is not None:
         check_out(out, [folder for text in checkpoints if (folder := Path(text).expanduser()).is_dir()])
@@ -86,14 +89,17 @@ def screen(
     gate = _gate(gates)
     check_device(device)
     place = place_for("screen", ".", out=out, say=say)
-    runner = PassRunner(arithmetic, device, place.records / "passes", say, kv_cache_dtype, memory_bytes)
     with (
         quiet(),
         interruptible(lambda: f"layers that are done are kept in {place.records}; the same command goes on"),
         states_in(place.records / "passes", is_temporary=out is None),
+        workers.ready(device) as tasks,
         ExitStack() as open_files,
     ):
+        runner = PassRunner(arithmetic, device, place.records / "passes", say, kv_cache_dtype, memory_bytes, tasks)
         sources = {label: source_of(text, place.records / "hub" / label, say) for label, text in places.items()}
+        for source in sources.values():
+            workers.check_source(source)
         stored = {label: open_files.enter_context(source.opened()) for label, source in sources.items()}
         damages = {label: damage for label, source in sources.items() if (damage := source.damage()) is not None}
         of_pack = None if place_of_pack is None else open_pack(place_of_pack)
@@ -129,6 +135,7 @@ def screen(
             if looked.is_settled and num_looked < len(entries):
                 say(f"decided by {num_looked} of {len(entries)} texts; --all-texts takes all of them")
                 break
+        numerics = numerics_of(arithmetic, device)
     reference, screened, values = looked.reference, looked.screened, looked.values
     screened.sort(key=lambda candidate: candidate.drift.kl_mean.value)
     record = Screening(
@@ -139,7 +146,7 @@ def screen(
         unlike_reference=unlike,
         reference_sha256=reference.sha256,
         reference_stored_as=reference.stored_as,
-        numerics=numerics_of(arithmetic, device),
+        numerics=numerics,
         panel=reference.panel,
         surprise=surprise_of(next(iter(values.values()))),
         candidates=tuple(screened),

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,9 +30,9 @@ SAMPLED_TEXTS = 3
 @dataclass(frozen=True)
 class PassCost:
     """Of one checkpoint. flop: of products with weights. kept_bytes: on the disk, when the pass is done; working_bytes: beside
-    those, at most, while it runs. fixed_s: whatever the number of texts is; s_per_token: for each token, prompts included.
-    layer_bytes: of weights, the largest layer. num_groups: most groups in which the experts of a layer are held; 1: all layers
-    are held whole."""
+    those, at most, while it runs. fixed_s: whatever the number of texts is; s_per_token: for each token, prompts included;
+    layers_s_per_token: of these, in decoder layers. layer_bytes: of weights, the largest layer. num_groups: most groups in
+    which the experts of a layer are held; 1: all layers are held whole."""
 
     num_tokens: int
     read_bytes: int
@@ -41,8 +41,17 @@ class PassCost:
     working_bytes: int
     fixed_s: float
     s_per_token: float
+    layers_s_per_token: float
     layer_bytes: int
     num_groups: int
+
+    def shared_out(self, num_shares: int) -> PassCost:
+        """With so many workers for the layers, each of which reads all of them."""
+        saved_s = self.layers_s_per_token * (1 - 1 / num_shares)
+        return replace(
+            self, read_bytes=self.read_bytes * num_shares, s_per_token=self.s_per_token - saved_s,
+            layers_s_per_token=self.layers_s_per_token - saved_s,
+        )  # fmt: skip
 
     @property
     def seconds(self) -> float:
@@ -111,6 +120,7 @@ def estimate_pass(model: LayerModel, texts: Sequence[ScoredText], folder: Path, 
         values_s = (time.perf_counter() - begin) / len(places)
         flop += 2 * num_in_vocabulary * state[0].shape[-1] * num_tokens
     scored = sum(text.num_scored for text in texts) / num_tokens
+    layers_s_per_token = run_s * share / num_tokens
     return PassCost(
         num_tokens=num_tokens,
         read_bytes=_read_bytes(model),
@@ -118,7 +128,8 @@ def estimate_pass(model: LayerModel, texts: Sequence[ScoredText], folder: Path, 
         kept_bytes=int(share * (samples[-1].state_bytes + chosen_bytes)),
         working_bytes=int(share * max(sample.working_bytes for sample in samples)),
         fixed_s=fixed_s,
-        s_per_token=run_s * share / num_tokens + scored * ((4 if has_draft else 2) * logits_s + values_s),
+        s_per_token=layers_s_per_token + scored * ((4 if has_draft else 2) * logits_s + values_s),
+        layers_s_per_token=layers_s_per_token,
         layer_bytes=layer_bytes,
         num_groups=max(sample.num_groups for sample in samples),
     )

@@ -87,7 +87,7 @@ class ScreenPass:
         """int16 [T, k], sorted, of every token; None: the layer chooses none."""
         from safetensors import safe_open
 
-        path = self.folder / f"{_EXPERTS}-{layer:05d}.safetensors"
+        path = experts_file(self.folder, layer)
         if not path.is_file():
             return None
         with safe_open(path, "pt") as file:
@@ -103,6 +103,16 @@ def states_folder(folder: Path, layer: int) -> Path:
 def groups_folder(folder: Path, layer: int) -> Path:
     """Of what groups of experts of `layer` made so far, in the folder of a pass."""
     return folder / f"{_GROUPS}-{layer:05d}"
+
+
+def num_layers_done(folder: Path) -> int:
+    """How many layers all texts of a pass are through."""
+    return max((int(path.name.rpartition("-")[2]) for path in folder.glob(f"{_BEHIND}-*")), default=-1) + 1
+
+
+def experts_file(folder: Path, layer: int) -> Path:
+    """Of the experts that tokens chose in `layer`, in the folder of a pass; of layers that choose none there is none."""
+    return folder / f"{_EXPERTS}-{layer:05d}.safetensors"
 
 
 def device_name(device: str) -> str:
@@ -131,25 +141,37 @@ def pass_identity(checkpoint_sha256: str, texts: Sequence[ScoredText], model: La
     return sha256_of(parts)
 
 
-def run_pass(
-    model: LayerModel, texts: Sequence[ScoredText], folder: Path, identity: str, say: Say, *, num_doubled: int = 0
-) -> ScreenPass:
-    """States of all texts behind the last layer, in `folder`. A folder of another identity is emptied first.
-
-    num_doubled: the first so many texts run once more, as two copies at once; their states come behind those of all texts.
-
-    QuantizeError: the checkpoint is damaged, or transformers cannot run the model.
-    """
-    from safetensors.torch import save_file
-
+def begin_pass(folder: Path, identity: str) -> None:
+    """Have `folder` be that of a pass; of another identity it is emptied first."""
     record = folder / PASS_RECORD
     own = json.dumps({"identity": identity})
     if not record.is_file() or record.read_bytes() != own.encode():
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         write_text_atomically(record, own)
-    done = [int(path.name.rpartition("-")[2]) for path in folder.glob(f"{_BEHIND}-*")]
-    begin = min(max(done, default=-1) + 1, model.num_layers)  # behind the last are states of drafts
+
+
+def run_pass(
+    model: LayerModel,
+    texts: Sequence[ScoredText],
+    folder: Path,
+    identity: str,
+    say: Say,
+    *,
+    num_doubled: int = 0,
+    outlives_node: bool = False,
+) -> ScreenPass:
+    """States of all texts behind the last layer, in `folder`. A folder of another identity is emptied first.
+
+    num_doubled: the first so many texts run once more, as two copies at once; their states come behind those of all texts.
+    outlives_node: another machine goes on from a finished layer if this one is lost.
+
+    QuantizeError: the checkpoint is damaged, or transformers cannot run the model.
+    """
+    from safetensors.torch import save_file
+
+    begin_pass(folder, identity)
+    begin = min(num_layers_done(folder), model.num_layers)  # behind the last are states of drafts
     _remove_all_but(folder, begin)
     sequences = [torch.tensor([text.ids]) for text in texts]
     sequences += [torch.tensor([text.ids, text.ids]) for text in texts[:num_doubled]]
@@ -157,7 +179,7 @@ def run_pass(
     for layer, loaded in _loaded(model, begin):
         before = states_folder(folder, layer - 1) if layer else None
         experts: dict[str, Tensor] = {}
-        with whole_folder(states_folder(folder, layer)) as behind:
+        with whole_folder(states_folder(folder, layer), flushed=outlives_node) as behind:
 
             def given(number: int, before: Path | None = before) -> State | None:
                 return None if before is None else load_state(before, number)
@@ -169,7 +191,7 @@ def run_pass(
 
             run_all(model, layer, loaded, sequences, given, keep, groups_folder(folder, layer))
             if experts:
-                with replacing(folder / f"{_EXPERTS}-{layer:05d}.safetensors") as partial:
+                with replacing(experts_file(folder, layer)) as partial:
                     save_file(experts, partial)
         _remove_all_but(folder, layer + 1)
         model.release(layer)
@@ -195,26 +217,31 @@ def _loaded(model: LayerModel, begin: int) -> Iterator[tuple[int, LoadedLayer]]:
 
 # ------------------------------------------------------------------------------------------------ files
 @contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
-    """A folder that has its name once everything is in it."""
+def whole_folder(folder: Path, *, flushed: bool = False) -> Iterator[Path]:
+    """A folder that has its name once everything is in it. flushed: and has left this machine's memory."""
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     yield partial
+    if flushed:
+        for path in partial.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
     with naming(folder):
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(partial, folder)
 
 
-def _file(sequence: int) -> str:
-    return f"{sequence:06d}.safetensors"
+def state_file(folder: Path, sequence: int) -> Path:
+    """Of one sequence, in a folder of states."""
+    return folder / f"{sequence:06d}.safetensors"
 
 
 def save_state(folder: Path, sequence: int, state: State) -> None:
     """As `ScreenPass.state` reads it."""
     from safetensors.torch import save_file
 
-    path = folder / _file(sequence)
+    path = state_file(folder, sequence)
     with naming(path):
         save_file({str(number): part.cpu().contiguous() for number, part in enumerate(state)}, path)
 
@@ -223,7 +250,7 @@ def load_state(folder: Path, sequence: int) -> State:
     """What `save_state` wrote."""
     from safetensors.torch import load_file
 
-    path = folder / _file(sequence)
+    path = state_file(folder, sequence)
     with loading(f"{path}: cannot be read"):
         parts = load_file(path)
     return tuple(parts[str(number)] for number in range(len(parts)))

@@ -33,7 +33,7 @@ from assay_quantize.engine.local_runner import run_local
 from assay_quantize.engine.quantize import quantize
 from assay_quantize.engine.shards import ShardOptions
 from assay_quantize.plan.planner import make_plan
-from assay_quantize.remote import ray_runner, ray_worker
+from assay_quantize.remote import ray_cluster, ray_runner, ray_worker
 from assay_quantize.remote.hub_stream import HubStream, Need, needs_of
 from assay_quantize.storage.resident import resident_bytes
 
@@ -50,9 +50,9 @@ def local_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     patch.setenv("RAY_ADDRESS", "local")
     patch.setenv("HF_HOME", str(tmp_path_factory.mktemp("home")))
     patch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
-    patch.setattr(ray_runner, "default_workers", lambda: 2)
-    with ray_runner._cluster(ray_runner.TaskNeeds(1, MEMORY_BYTES)) as ray:
-        yield ray
+    patch.setattr(ray_cluster, "default_workers", lambda: 2)
+    with ray_cluster.connected(ray_cluster.TaskNeeds(1, MEMORY_BYTES)) as cluster:
+        yield cluster.ray
     patch.undo()
 
 
@@ -297,7 +297,7 @@ def test_shards_of_killed_workers_are_made_again(
 def test_a_shard_that_loses_every_worker_ends_the_run_in_one_line(
     local_ray: Any, slow_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_runner, "ATTEMPTS", 1)
+    monkeypatch.setattr(ray_cluster, "ATTEMPTS", 1)
     killer = Killer(tmp_path / "out", kills=1)
     killer.start()
     with pytest.raises(QuantizeError) as caught:
@@ -354,7 +354,7 @@ def test_an_error_in_a_task_is_the_one_the_local_engine_gives(local_ray: Any, tm
 
 def test_a_shard_that_no_node_can_hold_is_refused(local_ray: Any) -> None:
     with pytest.raises(QuantizeError) as caught:
-        ray_runner._check_fits(local_ray, ray_runner.TaskNeeds(3, 1 << 50), is_ours=True)
+        ray_cluster.Cluster(local_ray, is_ours=True).check_fits(ray_cluster.TaskNeeds(3, 1 << 50))
     assert str(caught.value) == (
         "no node of the Ray cluster has 3 CPUs and 1048576.00 GiB of memory, which one shard takes; lower --workers or --memory"
     )
@@ -403,5 +403,5 @@ def test_a_cluster_that_is_not_there_is_named_at_once(tmp_path: Path, source: Pa
 
 def test_what_a_task_declares() -> None:
     options = ShardOptions(workers=16, memory_bytes=3 << 30)
-    assert ray_runner.needs_of(options) == ray_runner.TaskNeeds(cpus=4, memory_bytes=3 << 30)
-    assert ray_runner.needs_of(ShardOptions(workers=2)) == ray_runner.TaskNeeds(cpus=2, memory_bytes=2 << 30)
+    assert ray_runner.needs_of(options) == ray_cluster.TaskNeeds(cpus=4, memory_bytes=3 << 30)
+    assert ray_runner.needs_of(ShardOptions(workers=2)) == ray_cluster.TaskNeeds(cpus=2, memory_bytes=2 << 30)

@@ -8,7 +8,17 @@ from typing import Annotated
 import typer
 
 from assay.records.screening import StatedTexts
-from assay_cli.commands.measure.screen import TEXT, ArithmeticOption, DeviceOption, LengthOption, MemoryOption, memory_bytes_of
+from assay_cli.commands.measure.screen import (
+    TEXT,
+    ArithmeticOption,
+    DeviceOption,
+    LengthOption,
+    MemoryOption,
+    RunnerOption,
+    WorkersOption,
+    memory_bytes_of,
+    passes_by,
+)
 from assay_cli.options import FamilyOption, JsonOption
 from assay_cli.shown.screening import print_pack
 from assay_cli.terminal import emit, results, say
@@ -26,6 +36,8 @@ def pack(
     device: DeviceOption = "cpu",
     memory: MemoryOption = None,
     head: Annotated[bool, typer.Option("--head/--no-head", help="Hold the head, or its hash alone.")] = True,
+    runner: RunnerOption = "local",
+    workers: WorkersOption = None,
     text_source: Annotated[str | None, typer.Option("--text-source", help="Where the texts come from, for the record.")] = None,
     text_licence: Annotated[str | None, typer.Option("--text-licence", help="Their licence.")] = None,
     text_date: Annotated[str | None, typer.Option("--text-date", help="When they were written.")] = None,
@@ -40,7 +52,8 @@ def pack(
         reference, text=text or [shipped_panel()], out=out, num_tokens=tokens, length=length,
         arithmetic="bf16" if arithmetic == "bf16" else "fp32", device=device,
         memory_bytes=memory_bytes_of(memory), with_head=head,
-        stated=StatedTexts(source=text_source, licence=text_licence, date=text_date), say=say,
+        stated=StatedTexts(source=text_source, licence=text_licence, date=text_date),
+        workers=passes_by(runner, workers), say=say,
     )  # fmt: skip
     if as_json:
         emit(record)

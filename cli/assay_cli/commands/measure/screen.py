@@ -11,6 +11,7 @@ from assay_cli.options import FamilyOption, JsonOption, choice
 from assay_cli.shown.screening import print_screening
 from assay_cli.terminal import emit, results, say
 from assay_pipeline.comparison.screen_cost import Most
+from assay_pipeline.comparison.screen_workers import PassWorkers
 from assay_pipeline.comparison.screening import PAGE_NAME
 from assay_pipeline.comparison.screening import screen as run_screening
 
@@ -46,6 +47,24 @@ MemoryOption = Annotated[
         "Default: what is free.",
     ),
 ]  # fmt: skip
+RunnerOption = Annotated[
+    str,
+    typer.Option(
+        "--runner", metavar="local|ray", callback=choice("local", "ray"),
+        help="What runs the texts. ray: the Ray cluster that RAY_ADDRESS names, else one on this machine; the same figures.",
+    ),
+]  # fmt: skip
+WorkersOption = Annotated[
+    int | None,
+    typer.Option(
+        "--workers", min=1, help="Threads. With Ray: of each task, as of this process. Default: as PyTorch takes them."
+    ),
+]
+
+
+def passes_by(runner: str, workers: int | None) -> PassWorkers:
+    """What these two options say."""
+    return PassWorkers("ray" if runner == "ray" else "local", workers)
 
 
 def memory_bytes_of(memory: str | None) -> int | None:
@@ -98,8 +117,10 @@ def screen(
         typer.Option("--max-cost", min=0.0, help="Do not begin what is estimated to cost more dollars, at --price."),
     ] = None,
     price: Annotated[
-        float | None, typer.Option("--price", min=0.0, max=1e6, help="Dollars for an hour of this machine.")
+        float | None, typer.Option("--price", min=0.0, max=1e6, help="Dollars for an hour of this machine, or of the cluster.")
     ] = None,
+    runner: RunnerOption = "local",
+    workers: WorkersOption = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder of the record, and of what a killed screening goes on from.")
     ] = None,
@@ -118,8 +139,8 @@ def screen(
         checkpoints, pack=pack, text=text or (), num_tokens=tokens, length=length,
         arithmetic="bf16" if arithmetic == "bf16" else "fp32", device=device,
         kv_cache_dtype="fp8" if kv_cache_dtype == "fp8" else "auto",
-        all_texts=all_texts, most=Most(hours=max_hours, usd=max_cost, price=price), 
-        memory_bytes=memory_bytes_of(memory), out=out, say=say,
+        all_texts=all_texts, most=Most(hours=max_hours, usd=max_cost, price=price),
+        memory_bytes=memory_bytes_of(memory), workers=passes_by(runner, workers), out=out, say=say,
     )  # fmt: skip
     if as_json:
         emit(record)
