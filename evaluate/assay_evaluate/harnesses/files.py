@@ -20,7 +20,9 @@ from assay_evaluate.harnesses.scores import wrong
 from assay_evaluate.transport.foreign_json import NotJson, read_json
 
 MOST_BYTES = 2_000_000_000
-"""Of a file that is read as a whole, and of all that is unpacked from one."""
+"""Of a file."""
+MOST_UNPACKED_BYTES = 20_000_000_000
+"""Of all members of a zip, of which one at a time is in memory."""
 MOST_LINE_BYTES = MAX_JSON_BYTES
 """Of one line, and of one member of a zip."""
 MOST_MEMBERS = 1_000_000
@@ -111,7 +113,7 @@ def files_under(path: Path, suffixes: frozenset[str]) -> list[Path]:
 
 # ------------------------------------------------------------------------------------------------ zip
 class Archive:
-    """A zip whose members are read one by one, never more of them than `MOST_LINE_BYTES`, nor of all than `MOST_BYTES`."""
+    """A zip whose members are read one by one, no more of each than `MOST_LINE_BYTES`, of all than `MOST_UNPACKED_BYTES`."""
 
     def __init__(self, path: Path, file: io.BufferedReader) -> None:
         self.path, self._file, self._read_bytes = path, file, 0
@@ -139,8 +141,10 @@ class Archive:
                 raise
             raise wrong(where, f"cannot be unpacked ({one_line(str(error))}); export the log again") from None
         self._read_bytes += len(data)
-        if len(data) > MOST_LINE_BYTES or self._read_bytes > MOST_BYTES:
-            raise wrong(where, f"unpacks to more than is read ({MOST_LINE_BYTES:,} bytes of one member, {MOST_BYTES:,} of all)")
+        if len(data) > MOST_LINE_BYTES or self._read_bytes > MOST_UNPACKED_BYTES:
+            raise wrong(
+                where, f"unpacks to more than is read ({MOST_LINE_BYTES:,} bytes of one member, {MOST_UNPACKED_BYTES:,} of all)"
+            )
         return parsed(data, where)
 
     def _unpacked(self, info: zipfile.ZipInfo) -> bytes:

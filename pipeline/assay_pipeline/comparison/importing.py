@@ -10,6 +10,7 @@ from assay.callbacks import Say, say_nothing
 from assay.errors import AssayError
 from assay.foreign_text import safe_name, shown
 from assay.recipes.imported import ImportedSuite
+from assay.records.measurement import Measurement
 from assay.records.run import ReferenceCheckpoint, RunRecord, SuiteIdentity
 from assay.records.verdict import GateReport
 from assay_pipeline.comparison.sides import split_label
@@ -53,10 +54,22 @@ def import_results(
         suite=SuiteIdentity(name=suite.name, sha256=suite.sha256),
     )
     with open_run(runs, about, name=name, lock=True, say=say) as run_dir:
+        _check_reference(run_dir, first)
         say(describe_gates(limits, suite))
         for measurement in measurements:
             measurement.save(run_dir / "measurements" / f"{measurement.label}.json")
         return run_dir, judge(run_dir, limits, published={}, say=say)
+
+
+def _check_reference(run_dir: Path, reference: ImportedSide) -> None:
+    """AssayError: what was imported before is compared with the same results under another label."""
+    for path in sorted((run_dir / "measurements").glob("*.json")):
+        measured = Measurement.load(path)
+        if measured.is_reference and measured.label != reference.label:
+            raise AssayError(
+                f"{run_dir}: its reference is called {measured.label}; call it so here: {measured.label}={reference.path}, or "
+                "give another --name"
+            )
 
 
 def _sides(reference: str, candidates: Sequence[str], metric: str | None) -> tuple[ImportedSide, list[ImportedSide]]:
