@@ -10,6 +10,7 @@ from pydantic import Field
 
 from assay.errors import RecipeError, did_you_mean
 from assay.recipes.base import Recipe, Section
+from assay.recipes.imported import ImportedSuite
 from assay.recipes.suite import SuiteRecipe, tasks_with_lengths
 from assay.records.probe import ProbeName
 
@@ -233,7 +234,7 @@ class GateRecipe(Recipe):
 
 
 # ------------------------------------------------------------------------------------------------ on a suite
-def gates_on(recipe: GateRecipe, suite: SuiteRecipe) -> GateRecipe:
+def gates_on(recipe: GateRecipe, suite: SuiteRecipe | ImportedSuite) -> GateRecipe:
     """The recipe as it applies to a suite: with a score gate for every task if there is a `default_max_drop`, and without
     gates on what the suite does not measure. Applied twice it is the same.
 
@@ -258,8 +259,10 @@ def gates_on(recipe: GateRecipe, suite: SuiteRecipe) -> GateRecipe:
     return recipe.model_copy(update={"gates": (*added, *own)})
 
 
-def _not_measured(gate: Gate, suite: SuiteRecipe) -> str | None:
+def _not_measured(gate: Gate, suite: SuiteRecipe | ImportedSuite) -> str | None:
     """What a gate is on, if the suite does not measure it. Probes may be run by themselves (`assay diagnose probe`)."""
+    if isinstance(suite, ImportedSuite):
+        return _not_imported(gate, suite)
     if isinstance(gate, EffectiveLengthGate):
         asked = tasks_with_lengths(suite)
         if unknown := [task for task in gate.tasks if task not in asked]:
@@ -278,3 +281,16 @@ def _not_measured(gate: Gate, suite: SuiteRecipe) -> str | None:
     if gate.texts == "held_out" and not suite.divergence.held_out_documents:
         return f"divergence {gate.metric} of held-out texts, which the suite does not have (`held_out_documents: 0`)"
     return None
+
+
+def _not_imported(gate: Gate, suite: ImportedSuite) -> str | None:
+    """The same of scores that another harness computed."""
+    match gate:
+        case ScoreGate() | SubgroupsGate() | VerbosityGate():
+            return None
+        case TruncationGate():
+            return (
+                None if any(task.knows_cuts for task in suite.tasks) else "cut replies, which the imported results do not tell"
+            )
+        case _:
+            return f"{gate.kind.replace('_', ' ')}, of which imported results say nothing"

@@ -166,14 +166,16 @@ class TaskResult(Part):
     """One task of a suite on one checkpoint."""
 
     task: str
-    kind: Literal["arithmetic", "needle", "lm_eval", "ruler", "tools", "swe"]
+    kind: Literal["arithmetic", "needle", "lm_eval", "ruler", "tools", "swe", "imported"]
+    """imported: another harness asked and scored it; the suite's task says which, by what metric and with which settings."""
     num_items: int
     num_failed: int
     """Items without a reply (infrastructure): excluded, and shown."""
     num_truncated: int
     accuracy: Interval | None
     mean_output_tokens: float | None
-    max_tokens: int
+    max_tokens: int | None
+    """None: imported, and its log does not say."""
     items: tuple[ItemResult, ...]
     note: str | None = None
     """Why it was not measured, when it was not."""
@@ -207,6 +209,11 @@ class TaskResult(Part):
     """The reference's own second replies, which stand against its first: the noise floor of a task that is sampled."""
     served: ServedEvidence | None = None
     """What the replies say of who gave them. None: recorded before this was, or its replies are not kept (SWE-bench)."""
+    is_graded: bool = False
+    """Imported scores with partial credit: `accuracy` and every comparison are of `ItemResult.score`, not of how many are
+    right."""
+    knows_cuts: bool = True
+    """False: imported from a log that does not say which replies were cut off; nothing is counted in `num_truncated` then."""
 
     @property
     def usual_error(self) -> str | None:
@@ -310,6 +317,19 @@ class AskedWith(Part):
     sends_seeds: bool
 
 
+class ImportedFrom(Part):
+    """Where scores come from that another harness computed."""
+
+    harnesses: tuple[str, ...]
+    """With version where the files say it: `lm-eval 0.4.13`."""
+    files: dict[str, str]
+    """Path under what was named -> SHA-256."""
+    model: str | None
+    """As the harness calls it. None: the files do not say."""
+    not_known: tuple[str, ...]
+    """What of serving and asking no file says, in the words of a report."""
+
+
 class Measurement(Record):
     """Everything one suite measured on one checkpoint under one fingerprint."""
 
@@ -321,9 +341,9 @@ class Measurement(Record):
     is_reference: bool
     is_noise_floor: bool
     checkpoint: str
-    """Its folder, or the URL of a server of which no folder was named."""
+    """Its folder, or the URL of a server of which no folder was named. Imported: the file or folder of results."""
     checkpoint_sha256: str
-    """Without a folder: of what its server says it loaded, and of the first signature."""
+    """Without a folder: of what its server says it loaded, and of the first signature. Imported: of the files."""
     checkpoint_bytes: int | None
     """None: no folder was named."""
     weight_bits: int | None = None
@@ -341,7 +361,8 @@ class Measurement(Record):
     not_measured: dict[str, str]
     """What the suite asked for and was not measured -> why."""
     started: str
-    seconds: float
+    seconds: float | None
+    """None: imported."""
     reference_checkpoint_sha256: str | None = None
     """Whose texts and haystacks were used; the checkpoint's own hash for the reference."""
     notes: tuple[str, ...] = ()
@@ -359,6 +380,8 @@ class Measurement(Record):
     """With checkpoint and suite the key of its replies in the journal. None: recorded before this was."""
     asked_twice: tuple[AskedTwice, ...] = ()
     """One for each kind of temperature that its tasks ask for. Empty: recorded before this was, a repeat, or nothing to ask."""
+    imported: ImportedFrom | None = None
+    """None: its questions were asked here."""
 
 
 class TaskBudget(Part):

@@ -9,12 +9,15 @@ from typing import Any
 
 from assay.records.base import Part, sha256_of
 
+IMPORTED = "imported"
+"""`Fingerprint.server` of scores that another harness computed: no file describes how they were served."""
+
 
 class Fingerprint(Part):
     """How a checkpoint was served. Two measurements compare only if their `comparable_sha256` agree."""
 
     server: str
-    """What answered: `vllm 0.32.0`, started by assay; `external`, a server that somebody else runs."""
+    """What answered: `vllm 0.32.0`, started by assay; `external`, a server that somebody else runs; `imported`, not known."""
     versions: dict[str, str]
     hardware: dict[str, str]
     profile: str

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from assay.callbacks import Say, say_nothing
 from assay.errors import AssayError, RecipeError
 from assay.recipes.gate import GateRecipe, ScoreGate, gates_on
+from assay.recipes.imported import ImportedSuite
 from assay.recipes.load import load_recipe, recipe_names
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
@@ -84,8 +85,10 @@ def gates_named(target: Target, suite: SuiteRecipe, requested: str | None = None
     return requested or own or gates_of_suite(suite)
 
 
-def gates_of_suite(suite: SuiteRecipe) -> str:
+def gates_of_suite(suite: SuiteRecipe | ImportedSuite) -> str:
     """Name or file of the gates of a suite, whatever the model: its own, the shipped ones of a shipped suite, or `default`."""
+    if isinstance(suite, ImportedSuite):
+        return "default"
     if suite.gates is not None:
         return suite.gates
     return suite.name if suite.name in recipe_names("gates") and _is_shipped(suite) else "default"
@@ -99,12 +102,12 @@ def _is_shipped(suite: SuiteRecipe) -> bool:
     return [task.name for task in suite.tasks] == [task.name for task in shipped.tasks]
 
 
-def load_gates(named: str, suite: SuiteRecipe) -> GateRecipe:
+def load_gates(named: str, suite: SuiteRecipe | ImportedSuite) -> GateRecipe:
     """The limits as they apply to the suite. RecipeError if they do not go with it."""
     return gates_on(load_recipe(GateRecipe, named), suite)
 
 
-def describe_gates(gates: GateRecipe, suite: SuiteRecipe) -> str:
+def describe_gates(gates: GateRecipe, suite: SuiteRecipe | ImportedSuite) -> str:
     """One line: the margin of every task, and which have none."""
     margins: dict[float, list[str]] = {}
     for gate in gates.gates:
@@ -180,8 +183,10 @@ def gates_of_run(
     return registered
 
 
-def _suite_of(measurement: Measurement) -> SuiteRecipe:
+def _suite_of(measurement: Measurement) -> SuiteRecipe | ImportedSuite:
     try:
+        if measurement.imported is not None:
+            return ImportedSuite.model_validate(measurement.suite_recipe)
         return SuiteRecipe.model_validate(measurement.suite_recipe)
     except ValidationError:
         raise AssayError(

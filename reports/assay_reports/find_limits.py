@@ -8,7 +8,7 @@ missing altogether. Their English is in `sentences/limits.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from statistics import NormalDist
 
 from assay.quantities import capital, percent_of_events, percent_short, points
@@ -157,9 +157,9 @@ def one_seed(run: Run) -> str | None:
     if not once:
         return None
     is_all = all(task.num_samples == 1 for task in scored)
-    seeds = sorted({str(m.suite_recipe.get("seed")) for m in run.measurements})
+    seeds = sorted({str(seed) for m in run.measurements if (seed := m.suite_recipe.get("seed")) is not None})
     items = english.EACH_ITEM if is_all else english.EACH_ITEM_OF.format(tasks=and_list(once))
-    return english.ONE_SEED.format(items=items, seeds=", ".join(seeds))
+    return english.ONE_SEED.format(items=items, seeds=english.SEED.format(seeds=", ".join(seeds)) if seeds else "")
 
 
 def which_items(run: Run) -> str | None:
@@ -185,7 +185,7 @@ def truncation(run: Run) -> str | None:
                 total=task.num_items,
                 label=m.label,
                 task=task.task,
-                budget=task.max_tokens,
+                budget=english.NO_BUDGET if task.max_tokens is None else english.BUDGET.format(tokens=task.max_tokens),
                 reasons=reasons_of_cuts(task),
             )
             for m in run.measurements
@@ -226,7 +226,7 @@ def quantized_reference(run: Run) -> str | None:
     reference = run.reference
     if reference is None or reference.label in UNQUANTIZED_LABELS or run.foreign_reference is not None:
         return None
-    if reference.weight_bits == UNQUANTIZED_BITS:
+    if reference.weight_bits == UNQUANTIZED_BITS or reference.imported is not None:
         return None
     measured = [m.label for m in run.measurements if m.divergence is not None or any(task.accuracy for task in m.tasks)]
     source = next((label for label in measured if label in UNQUANTIZED_LABELS), None)
@@ -265,8 +265,23 @@ def second_rounding(run: Run) -> str | None:
 
 
 def unknown_kernels(run: Run) -> str | None:
-    unnamed = (m for m in run.measurements if m.fingerprint.emulated is not True and not m.fingerprint.kernels)
+    asked_here = (m for m in run.measurements if m.imported is None)
+    unnamed = (m for m in asked_here if m.fingerprint.emulated is not True and not m.fingerprint.kernels)
     return _with_labels(english.UNKNOWN_KERNELS, unnamed)
+
+
+def imported(run: Run) -> str | None:
+    """What no file of another harness says of how its scores came about."""
+    sides = [(m.label, m.imported) for m in run.measurements if m.imported is not None]
+    if not sides:
+        return None
+    harnesses = dict.fromkeys(harness for _, source in sides for harness in source.harnesses)
+    by_what = grouped((what, label) for label, source in sides for what in source.not_known)
+    not_known = (
+        what if len(labels) == len(sides) else english.IMPORTED_NOT_KNOWN.format(what=what, labels=and_list(labels))
+        for what, labels in by_what.items()
+    )
+    return english.IMPORTED.format(harnesses=", ".join(harnesses), not_known=", ".join(not_known))
 
 
 def external_server(run: Run) -> str | None:
@@ -397,12 +412,14 @@ def generated_questions(run: Run) -> str | None:
 
 
 def languages(run: Run) -> str | None:
-    spoken = sorted({item.language for item in _answered(run)})
+    spoken = sorted({item.language for item in _answered(run, but=("imported",))})
     return english.LANGUAGES.format(languages=", ".join(spoken)) if spoken else None
 
 
-def _answered(run: Run) -> list[ItemResult]:
-    return [item for m in run.measurements for task in m.tasks for item in task.items if item.correct is not None]
+def _answered(run: Run, but: Collection[str] = ()) -> list[ItemResult]:
+    """but: kinds of tasks that are left out."""
+    tasks = (task for m in run.measurements for task in m.tasks if task.kind not in but)
+    return [item for task in tasks for item in task.items if item.correct is not None]
 
 
 def context_length(run: Run) -> str | None:
@@ -416,7 +433,7 @@ def kinds_of_work(run: Run) -> str | None:
     if not run.measurements:
         return None
     names = " ".join(task.task.lower() for m in run.measurements for task in m.tasks)
-    is_public = any(task.kind == "lm_eval" for m in run.measurements for task in m.tasks)
+    is_public = any(task.kind in {"lm_eval", "imported"} for m in run.measurements for task in m.tasks)
     missing = [] if is_public else [english.PUBLIC_BENCHMARKS]
     missing += [kind for word, kind in english.OTHER_KINDS.items() if word not in names]
     return english.KINDS_OF_WORK.format(kinds=", ".join(missing)) if missing else None
@@ -565,7 +582,7 @@ def deployments_left_out(run: Run) -> str | None:
 LIMITS: dict[str, Callable[[Run], str | None]] = {
     function.__name__: function
     for function in (
-        unmeasured, screened_out, not_measured, serving_faults, gates_not_before, emulated, foreign_reference,
+        unmeasured, screened_out, not_measured, serving_faults, gates_not_before, imported, emulated, foreign_reference,
         quantized_reference, second_rounding,
         native_kernels, sample_sizes, selection, which_items, one_seed, measurement_notes, truncation, failures,
         generated_questions, kinds_of_work, languages, context_length, speed_unmeasured, speed_conditions,

@@ -201,7 +201,8 @@ def task_numbers(reference: TaskResult | None, task: TaskResult, level: float, v
         truncation_share=truncation_share(task),
         num_wrong_script=sum(item.wrong_script for item in task.items),
         by_language=tuple(
-            _language(reference, task, language, level) for language in sorted({item.language for item in task.items})
+            _language(reference, task, language, level)
+            for language in (() if task.kind == "imported" else sorted({item.language for item in task.items}))
         ),
         **{name: getattr(task, name) for name in copied},
         **comparison,
@@ -214,7 +215,7 @@ def _language(reference: TaskResult | None, task: TaskResult, language: str, lev
     return LanguageNumbers(
         language=language,
         num_items=len(part.items),
-        accuracy=accuracy_of(part.items, level)[0],
+        accuracy=accuracy_of(part.items, level, is_graded=task.is_graded)[0],
         drop=pairs.drop(level) if pairs and pairs.n else None,
         discordant=pairs.discordant if pairs and pairs.n else None,
         num_wrong_script=sum(item.wrong_script for item in part.items),

@@ -48,7 +48,7 @@ class TaskNumbers(Part):
     num_failed: int
     num_truncated: int
     truncation_share: float | None
-    max_tokens: int
+    max_tokens: int | None
     accuracy: Interval | None
     mean_output_tokens: float | None
     num_wrong_script: int
@@ -148,7 +148,7 @@ class Row(Part):
     folder: str | None = Field(default=None, exclude_if=lambda value: value is None)
     """Of its checkpoint, as seen from the folder of runs. None: it lies elsewhere, or only a server is known."""
     started: str
-    seconds: float
+    seconds: float | None
 
 
 class RoleNumbers(Part):

@@ -22,7 +22,7 @@ from synthetic_run import MODEL, make_acceptance, make_divergence, make_drift, m
 from assay.errors import AssayError
 from assay.records.base import Interval, sha256_of
 from assay.records.manifest import Manifest
-from assay.records.measurement import Measurement
+from assay.records.measurement import ImportedFrom, Measurement
 from assay.records.plan import Plan
 from assay.records.preflight.gpu_check import FormatCheck, GpuCheck
 from assay.records.probe import ProbeResult
@@ -428,6 +428,8 @@ ZERO = Interval(value=0.0, low=0.0, high=0.0, n=9216)
         ("speculation_off", False, fingerprint(speculation=None)),
         ("unknown_kernels", False, fingerprint(emulated=False, kernels=())),
         ("external_server", False, fingerprint(server="external")),
+        ("imported", False, measurements(imported=ImportedFrom(harnesses=("lm-eval 0.4.13",), files={}, model=None,
+            not_known=("engine and version",)))),
         ("serving_faults", False, gates(serving=(
             ServingFinding(candidate="w4a16", task="needle", rule="capped", at_fault=("fp8",), clause="x", num=1, of=2),))),
         ("serving_not_looked_at", True, gates(not_looked_at={})),

@@ -92,7 +92,8 @@ def judge_budget(task: TaskResult, max_truncated: float, *, is_required: bool = 
     A reply that ends of its own accord before its answer has begun (`empty`), or with the answer among its thinking, would do
     so with any budget.
     """
-    num_replies = task.num_items - task.num_failed
+    assert task.max_tokens is not None, "it was asked here"
+    max_tokens, num_replies = task.max_tokens, task.num_items - task.num_failed
     num_without_answer = task.truncated_by.get("empty", 0) + task.truncated_by.get("reasoning_only", 0)
     num_cut = task.num_truncated - num_without_answer
     longest = max((item.output_tokens for item in task.items if item.output_tokens is not None), default=None)
@@ -102,7 +103,7 @@ def judge_budget(task: TaskResult, max_truncated: float, *, is_required: bool = 
     else:
         name = interval_name(share.level, share.coverage)
         detail = f"{num_cut} of {num_replies} cut off ({name}: {100 * share.low:.1f} to {100 * share.high:.1f} %)"
-        detail += "" if longest is None else f", longest reply {longest} of {task.max_tokens} tokens"
+        detail += "" if longest is None else f", longest reply {longest} of {max_tokens} tokens"
         if task.num_thinking_cut:
             detail += f", thinking ended at {task.thinking_budget_tokens} tokens in {task.num_thinking_cut}"
         if num_without_answer:
@@ -112,11 +113,11 @@ def judge_budget(task: TaskResult, max_truncated: float, *, is_required: bool = 
             remedy = "the context is too short: raise max-model-len" if is_context else "raise max_tokens"
             detail += f": too small, at most {percent_plain(max_truncated)} may be; {remedy}"
         else:
-            is_close = longest is not None and longest >= CLOSE * task.max_tokens
+            is_close = longest is not None and longest >= CLOSE * max_tokens
             detail += f": {'suffices, but only just' if is_close else 'suffices'}"
     return TaskBudget(
         task=task.task,
-        max_tokens=task.max_tokens,
+        max_tokens=max_tokens,
         thinking_budget_tokens=task.thinking_budget_tokens,
         num_replies=num_replies,
         num_truncated=task.num_truncated,

@@ -152,7 +152,7 @@ def extend_measurement(measurement: Measurement, results: Sequence[TaskResult], 
             "tasks": tasks,
             "notes": (*notes, *(note for task in tasks for note in task_notes(task))),
             "not_measured": kept | {name: result.note or "" for name, result in new.items() if result.accuracy is None},
-            "seconds": round(measurement.seconds + seconds, 3),
+            "seconds": None if measurement.seconds is None else round(measurement.seconds + seconds, 3),
         }
     )
 

@@ -101,18 +101,21 @@ def _num_unfinished(ended: list[ItemResult], *, ends_tell: bool) -> Counter[int]
 @each_side
 def cut_early(side: Side, other: Side) -> Iterator[Fault]:
     """`length` although the reply is shorter than was allowed and the context is not full: something lowers max_tokens."""
+    budget = side.task.max_tokens
+    if budget is None:
+        return
     lengths = Counter(
         item.output_tokens
         for item in side.answered
         if (item.truncated_by, item.finish_reason) == ("length", "length")
-        if item.output_tokens is not None and item.output_tokens < side.task.max_tokens
+        if item.output_tokens is not None and item.output_tokens < budget
     )
     num, of = lengths.total(), len(side.answered)
     if is_too_many(num, of):
         length, most = lengths.most_common(1)[0]
         where = f"at {length} tokens" if most == num else f"as early as at {min(filter(None, lengths))} tokens"
         yield num, of, (
-            f"{count_of(num, of)} replies of {side.label} are cut off {where}, {side.task.max_tokens} were allowed: something "
+            f"{count_of(num, of)} replies of {side.label} are cut off {where}, {budget} were allowed: something "
             "lowers max_tokens"
         )  # fmt: skip
 
@@ -121,7 +124,8 @@ def cut_early(side: Side, other: Side) -> Iterator[Fault]:
 def stop_at_budget(side: Side, other: Side) -> Iterator[Fault]:
     """`stop` on replies that fill their budget exactly, more than by the lengths below it: the reason of the end is not the
     server's. Where many are nearly as long, some just fit."""
-    budget = side.task.max_tokens
+    if (budget := side.task.max_tokens) is None:
+        return
     full = [item for item in side.answered if item.output_tokens == budget > SHORTEST_CAP_TOKENS]
     num = sum(item.finish_reason == "stop" and item.tool is None for item in full)
     if num < FEWEST_TURNED or num < TURNED_SHARE * len(full):

@@ -1,8 +1,8 @@
 """Replies of reference and candidate to the same questions, side by side: what is compared, and the statistics that fit it.
 
-One reply to each item: exact tests of right and wrong. Several, on one side or both: each item's share of right replies, and
-the mean over items. Items that share a question, a text or a repository are a cluster: clusters are then what is sampled, the
-wider of both intervals counts.
+One reply to each item: exact tests of right and wrong. Several, on one side or both, or scores with partial credit: each item's
+share of right replies, or its mean score, and the mean over items. Items that share a question, a text or a repository are a
+cluster: clusters are then what is sampled, the wider of both intervals counts.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Pairs(NamedTuple):
     clusters: list[str]
     """Of each pair's item: its cluster, or the item itself."""
     unequal: tuple[list[float], list[float]] | None = None
-    """Of each item, the share of right replies of either side, where one side has more of them than can be paired. None: every
-    reply is in a pair."""
+    """Of each item, the share of right replies of either side, where one side has more of them than can be paired; of a graded
+    task the mean score. None: right or wrong, and every reply is in a pair."""
     num_replies: tuple[list[int], list[int]] | None = None
     """Of each item, of either side, as `unequal`."""
     of_these_items: bool = False
@@ -201,16 +201,20 @@ class TokenCost(NamedTuple):
     """Candidate minus reference, per item."""
 
 
-def replies_by_item(replies: Iterable[tuple[str, bool]], items: Iterable[str] = ()) -> dict[str, list[bool]]:
-    """Whether each reply is right; `items` come first, in their order."""
-    by_item: dict[str, list[bool]] = {item: [] for item in items}
-    for item, is_right in replies:
-        by_item.setdefault(item, []).append(is_right)
+def replies_by_item(replies: Iterable[tuple[str, float]], items: Iterable[str] = ()) -> dict[str, list[float]]:
+    """Whether each reply is right, or its score; `items` come first, in their order."""
+    by_item: dict[str, list[float]] = {item: [] for item in items}
+    for item, score in replies:
+        by_item.setdefault(item, []).append(score)
     return by_item
 
 
-def _shares(by_item: Mapping[str, Sequence[bool]]) -> list[float]:
-    return [sum(right) / len(right) for right in by_item.values()]
+def _shares(by_item: Mapping[str, Sequence[float]]) -> list[float]:
+    return [sum(scores) / len(scores) for scores in by_item.values()]
+
+
+def _score_of(item: ItemResult, is_graded: bool) -> float | None:
+    return item.score if is_graded and item.score is not None else item.correct
 
 
 def find_task(measurement: Measurement, name: str) -> TaskResult | None:
@@ -264,16 +268,25 @@ def pair_items(reference: TaskResult, candidate: TaskResult) -> Pairs:
         items=[r.item for r, _ in answered],
         clusters=[r.cluster or k.cluster or r.item for r, k in answered],
     )
-    if num_reference == num_candidate:
+    is_graded = reference.is_graded or candidate.is_graded
+    if num_reference == num_candidate and not is_graded:
         return pairs
     sides = (reference_items, candidate_items)
     lacking = sum(item.correct is None for side in sides for (_, sample), item in side.items() if sample >= common)
     compared = dict.fromkeys(pairs.items)
+    replies: Iterable[Iterable[ItemResult]] = (
+        zip(*answered, strict=True) if num_reference == num_candidate and answered else [side.values() for side in sides]
+    )
     before, after = (
         replies_by_item(
-            ((key[0], item.correct) for key, item in side.items() if item.correct is not None and key[0] in compared), compared
+            (
+                (item.item, score)
+                for item in side
+                if item.item in compared and (score := _score_of(item, is_graded)) is not None
+            ),
+            compared,
         )
-        for side in sides
+        for side in replies
     )
     return pairs._replace(
         num_excluded=pairs.num_excluded + lacking,
@@ -328,24 +341,29 @@ def compare_output_tokens(reference: TaskResult, candidate: TaskResult, level: f
     return TokenCost(sum(reference_tokens) / len(items), sum(candidate_tokens) / len(items), extra)
 
 
-def accuracy_of(items: Sequence[ItemResult], level: float = 0.95) -> tuple[Interval | None, Interval | None, int]:
+def accuracy_of(
+    items: Sequence[ItemResult], level: float = 0.95, *, is_graded: bool = False
+) -> tuple[Interval | None, Interval | None, int]:
     """(accuracy, pass@k, k) of a task's replies; k is the largest number of samples that an item has.
 
     One sample each: Wilson's interval, and no pass@k. Several: the mean over items of each item's mean, with an interval over
-    items, and the share of items with at least one right reply. None: no reply.
+    items, and the share of items with at least one right reply. is_graded: the mean score in place of accuracy, and no pass@k.
+    None: no reply.
     """
-    by_item = replies_by_item((item.item, item.correct) for item in items if item.correct is not None)
+    by_item = replies_by_item((item.item, score) for item in items if (score := _score_of(item, is_graded)) is not None)
     num_samples = 1 + max((item.sample for item in items), default=0)
     if not by_item:
         return None, None, num_samples
+    if is_graded:
+        return mean_of_shares(_shares(by_item), level), None, num_samples
     if num_samples == 1:
         right = [is_right for replies in by_item.values() for is_right in replies]
-        return wilson(sum(right), len(right), level), None, 1
+        return wilson(round(sum(right)), len(right), level), None, 1
     means = _shares(by_item)
     return mean_of_shares(means, level), wilson(sum(mean > 0 for mean in means), len(means), level), num_samples
 
 
 def truncation_share(task: TaskResult) -> float | None:
-    """Truncated replies / replies. None without any reply."""
+    """Truncated replies / replies. None without any reply, or where nobody knows which were cut off."""
     replies = task.num_items - task.num_failed
-    return task.num_truncated / replies if replies > 0 else None
+    return task.num_truncated / replies if replies > 0 and task.knows_cuts else None

@@ -180,9 +180,13 @@ def _nothing_to_lose(gate: ScoreGate, recipe: GateRecipe, reference: Measurement
     """A model that is hardly ever right, or no more often than guessing, cannot lose the margin: whatever was done to it, the
     gate would pass."""
     chance, num_right, n = task.reference.chance or 0.0, sum(task.pairs.reference), task.pairs.n
-    share = num_right / n
-    right = f"{reference.label} itself is right in {num_right} of {n} replies to {title_of(gate, task.reference)}"
-    accuracy, _, _ = accuracy_of(task.reference.items, recipe.level)
+    is_graded = task.reference.is_graded
+    share = sum(task.pairs.shares[0]) / len(task.pairs.shares[0]) if is_graded else num_right / n
+    title = title_of(gate, task.reference)
+    right = f"{reference.label} itself is right in {num_right} of {n} replies to {title}"
+    if is_graded:
+        right = f"{reference.label} itself has a mean score of {share:.3f} over {n} replies to {title}"
+    accuracy, _, _ = accuracy_of(task.reference.items, recipe.level, is_graded=is_graded)
     assert accuracy is not None  # there are pairs
     if 0 < chance >= accuracy.low:
         return (
@@ -207,7 +211,8 @@ def look_at(
     """None: no item was answered by both sides."""
     sides = (reference_task, candidate_task)
     # SWE-bench has an interval by instance and one by repository, and says which counts.
-    of_these_items = recipe.estimand == "these_items" and reference_task.kind != "swe"
+    is_graded = any(side.is_graded for side in sides)
+    of_these_items = recipe.estimand == "these_items" and reference_task.kind != "swe" and not is_graded
     of_these_clusters = recipe.estimand == "these_clusters"
     task, seed = _task_with_range(reference, gate.task), str(reference.suite_recipe.get("seed", ""))
     if task is None or candidate.is_noise_floor or not (reference_task.rounds and candidate_task.rounds):

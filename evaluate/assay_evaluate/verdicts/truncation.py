@@ -56,9 +56,10 @@ def too_much_truncation(recipe: GateRecipe, reference: Measurement, task: TaskRe
     if share is None or share.low <= limit:
         return None
     above = f"above {percent_short(limit)} at {percent_short(0.5 + recipe.level / 2)}"
+    budget = "" if task.max_tokens is None else f" at {task.max_tokens} tokens"
     return (
         f"{task.num_truncated} of {task.num_items - task.num_failed} replies of {reference.label} itself to "
-        f"{task.title or task.task} are cut off at {task.max_tokens} tokens ({percent_short(share.value)}; {above}): the score "
+        f"{task.title or task.task} are cut off{budget} ({percent_short(share.value)}; {above}): the score "
         "measures the budget, not the model; raise max_tokens."
     )
 
@@ -67,18 +68,29 @@ def worst_case(reference: TaskResult, candidate: TaskResult) -> tuple[TaskResult
     """Both sides with every cut reply counted against the candidate. None: nothing was cut off."""
     if not any(item.truncated for task in (reference, candidate) for item in task.items):
         return None
-    return rescored(reference, lambda item: item.truncated or item.correct is True), with_cut_wrong(candidate)
+    return _with_cut(reference, right=True), with_cut_wrong(candidate)
 
 
 def with_cut_wrong(task: TaskResult) -> TaskResult:
     """A reply that was cut off counts as wrong, whatever was read out of it."""
-    return rescored(task, lambda item: not item.truncated and item.correct is True)
+    return _with_cut(task, right=False)
+
+
+def _with_cut(task: TaskResult, *, right: bool) -> TaskResult:
+    """Replies that were cut off, all of them right or all of them wrong; of partial credit all of it, or none."""
+    items = [
+        dataclasses.replace(item, correct=right, score=None if item.score is None else float(right))
+        if item.truncated and item.correct is not None
+        else item
+        for item in task.items
+    ]
+    return task.model_copy(update={"items": tuple(items)})
 
 
 def rescored(task: TaskResult, is_right: Event) -> TaskResult:
-    """A reply that never came stays None."""
+    """Right or wrong by another rule. A reply that never came stays None."""
     items = [item if item.correct is None else dataclasses.replace(item, correct=is_right(item)) for item in task.items]
-    return task.model_copy(update={"items": tuple(items)})
+    return task.model_copy(update={"items": tuple(items), "is_graded": False})
 
 
 # ------------------------------------------------------------------------------------------------ the gate
@@ -155,7 +167,11 @@ def judge_truncation(
             }
         )  # fmt: skip
 
-    tasks = [(task, other) for task, other in common_tasks(reference, candidate) if task.task not in beyond]
+    tasks = [
+        (task, other)
+        for task, other in common_tasks(reference, candidate)
+        if task.task not in beyond and task.knows_cuts and other.knows_cuts
+    ]
     family = list(_family(tasks, gate, recipe))
     may_be_chance = f"by itself this fails, but among {len(family)} such comparisons it may be chance (Holm)"
     p_values = [excess.evidence.p_fail for excess in family]

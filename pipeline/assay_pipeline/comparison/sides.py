@@ -65,6 +65,12 @@ def split_values(text: str) -> list[str]:
     return values
 
 
+def split_label(text: str) -> tuple[str | None, str]:
+    """(LABEL, the rest) of LABEL=REST; (None, text) without a label. What exists by that name has none."""
+    labelled = None if Path(text).exists() else _LABELLED.fullmatch(text)
+    return (labelled[1], labelled[2]) if labelled else (None, text)
+
+
 def _url_of(text: str) -> str | None:
     """The URL in [LABEL=]URL; None: it is a folder, or a label of the profile."""
     labelled = _LABELLED.fullmatch(text)
@@ -76,8 +82,7 @@ def parse_side(side: str, text: str, endpoints: Mapping[str, GivenServer], api_k
     if text in endpoints and not Path(text).is_dir():
         endpoint = endpoints[text]
         return Side(text, None if endpoint.checkpoint is None else Path(endpoint.checkpoint), endpoint)
-    labelled = None if Path(text).exists() else _LABELLED.fullmatch(text)
-    label, what = (labelled[1], labelled[2]) if labelled else (None, text)
+    label, what = split_label(text)
     address, _, folder = what.partition(",")
     if (url := url_in(address)) is None and "://" in address and not Path(what).exists():
         url = address  # of another scheme: the next check says so without repeating what may be a password

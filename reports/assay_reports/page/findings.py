@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from assay.quantities import capital, percent_short, points_short, size
 from assay.records.base import Interval
+from assay.records.serving import IMPORTED
 from assay.records.speed import SpeedRow
 from assay.records.verdict import Verdict
 from assay_evaluate.speed.noise import Noise, noise_of_rows
@@ -445,6 +446,8 @@ def verification(report: Report) -> str:
 
 
 def serving(report: Report) -> str:
+    if report.fingerprint.server == IMPORTED:
+        return english.SERVING_UNKNOWN
     emulated = [row.label for row in candidates(report) if row.emulated]
     tail = english.SERVED_EMULATED.format(labels=and_list(emulated)) if emulated else ""
     return english.SERVED_ALIKE.format(server=served_by(report), emulated=tail)
@@ -453,12 +456,16 @@ def serving(report: Report) -> str:
 def served_by(report: Report) -> str:
     """`vllm 0.33.0, profile 8xh200`, or that nobody here started it."""
     fingerprint = report.fingerprint
+    if fingerprint.server == IMPORTED:
+        return english.IMPORTED
     template = english.EXTERNAL_SERVER if fingerprint.server == "external" else english.SERVER
     return template.format(server=fingerprint.server, profile=fingerprint.profile)
 
 
 def speculation_of(report: Report) -> str:
     """What is drafted; of a server that somebody else runs only that something was."""
+    if report.fingerprint.server == IMPORTED:
+        return english.SPECULATION_UNKNOWN
     if report.fingerprint.speculation:
         return json.dumps(report.fingerprint.speculation)
     is_drafting = any(row.acceptance is not None and row.acceptance.num_draft_tokens for row in report.rows)

@@ -22,9 +22,10 @@ SELECTION = (
     "to {share} of runs."
 )
 ONE_SEED = (
-    "Each checkpoint answered {items} once (seed {seeds}). The intervals cover other items and other replies, but not what "
+    "Each checkpoint answered {items} once{seeds}. The intervals cover other items and other replies, but not what "
     "all replies of a run share, such as a server fault."
 )
+SEED = " (seed {seeds})"
 EACH_ITEM = "each item"
 EACH_ITEM_OF = "each item of {tasks}"
 SUCH_ITEMS_ONLY = "Intervals of score changes hold for similar questions and for other replies."
@@ -35,7 +36,9 @@ THESE_ITEMS = "hold for these questions only, with other replies"
 THESE_CLUSTERS = "hold for similar questions of the same groups (repositories, shared texts), not for other groups"
 SUCH_ITEMS = "hold for similar questions"
 TRUNCATION = "Replies cut off by the token budget are scored as they stand: {entries}."
-TRUNCATED = "{number} of {total} for {label} in {task} (budget {budget} tokens{reasons})"
+TRUNCATED = "{number} of {total} for {label} in {task} ({budget}{reasons})"
+BUDGET = "budget {tokens} tokens"
+NO_BUDGET = "budget not stated"
 TRUNCATED_BY = {
     "context": "ended by the context",
     "empty": "ended inside thinking",
@@ -66,6 +69,8 @@ SECOND_ROUNDING = (
     "loaded (scales become powers of two). A divergence from such a reference includes that rounding of the reference."
 )
 UNKNOWN_KERNELS = "Kernels unknown for {labels}: the server's log names none."
+IMPORTED = "Another harness asked and scored ({harnesses}), so NOT MEASURED: {not_known}. A change may come from any of these."
+IMPORTED_NOT_KNOWN = "{what} of {labels}"
 EXTERNAL_SERVER = "{labels} ran on a server that assay did not start: its flags and versions are as reported, not verified."
 UNCLEAN_VERSIONS = "Unreleased versions, hard to reproduce: {versions}."
 SPECULATION_OFF = "MTP head present but not used, so nothing shows how well it drafts: {labels}."
