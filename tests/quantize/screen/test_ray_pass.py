@@ -107,7 +107,7 @@ def test_what_a_task_declares(source: Path, monkeypatch: pytest.MonkeyPatch) -> 
     words = ("a share of the texts", "--workers")
     no_node: Any = type("Ray", (), {"nodes": staticmethod(list)})
     cluster, model = Cluster(no_node, is_ours=True), open_model(source)
-    layer_bytes = max(model.layer_bytes(layer) for layer in range(3))
+    layer_bytes = max(model.parts(layer).whole_bytes for layer in range(3))
     on_cpu = PassTasks(cluster, needs_of("cpu", None)).for_model(model)
     assert on_cpu.needs == TaskNeeds(24, (2 << 30) + layer_bytes, 0, *words)
     assert needs_of("cpu", 4) == TaskNeeds(4, 2 << 30, 0, *words)
@@ -277,7 +277,7 @@ def test_a_node_that_computes_otherwise_is_refused(
 def job_of(source: Path, **changes: Any) -> ray_share.ShareJob:
     threads = torch.get_num_threads()
     job = ray_share.ShareJob(
-        source, str(source), dict(open_checkpoint(source).data), None, torch.float32, "cpu", False, threads,
+        source, str(source), dict(open_checkpoint(source).data), None, torch.float32, "cpu", False, None, threads,
         ray_share.numerics_here("cpu"),
     )  # fmt: skip
     return replace(job, **changes)
