@@ -211,8 +211,12 @@ def _remove_all_but(folder: Path, layer: int) -> None:
 
 def _loaded(model: LayerModel, begin: int) -> Iterator[tuple[int, LoadedLayer]]:
     """Every layer from `begin` on, read while the one before it runs, where there is room for both."""
+
+    def has_room_beside(loaded: LoadedLayer, following: int) -> bool:
+        return not loaded.groups.experts and model.has_room_for(following)  # groups take all the room there is
+
     layers = range(begin, model.num_layers)
-    yield from zip(layers, read_ahead(layers, model.load, model.has_room_for), strict=True)
+    yield from zip(layers, read_ahead(layers, model.load, has_room_beside), strict=True)
 
 
 # ------------------------------------------------------------------------------------------------ files

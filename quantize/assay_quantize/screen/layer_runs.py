@@ -108,7 +108,8 @@ def _in_groups(run: _Grouped, loaded: LoadedLayer, keep: Callable[[int, LayerRun
     groups = [group for group in loaded.groups.experts if group.stop > min(num_added)]
     waited_s = 0.0
     begin = time.perf_counter()
-    for group in read_ahead(groups, lambda group: model.load_group(run.layer, group), lambda _: loaded.groups.is_read_ahead):
+    is_read_ahead = loaded.groups.is_read_ahead
+    for group in read_ahead(groups, lambda group: model.load_group(run.layer, group), lambda *_: is_read_ahead):
         waited_s += time.perf_counter() - begin
         for number in range(len(run.sequences)):
             _add(run, experts, group, number)
@@ -137,14 +138,16 @@ def _add(run: _Grouped, experts: nn.Module, group: LoadedGroup, sequence: int) -
         _save(run.file(_SUMS, sequence), {_SUMMED: summed, _NUM_ADDED: torch.tensor(group.experts.stop)})
 
 
-def read_ahead(items: Sequence[Item], load: Callable[[Item], Loaded], has_room_for: Callable[[Item], bool]) -> Iterator[Loaded]:
+def read_ahead(
+    items: Sequence[Item], load: Callable[[Item], Loaded], has_room_beside: Callable[[Loaded, Item], bool]
+) -> Iterator[Loaded]:
     """Each of `items` loaded, while the one before it is at work where there is room for both."""
     with ThreadPoolExecutor(max_workers=1) as reader:
         ahead: Future[Loaded] | None = None
         for place, item in enumerate(items):
             loaded = load(item) if ahead is None else ahead.result()
             following = items[place + 1 : place + 2]
-            ahead = reader.submit(load, following[0]) if following and has_room_for(following[0]) else None
+            ahead = reader.submit(load, following[0]) if following and has_room_beside(loaded, following[0]) else None
             yield loaded
 
 
