@@ -37,8 +37,11 @@ LEAST_KL = 1e-6
 
 
 def heading(record: Screening) -> str:
-    """Who is ahead, or what is said of the only one; and that the reference is a copy, if it is."""
-    answer = _answer(record)
+    """Who is ahead, or what is said of the only one; that it is damaged or another model, and that the reference is a copy."""
+    answer, first = _answer(record), record.candidates[0].label
+    if first in record.damages or first in record.unlike_reference:
+        what = english.IS_DAMAGED if first in record.damages else english.IS_OTHER
+        answer = what.format(heading=answer, label=first)
     return answer if record.foreign_reference is None else english.AGAINST_COPY.format(heading=answer)
 
 

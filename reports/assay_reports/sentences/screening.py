@@ -33,6 +33,8 @@ UNSEEN = (
     "Losses that few texts have: one of 1 text in {one_in} is in none of these {num_texts} with a chance of 2.5 %, a rarer one "
     "more often"
 )
+IS_DAMAGED = "{heading}; {label} is damaged"
+IS_OTHER = "{heading}; {label} is another model than the reference"
 AGAINST_COPY = "{heading}; the reference is itself a quantized copy"
 COPY = "What the reference lost itself: it is a quantized copy of its model ({how}), and a KL of 0 means as good as this copy"
 DAMAGED = "{label}: {damage}"

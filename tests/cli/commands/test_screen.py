@@ -171,6 +171,7 @@ def test_another_model_by_its_small_files_is_named(run: Run, folder: Path, tmp_p
     assert f"tokens: {line}" in out.splitlines() and f"note: tokens: {line}" in err.splitlines()
     page = (tmp_path / "out" / "screening.html").read_text()
     assert "<li>tokens: model of its tokenizer.json is not the reference&#39;s</li>" in page
+    assert heading(record).endswith("; window is another model than the reference") and f"<h1>{heading(record)}</h1>" in page
 
 
 def test_few_texts_have_no_interval_and_no_answer(run: Run, folder: Path, tmp_path: Path) -> None:
