@@ -28,6 +28,7 @@ DOES = {
         "preflight": "what would fail", "verdicts": "limits → verdicts", "divergence": "next-token KL",
         "diagnosis": "serving failures", "tasks": "questions and their scoring", "asking": "questions → requests",
         "client": "replies, journal", "serving": "vLLM as a process", "serving_faults": "who answered what",
+        "harnesses": "others' scores",
         "transport": "HTTP", "statistics": "intervals; no I/O", "roofline": "bytes → floors",
     },
 }  # fmt: skip
