@@ -72,6 +72,9 @@ def read_log(path: Path, log: Mapping[str, Any], samples: Iterator[tuple[str, An
     if log.get("status") == "started":
         raise wrong(path, "is the log of an evaluation that is not finished; wait for it, or run `inspect eval-retry`")
     lean = [_lean(where, sample) for where, sample in samples]
+    if lean and not any(values for *_, values in lean):
+        reason = next((sample["error"] for _, sample, _ in lean if sample["error"] is not None), "no scorer ran")
+        raise wrong(path, f"no sample has a score; the first error: {shown(_message(reason))}; run `inspect eval-retry`")
     name = choose_metric(path, list(dict.fromkeys(value for *_, values in lean for value in values)), metric)
     sampling = {**object_in(plan, "config"), **object_in(spec, "model_generate_config")}
     limits = object_in(spec, "config")
@@ -139,7 +142,7 @@ def _reply(where: str, sample: Mapping[str, Any], values: Mapping[str, Any], met
     error = sample["error"]
     reason = None
     if error is not None:
-        reason = f"halted: {error.get('message') if isinstance(error, dict) else error}"
+        reason = f"halted: {_message(error)}"
     elif sample["invalidation"] is not None:
         reason = "invalidated"
     elif (value := values.get(metric)) is None or (isinstance(value, float) and math.isnan(value)):
@@ -155,6 +158,10 @@ def _reply(where: str, sample: Mapping[str, Any], values: Mapping[str, Any], met
         cut=None if not stops and sample["limit"] is None else bool(CUT_AT & set(map(str, stops))) or sample["limit"] in CUT_BY,
         output_tokens=sample["output_tokens"],
     )
+
+
+def _message(error: Any) -> Any:
+    return error.get("message") if isinstance(error, dict) else error
 
 
 def _score(value: Any, where: str, others: Sequence[str]) -> float:

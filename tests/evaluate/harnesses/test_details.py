@@ -182,6 +182,13 @@ def test_scorers_of_inspect_and_their_values(tmp_path: Path) -> None:
     assert {reply.score for reply in the_task(tmp_path / "a.json", "rubric/style").replies} == {0.5}
 
 
+def test_a_log_of_inspect_without_any_score_says_why(tmp_path: Path) -> None:
+    log = inspect_log({"0": [None], "1": [None]})
+    (tmp_path / "a.json").write_text(json.dumps(log))
+    with pytest.raises(MeasureError, match="no sample has a score; the first error: ConnectionError; run `inspect eval-retry`"):
+        the_task(tmp_path / "a.json")
+
+
 def test_samples_of_inspect_that_were_invalidated_have_no_score(tmp_path: Path) -> None:
     log = inspect_log({"0": [1.0], "1": [1.0]})
     log["samples"][0]["invalidation"] = {"author": "a", "reason": "wrong sandbox"}

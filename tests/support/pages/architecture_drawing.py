@@ -29,6 +29,7 @@ DOES = {
         "diagnosis": "serving failures", "reached": "right answers lost", "tasks": "questions and their scoring",
         "asking": "questions → requests",
         "client": "replies, journal", "serving": "vLLM as a process", "serving_faults": "who answered what",
+        "harnesses": "others' scores",
         "transport": "HTTP", "statistics": "intervals; no I/O", "roofline": "bytes → floors",
     },
 }  # fmt: skip
