@@ -21,7 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # python is run with PYTHONSAFEPATH, which leaves this folder out
 import numpy as np
 import torch
-from meaning import measured, profile_of, suite_of, tell, warm_servers
+from meaning import measured, profile_of, suite_of_texts, tell, warm_servers
 
 from assay.recipes.load import load_recipe
 from assay.recipes.model import ModelRecipe
@@ -80,9 +80,9 @@ def floor_of(one: Measurement, documents: Sequence[Document], run: Path, folder:
     return float(np.concatenate(values).mean())
 
 
-def lines(work: Path, precisions: Sequence[str], num_items: int, num_texts: int) -> Iterator[str]:
-    folder, suite = work / MODEL, suite_of(num_items, num_texts)
-    (source, _, *others), run = measured(MODEL, precisions, suite, folder)
+def lines(work: Path, precisions: Sequence[str], num_texts: int) -> Iterator[str]:
+    folder, suite = work / MODEL, suite_of_texts(num_texts)
+    (source, _, *others), run = measured(MODEL, precisions, suite, work)
     who = who_of(source)
     with Journal(run / "journal.db") as journal:
         text = reference_text(journal, suite, who, source.not_measured.get("divergence"))
@@ -127,12 +127,11 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     arguments.add_argument("work", type=Path)
     arguments.add_argument("precisions", nargs="*", default=FIVE)
-    arguments.add_argument("--items", type=int, default=40, help="as of meaning.py")
-    arguments.add_argument("--texts", type=int, default=40)
+    arguments.add_argument("--texts", type=int, default=40, help="as of meaning.py")
     arguments.add_argument("--write", type=Path, help="file of the table")
     options = arguments.parse_args()
     with warm_servers():
-        text = "\n".join(lines(options.work, options.precisions, options.items, options.texts)) + "\n"
+        text = "\n".join(lines(options.work, options.precisions, options.texts)) + "\n"
     print(text)
     if options.write is not None:
         options.write.write_text(text, encoding="utf-8")

@@ -3,10 +3,10 @@
     python benchmarks/screen/meaning.py WORK [--write benchmarks/screen/meaning.md]
 
 Candidates of both small models of this repository: shipped precisions, made and verified by `assay quantize`, and graded
-damages (`damaged.py`). Each is served once by vLLM on a CPU with emulated formats, answers the tasks of suite `demo`, fewer
-items of each, and scores the replies that the served source wrote at temperature 1, over its whole vocabulary; `screen` runs
-over the very same tokens. Two more servers have the weights of tiny-glm and a fault planted in their workers. WORK keeps
-checkpoints, replies and passes: a killed run goes on.
+damages (`damaged.py`). Each is served by vLLM on a CPU with emulated formats. First all score the replies that the served
+source wrote at temperature 1, over the whole vocabulary, and `screen` runs over the very same tokens; then all answer tasks of
+suite `demo`, fewer items of each. The page is written after both. Two more servers have the weights of tiny-glm and a fault
+planted in their workers. WORK keeps checkpoints, replies and passes: a killed run goes on.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -61,6 +62,7 @@ FAULTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "fault-batch": ("rows mixed up under load", {"row": 8}),
 }
 """Of servers of tiny-glm: label -> fault of `tests/support/faults/worker.py`."""
+NAMED = {"name": "meaning", "description": "Of demo, fewer items.", "seed": "eval-meaning-1", "acceptance": False}
 WORDS = {
     "fault-expert": "expert 5 of layer 2 times 4 in memory, as a wrong scale of a MoE kernel would have it",
     "fault-batch": "from place 8 of the batch on each request gets its neighbour's logits, in decoding alone",
@@ -72,15 +74,18 @@ def candidates_of(name: str) -> tuple[str, ...]:
     return (*CANDIDATES[name], *(FAULTS if name == "tiny-glm" else ()))
 
 
-def suite_of(num_items: int, num_texts: int) -> SuiteRecipe:
-    """The tasks of suite `demo` with `num_items` of each, and `num_texts` replies of the source."""
+def suite_of_texts(num_texts: int) -> SuiteRecipe:
+    """`num_texts` replies of the source, scored over the whole vocabulary; no task."""
     demo = load_recipe(SuiteRecipe, "demo").model_dump(mode="json", by_alias=True)
-    tasks = [
-        {**task, "num_items": num_items // len(task["languages"])} for task in demo["tasks"]
-    ]  # `num_items` is per language
-    divergence = {**demo["divergence"], "num_documents": num_texts // 2, "top_k": VOCABULARY}
-    more = {"name": "meaning", "description": "Tasks of demo, fewer items.", "seed": "eval-meaning-1", "acceptance": False}
-    return SuiteRecipe.model_validate({**demo, **more, "tasks": tasks, "divergence": divergence})
+    divergence = {**demo["divergence"], "num_documents": num_texts // 2, "top_k": VOCABULARY}  # documents are per language
+    return SuiteRecipe.model_validate({**demo, **NAMED, "tasks": [], "divergence": divergence})
+
+
+def suite_of_tasks(num_items: int) -> SuiteRecipe:
+    """The tasks of suite `demo` with `num_items` of each."""
+    demo = load_recipe(SuiteRecipe, "demo").model_dump(mode="json", by_alias=True)
+    tasks = [{**task, "num_items": num_items // len(task["languages"])} for task in demo["tasks"]]  # items are per language
+    return SuiteRecipe.model_validate({**demo, **NAMED, "tasks": tasks, "divergence": None})
 
 
 @contextmanager
@@ -115,18 +120,20 @@ def made(source: Path, label: str, folder: Path) -> Path:
     return checkpoint
 
 
-def measured(name: str, labels: Sequence[str], suite: SuiteRecipe, folder: Path) -> tuple[list[Measurement], Path]:
-    """Of the source, its repeat and the candidates; and the run's folder."""
+def measured(name: str, labels: Sequence[str], suite: SuiteRecipe, work: Path) -> tuple[list[Measurement], Path]:
+    """Of the source, its repeat and the candidates; and the run's folder, one for texts and one for tasks."""
+    folder = work / name
+    run = folder / ("run-tasks" if suite.tasks else "run-texts")
     model = load_recipe(ModelRecipe, name)
     assert model.source.path is not None, "a model of this repository"
     source = REPOSITORY / model.source.path
     candidates = [Candidate(REFERENCE, source, is_reference=True)]
     candidates += [Candidate(path.parent.name, path) for path in (made(source, label, folder) for label in labels)]
     measurements = evaluate(
-        name, candidates, suite=suite, profile=profile_of(name), serving=model.serving, run_dir=folder / "run",
-        on_progress=tell, start_server=serve_planted,
+        name, candidates, suite=suite, profile=profile_of(name), serving=model.serving, run_dir=run, on_progress=tell,
+        start_server=serve_planted,
     )  # fmt: skip
-    return measurements, folder / "run"
+    return measurements, run
 
 
 def profile_of(name: str) -> ProfileRecipe:
@@ -145,27 +152,39 @@ def tell(line: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
 
-def points_of(name: str, measurements: Sequence[Measurement], run: Path, folder: Path) -> list[Point]:
-    """Of every candidate with served KL, screened over what the source wrote."""
-    source, _, *others = measurements
+def points_of(name: str, labels: Sequence[str], suite: SuiteRecipe, work: Path) -> list[Point]:
+    """Of every candidate, served and screened over what the source wrote; nothing is known of tasks yet."""
+    (source, _, *others), run = measured(name, labels, suite, work)
     checkpoints = [measurement.checkpoint for measurement in (source, *others)]
-    record, _ = screen(checkpoints, text=[run], all_texts=True, out=folder / "screened", say=tell)
+    record, _ = screen(checkpoints, text=[run], all_texts=True, out=work / name / "screened", say=tell)
     screened = {candidate.label: candidate.drift.kl_mean for candidate in record.candidates}
-    answers = {measurement.label: answers_of(measurement) for measurement in (source, *others)}
     points = []
     for measurement in others:
-        served, of_screen = measurement.divergence, screened[measurement.label]
-        if served is None:
+        if measurement.divergence is None:
             raise SystemExit(f"{name} {measurement.label}: {measurement.not_measured['divergence']}")
-        assert isinstance(of_screen, Interval) and isinstance(served.kl_mean, Interval), "20 texts or more"
-        theirs, ours = answers[source.label], answers[measurement.label]
-        losses = {
-            task.task: loss_of(*({item: side[item] for item in side if item[0] == task.task} for side in (theirs, ours))).value
-            for task in measurement.tasks
-        }
-        is_damage = measurement.label in DAMAGES
-        points.append(Point(name, measurement.label, is_damage, of_screen, served.kl_mean, loss_of(theirs, ours), losses))
+        of_screen, served = screened[measurement.label], measurement.divergence.kl_mean
+        assert isinstance(of_screen, Interval) and isinstance(served, Interval), "20 texts or more"
+        points.append(Point(name, measurement.label, measurement.label in DAMAGES, of_screen, served))
     return points
+
+
+def with_losses(points: Sequence[Point], labels: Sequence[str] | None, suite: SuiteRecipe, work: Path) -> Iterator[Point]:
+    """The same with what each loses at tasks; of some `labels` alone, or of all."""
+    for name in dict.fromkeys(point.model for point in points):
+        of_model = [point for point in points if point.model == name]
+        asked = [point.label for point in of_model if labels is None or point.label in labels]
+        (source, _, *others), _ = measured(name, asked, suite, work)
+        theirs, measurements = answers_of(source), {measurement.label: measurement for measurement in others}
+        for point in of_model:
+            if (measurement := measurements.get(point.label)) is None:
+                yield point
+                continue
+            ours = answers_of(measurement)
+            by_task = {
+                task.task: loss_of({at: theirs[at] for at in theirs if at[0] == task.task}, ours).value
+                for task in measurement.tasks
+            }
+            yield replace(point, loss=loss_of(theirs, ours), task_losses=by_task)
 
 
 def answers_of(measurement: Measurement) -> dict[tuple[str, str], bool | None]:
@@ -173,17 +192,14 @@ def answers_of(measurement: Measurement) -> dict[tuple[str, str], bool | None]:
     return {(task.task, item.item): item.correct for task in measurement.tasks for item in task.items}
 
 
-def page(points: Sequence[Point], suite: SuiteRecipe, floors: Sequence[str]) -> Iterator[str]:
-    """Markdown."""
+def page(points: Sequence[Point], num_texts: int, num_items: int) -> Iterator[str]:
+    """Markdown. num_items: of all tasks; 0: they were not asked."""
     sound = [point for point in points if point.label not in FAULTS]
-    assert suite.divergence is not None, "`suite_of` sets it"
-    num_items = sum(task.num_items * len(task.languages) for task in suite.tasks)
     yield "# What a screening means, measured\n"
     yield f"{len(sound)} candidates of tiny-glm and tiny-qwen, served by vLLM on a CPU with emulated formats"
-    yield f"beside their source, and screened over the same {2 * suite.divergence.num_documents} replies of each source, the"
+    yield f"beside their source, and screened over the same {num_texts} replies of each source, the"
     yield f"whole vocabulary on both sides; {num_items} items of suite `demo` each, paired with the source. Intervals of KL are"
     yield "over texts, of losses over items, of correlations and slopes over candidates (resampled); 95 %.\n"
-    yield from floors
     yield "\n![screened KL beside served KL and task loss](meaning.svg)\n"
     yield from summary(sound)
     yield "\n## Candidates\n"
@@ -196,27 +212,36 @@ def page(points: Sequence[Point], suite: SuiteRecipe, floors: Sequence[str]) -> 
         yield from table(faulty)
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    arguments.add_argument("work", type=Path, help="folder of checkpoints, replies and passes")
-    arguments.add_argument("--items", type=int, default=40, help="of each task")
-    arguments.add_argument("--texts", type=int, default=40)
-    arguments.add_argument("--models", nargs="+", default=list(CANDIDATES))
-    arguments.add_argument("--only", nargs="+", help="these candidates alone")
-    arguments.add_argument("--write", type=Path, help="file of the page; the picture lies beside it, as .svg")
-    options = arguments.parse_args()
-    suite, points = suite_of(options.items, options.texts), []
-    with warm_servers():
-        for name in options.models:
-            labels = [label for label in candidates_of(name) if not options.only or label in options.only]
-            folder = options.work / name
-            points += points_of(name, *measured(name, labels, suite, folder), folder)
-    text = "\n".join(page(points, suite, [])) + "\n"
-    print(text)
+def write(points: Sequence[Point], options: argparse.Namespace) -> None:
+    """The page and its picture."""
+    num_items = max((point.loss.n for point in points if point.loss is not None), default=0)
+    text = "\n".join(page(points, options.texts, num_items)) + "\n"
+    print(text, flush=True)
     if options.write is not None:
         options.write.write_text(text, encoding="utf-8")
         sound = [point for point in points if point.label not in FAULTS]
         options.write.with_suffix(".svg").write_text(picture(sound), encoding="utf-8")
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    arguments.add_argument("work", type=Path, help="folder of checkpoints, replies and passes")
+    arguments.add_argument("--items", type=int, default=40, help="of each task; 0: none is asked")
+    arguments.add_argument("--texts", type=int, default=40)
+    arguments.add_argument("--models", nargs="+", default=list(CANDIDATES))
+    arguments.add_argument("--only", nargs="+", help="these candidates alone")
+    arguments.add_argument("--ask", nargs="+", metavar="CANDIDATE", help="tasks of these alone")
+    arguments.add_argument("--write", type=Path, help="file of the page; the picture lies beside it, as .svg")
+    options = arguments.parse_args()
+    points: list[Point] = []
+    with warm_servers():
+        for name in options.models:
+            labels = [label for label in candidates_of(name) if not options.only or label in options.only]
+            points += points_of(name, labels, suite_of_texts(options.texts), options.work)
+        write(points, options)
+        if options.items:
+            suite = suite_of_tasks(options.items)
+            write(list(with_losses(points, options.ask, suite, options.work)), options)
 
 
 if __name__ == "__main__":

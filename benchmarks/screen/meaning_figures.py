@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -25,15 +25,15 @@ Item = tuple[str, str]
 @dataclass(frozen=True)
 class Point:
     """A candidate. screened, served: mean KL, nats. loss: of all items the share that the source answers right and it does not,
-    less the share the other way round. task_losses: the same of each task."""
+    less the share the other way round; None: it was not asked. task_losses: the same of each task."""
 
     model: str
     label: str
     is_damage: bool
     screened: Interval
     served: Interval
-    loss: Interval
-    task_losses: Mapping[str, float]
+    loss: Interval | None = None
+    task_losses: Mapping[str, float] = field(default_factory=dict)
 
 
 def loss_of(reference: Mapping[Item, bool | None], candidate: Mapping[Item, bool | None]) -> Interval:
@@ -93,20 +93,21 @@ def summary(points: Sequence[Point]) -> Iterator[str]:
         yield (
             f"| {name} | {len(group)} | {_rho(correlation(group, _screened, _served))} | {_rho(log_slope(group), 3)} "
             f"| {np.median(ratios):.3f} | {min(ratios):.3f} to {max(ratios):.3f} "
-            f"| {sum(map(is_inside, group))} of {len(group)} | {_rho(correlation(group, _screened, _loss))} |"
+            f"| {sum(map(is_inside, group))} of {len(group)} "
+            f"| {_rho(correlation([point for point in group if point.loss is not None], _screened, _loss))} |"
         )
 
 
 def table(points: Sequence[Point]) -> Iterator[str]:
     """A row for each candidate, in the order of its screened KL."""
-    tasks = list(points[0].task_losses)
-    yield f"| model | candidate | screened KL | served KL | points lost at tasks | {' | '.join(tasks)} |"
+    tasks = list(dict.fromkeys(task for point in points for task in point.task_losses))
+    yield " ".join(["| model | candidate | screened KL | served KL | points lost at tasks |", *(f"{task} |" for task in tasks)])
     yield f"|{'---|' * (5 + len(tasks))}"
     for point in sorted(points, key=lambda point: (point.model, point.screened.value)):
-        loss = f"{100 * point.loss.value:.1f} ({100 * point.loss.low:.1f} to {100 * point.loss.high:.1f})"
-        by_task = " | ".join(f"{100 * point.task_losses[task]:.1f}" for task in tasks)
-        served = nats(point.served)
-        yield f"| {point.model} | {point.label} | {plain_nats(point.screened.value)} | {served} | {loss} | {by_task} |"
+        loss, by_task = point.loss, [f"{100 * point.task_losses[task]:.1f}" if point.loss else "-" for task in tasks]
+        lost = "-" if loss is None else f"{100 * loss.value:.1f} ({100 * loss.low:.1f} to {100 * loss.high:.1f})"
+        cells = [point.model, point.label, plain_nats(point.screened.value), nats(point.served), lost, *by_task]
+        yield f"| {' | '.join(cells)} |"
 
 
 PANEL, TOP, BOTTOM, LEFT = 360, 40, 340, 62
@@ -120,7 +121,8 @@ def picture(points: Sequence[Point]) -> str:
     """SVG of two panels over screened KL: served KL, and points lost at tasks. Squares are damages, circles precisions."""
     values = [value for point in points for value in (point.screened.value, point.served.value)]
     low, high = 10.0 ** math.floor(math.log10(min(values))), 10.0 ** math.ceil(math.log10(max(values)))
-    losses = [100 * point.loss.value for point in points]
+    asked = [point for point in points if point.loss is not None]
+    losses = [100 * _loss(point) for point in asked] or [0.0]
     x = Scale(low, high, LEFT, LEFT + PANEL - 90, is_log=True)
     by_kl = Scale(low, high, BOTTOM, TOP, is_log=True)
     by_loss = Scale(min(0.0, *losses) - 2, max(losses) + 2, BOTTOM, TOP)
@@ -129,17 +131,17 @@ def picture(points: Sequence[Point]) -> str:
     )
     drawn.add("<style>{css}</style>", css=STYLE)
     drawn.rect(0, 0, drawn.width, drawn.height, "paper")
-    panels: tuple[tuple[Scale, list[float], Callable[[float], str], str, Callable[[Point], float]], ...] = (
-        (by_kl, decades(low, high), _power, "served KL, nats", _served),
-        (by_loss, steps(by_loss.low, by_loss.high), "{:g}".format, "points lost at tasks", lambda point: 100 * _loss(point)),
+    panels: tuple[tuple[Scale, Sequence[Point], list[float], Callable[[float], str], str, Callable[[Point], float]], ...] = (
+        (by_kl, points, decades(low, high), _power, "served KL, nats", _served),
+        (by_loss, asked, steps(by_loss.low, by_loss.high), "{:g}".format, "points lost at tasks", lambda at: 100 * _loss(at)),
     )
-    for number, (y, ticks, name, title, value_of) in enumerate(panels):
+    for number, (y, shown, ticks, name, title, value_of) in enumerate(panels):
         drawn.add('<g transform="translate({left} 0)">', left=number * PANEL)
         axis_below(drawn, x, BOTTOM, decades(low, high), _power, "screened KL, nats", TOP)
         axis_left(drawn, y, x.begin, ticks, name, title, x.end)
         if y is by_kl:
             drawn.line(x(low), y(low), x(high), y(high), "equal")
-        for point in points:
+        for point in shown:
             css = f"{point.model} damage" if point.is_damage else point.model
             drawn.mark(x(_screened(point)), y(value_of(point)), css, int(point.is_damage), f"{point.model}: {point.label}", 4)
         drawn.add("</g>")
@@ -162,6 +164,7 @@ def _served(point: Point) -> float:
 
 
 def _loss(point: Point) -> float:
+    assert point.loss is not None, "of those that were asked"
     return point.loss.value
 
 

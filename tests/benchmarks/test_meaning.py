@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from assay.records.base import Interval
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "screen"))
 
 from damaged import DAMAGES, make
-from meaning import CANDIDATES, FAULTS, candidates_of, suite_of
+from meaning import CANDIDATES, FAULTS, candidates_of, suite_of_tasks, suite_of_texts
 from meaning_figures import Point, correlation, is_inside, log_slope, loss_of, picture, summary, table
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -78,13 +79,13 @@ def test_candidates_are_precisions_damages_and_faults() -> None:
     assert sum(map(len, CANDIDATES.values())) >= 12
 
 
-def test_suite_is_demo_with_fewer_items_of_both_languages() -> None:
-    suite = suite_of(40, 24)
-    assert [(task.name, task.num_items, task.languages) for task in suite.tasks] == [  # type: ignore[union-attr]
+def test_suites_are_demo_with_fewer_items_and_texts_of_both_languages() -> None:
+    tasks, texts = suite_of_tasks(40), suite_of_texts(24)
+    assert [(task.name, task.num_items, task.languages) for task in tasks.tasks] == [  # type: ignore[union-attr]
         ("sums", 20, ("en", "zh")), ("codes-en", 40, ("en",)), ("codes-zh", 40, ("zh",)),
     ]  # fmt: skip
-    assert suite.divergence is not None
-    assert (suite.divergence.num_documents, suite.divergence.top_k, suite.acceptance) == (12, 896, False)
+    assert texts.divergence is not None
+    assert (texts.divergence.num_documents, texts.divergence.top_k, texts.tasks, tasks.divergence) == (12, 896, (), None)
 
 
 # ------------------------------------------------------------------------------------------------ figures
@@ -138,6 +139,13 @@ def test_tables() -> None:
         "| tiny-glm | p1 | 0.1050 | 0.1000 (0.0900 to 0.1100) | 32.0 (23.0 to 41.7) | 32.0 |",
         "| tiny-glm | noise | 0.3000 | 0.2000 (0.1800 to 0.2200) | 50.0 (39.8 to 59.6) | 50.0 |",
     ]
+
+
+def test_who_was_not_asked_has_no_loss() -> None:
+    unasked = replace(POINTS[0], loss=None, task_losses={})
+    assert list(table([unasked, POINTS[1]]))[3] == "| tiny-glm | p1 | 0.1050 | 0.1000 (0.0900 to 0.1100) | - | - |"
+    assert next(table([unasked])) == "| model | candidate | screened KL | served KL | points lost at tasks |"
+    assert list(summary([replace(point, loss=None) for point in POINTS]))[2].endswith("| 5 of 5 | - |")
 
 
 def test_picture_has_a_mark_for_each_candidate_in_both_panels() -> None:
