@@ -145,7 +145,7 @@ def profile_of(name: str) -> ProfileRecipe:
         "PYTHONPATH": str(REPOSITORY / "tests" / "support"),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the cores are shared with the client
     }
-    return profile.model_copy(update={"environment": environment})
+    return profile.model_copy(update={"environment": environment, "startup_timeout_s": 3600.0})  # also on a busy machine
 
 
 def tell(line: str) -> None:
