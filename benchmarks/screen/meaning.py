@@ -200,7 +200,7 @@ def page(points: Sequence[Point], num_texts: int, num_items: int) -> Iterator[st
     yield f"beside their source, and screened over the same {num_texts} replies of each source, the"
     yield f"whole vocabulary on both sides; {num_items} items of suite `demo` each, paired with the source. Intervals of KL are"
     yield "over texts, of losses over items, of correlations and slopes over candidates (resampled); 95 %.\n"
-    yield "\n![screened KL beside served KL and task loss](meaning.svg)\n"
+    yield "![screened KL beside served KL and task loss](meaning.svg)\n"
     yield from summary(sound)
     yield "\n## Candidates\n"
     yield from table(sound)

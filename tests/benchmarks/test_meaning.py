@@ -6,18 +6,22 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from synthetic_run import make_measurements
 
 from assay.installation import data_file
 from assay.records.base import Interval
+from assay.records.measurement import Measurement
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "screen"))
 
+import meaning
 from damaged import DAMAGES, make
-from meaning import CANDIDATES, FAULTS, candidates_of, suite_of_tasks, suite_of_texts
+from meaning import CANDIDATES, FAULTS, candidates_of, page, points_of, suite_of_tasks, suite_of_texts, with_losses
 from meaning_figures import Point, correlation, is_inside, log_slope, loss_of, picture, summary, table
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -86,6 +90,48 @@ def test_suites_are_demo_with_fewer_items_and_texts_of_both_languages() -> None:
     ]  # fmt: skip
     assert texts.divergence is not None
     assert (texts.divergence.num_documents, texts.divergence.top_k, texts.tasks, tasks.divergence) == (12, 896, (), None)
+
+
+def test_measurements_and_a_screening_become_a_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Reference fp8, its repeat, bf16, w4a16 and nvfp4a16, of which w4a16 alone is asked tasks."""
+    measurements, asked = make_measurements(), []
+
+    def measured(name: str, labels: list[str], suite: object, work: Path) -> tuple[list[Measurement], Path]:
+        asked.append(labels)
+        return [*measurements[:2], *(one for one in measurements[2:] if one.label in labels)], work / name
+
+    def screen(checkpoints: list[str], **options: object) -> tuple[object, None]:
+        screened = {"bf16": 0.002, "w4a16": 0.02, "nvfp4a16": 0.03}
+        drifts = {label: Interval(value=kl, low=kl / 2, high=2 * kl, n=24) for label, kl in screened.items()}
+        assert [Path(text).name for text in checkpoints] == ["checkpoint", "tiny-glm", "checkpoint", "checkpoint"]
+        assert (options["text"], options["all_texts"]) == ([tmp_path / "tiny-glm"], True)
+        return SimpleNamespace(
+            candidates=[SimpleNamespace(label=label, drift=SimpleNamespace(kl_mean=kl)) for label, kl in drifts.items()]
+        ), None
+
+    monkeypatch.setattr(meaning, "measured", measured)
+    monkeypatch.setattr(meaning, "screen", screen)
+    points = points_of("tiny-glm", ["bf16", "w4a16", "nvfp4a16"], suite_of_texts(24), tmp_path)
+    points = list(with_losses(points, ["w4a16"], suite_of_tasks(40), tmp_path))
+    assert asked == [["bf16", "w4a16", "nvfp4a16"], ["w4a16"]]
+    assert (
+        [(point.label, point.screened.value, point.served.value) for point in points]
+        == [
+            (label, kl, measurement.divergence.kl_mean.value)  # type: ignore[union-attr]
+            for label, kl, measurement in zip(("bf16", "w4a16", "nvfp4a16"), (0.002, 0.02, 0.03), measurements[2:], strict=True)
+        ]
+    )
+    right = [
+        {(task.task, item.item): item.correct for task in measurements[number].tasks for item in task.items}
+        for number in (0, 3)
+    ]
+    both = [item for item in right[0] if right[0][item] is not None and right[1][item] is not None]
+    lost = sum(bool(right[0][item]) - bool(right[1][item]) for item in both) / len(both)
+    assert [point.loss and point.loss.value for point in points] == [None, pytest.approx(lost), None]
+    assert list(points[1].task_losses) == ["arithmetic", "needle"]
+    lines = list(page(points, 24, len(both)))
+    assert "beside their source, and screened over the same 24 replies of each source, the" in lines
+    assert [line.split(" | ")[1] for line in lines if line.startswith("| tiny-glm |")] == ["bf16", "w4a16", "nvfp4a16"]
 
 
 # ------------------------------------------------------------------------------------------------ figures
