@@ -52,7 +52,7 @@ precisions := $(if $(strip $(PRECISIONS)),--precisions $(subst $(space),$(comma)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup preflight preflight-first chosen-first quantize eval report card choose publish gate swe-demo swe-images doctor gpu-check speed test test-fast check lint docs bench bench-quantize full-count long-tests fuzz planted simulations choose-start soak alike lost-text sweep chaos damages clean calibrated-rows limits reports families-table screened
+.PHONY: help setup preflight preflight-first chosen-first quantize eval report card choose publish gate swe-demo swe-images doctor gpu-check speed test test-fast check lint docs bench bench-quantize full-count long-tests fuzz planted simulations choose-start soak alike lost-text sweep chaos damages clean calibrated-rows limits reports families-table screened meaning
 
 help: ## show this text
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,18p'
@@ -207,6 +207,9 @@ screened: .venv/.ready ## screen the demo's checkpoints (after make quantize eva
 	@demo="$(RUNS)/tiny-glm"; here=benchmarks/screen; .venv/bin/python $$here/real_values.py $$demo $$demo/fp8/checkpoint $$demo/w4a16/checkpoint $$demo/w4a16-channel/checkpoint $$demo/nvfp4a16/checkpoint --write $$demo/screened/values.npz
 	@here=benchmarks/screen; .venv/bin/python $$here/intervals.py "$(RUNS)/tiny-glm/screened/values.npz" > $$here/intervals.md
 	@here=benchmarks/screen; .venv/bin/python $$here/kills.py examples/tiny_glm/checkpoint "$(RUNS)/tiny-glm/w4a16/checkpoint" > $$here/kills.md
+
+meaning: setup ## serve and screen candidates of both small models: what a screening says of served KL and of tasks, in half an hour; write benchmarks/screen/meaning.md
+	@.venv/bin/python benchmarks/screen/meaning.py "$(RUNS)/meaning" --write benchmarks/screen/meaning.md
 
 families-table: setup ## ask vLLM's loaders for GPUs about a model of every family, in minutes; write the table of docs/families.md
 	@support=tests/support; PYTHONPATH=$$support/quantization:$$support/models:$$support/serving .venv/bin/python $$support/models/families_replayed.py

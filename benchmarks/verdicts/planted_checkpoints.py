@@ -95,7 +95,11 @@ EDITS: Mapping[str, Callable[[Tensors, Tokenizer], Tensors]] = {
 
 def make(source: Path, out: Path, name: str) -> None:
     """The source's files with the edit `name`, in `out`, which must not exist. KeyError: there is no such edit."""
-    edit = EDITS[name]
+    write_edited(source, out, name, EDITS[name])
+
+
+def write_edited(source: Path, out: Path, name: str, edit: Callable[[Tensors, Tokenizer], Tensors]) -> None:
+    """The source's files in `out`, which must not exist, with the tensors that `edit` gives. name: stands in the headers."""
     shutil.copytree(source, out)
     of_file = {path: load_file(path) for path in sorted(out.glob("*.safetensors"))}
     tensors = {one: tensor for held in of_file.values() for one, tensor in held.items()}

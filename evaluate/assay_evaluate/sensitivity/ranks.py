@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -42,14 +42,19 @@ def rank_correlation(
     for row, (layer, role, _) in enumerate(common):
         rows_of[layer, role].append(row)
     rows, draw = list(rows_of.values()), random.Random(f"{seed}:{of}:{beside}")
-    resampled = (values[[row for _ in rows for row in rows[draw.randrange(len(rows))]]] for _ in range(DRAWS))
+    return RankCorrelation(of=of, beside=beside, spearman=spearman_interval(values, rows, draw), parts=pairs)
+
+
+def spearman_interval(values_P2: np.ndarray, rows: Sequence[Sequence[int]], draw: random.Random) -> Interval:
+    """Of two columns that both have more than one value, `FEWEST_PARTS` rows at least. rows: numbers of rows that are drawn
+    together, again and again."""
+    resampled = (values_P2[[row for _ in rows for row in rows[draw.randrange(len(rows))]]] for _ in range(DRAWS))
     correlations = [_spearman(resample) for resample in resampled if (np.ptp(resample, axis=0) > 0).all()]
-    value = _spearman(values)
-    ends = _bonett_wright(value, len(rows) if abs(value) > 1 - 1e-12 else len(common))
+    value = _spearman(values_P2)
+    ends = _bonett_wright(value, len(rows) if abs(value) > 1 - 1e-12 else len(values_P2))
     low, high = np.quantile(correlations, [0.025, 0.975]) if correlations else ends
     low, high = min(float(low), ends[0], value), max(float(high), ends[1], value)
-    interval = Interval(value=value, low=low, high=high, n=len(common), coverage="about")
-    return RankCorrelation(of=of, beside=beside, spearman=interval, parts=pairs)
+    return Interval(value=value, low=low, high=high, n=len(values_P2), coverage="about")
 
 
 def _bonett_wright(value: float, n: int) -> tuple[float, float]:
