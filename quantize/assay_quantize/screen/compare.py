@@ -77,30 +77,31 @@ def compare_passes(texts: Sequence[ScoredText], reference: PassSide, candidate: 
                 num_tokens = of_reference(ids_1T, torch.tensor([0]), states[0]).shape[-1]
                 at_once = max(1, LOGIT_BYTES // (4 * num_tokens))
             pieces = []
-            for at_P in torch.arange(text.first, len(text.ids)).split(at_once):
-                logits_PV = [
+            for first in range(text.first, len(text.ids), at_once):
+                at_P = torch.arange(first, min(first + at_once, len(text.ids)))
+                logits_p_PV, logits_q_PV = (
                     logits(ids_1T, at_P - 1, state)[0]  # a token is predicted at the place before it
                     for logits, state in zip((of_reference, of_candidate), states, strict=True)
-                ]
-                if logits_PV[0].shape != logits_PV[1].shape:
+                )
+                if logits_p_PV.shape != logits_q_PV.shape:
                     raise QuantizeError(
-                        f"{candidate.location}: has {logits_PV[1].shape[1]} tokens in its head, the reference "
-                        f"{logits_PV[0].shape[1]}"
+                        f"{candidate.location}: has {logits_q_PV.shape[1]} tokens in its head, the reference "
+                        f"{logits_p_PV.shape[1]}"
                     )
-                for side, of_side_PV in zip(sides, logits_PV, strict=True):
-                    if not bool(of_side_PV.isfinite().all()):
+                for side, logits_PV in zip(sides, (logits_p_PV, logits_q_PV), strict=True):
+                    if not bool(logits_PV.isfinite().all()):
                         raise QuantizeError(
                             f"{side.location}: computes NaN or infinity; `assay inspect --deep` looks for the weight"
                         )
-                pieces.append(token_values(*logits_PV, ids_1T[0, at_P]))
+                pieces.append(token_values(logits_p_PV, logits_q_PV, ids_1T[0, at_P]))
             yield TextDivergence(**{name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]})
 
 
 def token_values(logits_p_PV: Tensor, logits_q_PV: Tensor, tokens_P: Tensor) -> dict[str, npt.NDArray[np.generic]]:
     """Fields of `TextDivergence`, of finite logits of the reference (p) and the candidate (q); their softmax is FP64."""
     rows = max(1, BLOCK_BYTES // (8 * logits_p_PV.shape[1]))
-    blocks = zip(logits_p_PV.split(rows), logits_q_PV.split(rows), tokens_P.split(rows), strict=True)
-    values = [_values_of_block(*block) for block in blocks]
+    blocks = [slice(first, first + rows) for first in range(0, len(tokens_P), rows)]
+    values = [_values_of_block(logits_p_PV[block], logits_q_PV[block], tokens_P[block]) for block in blocks]
     return {name: torch.cat([block[name] for block in values]).cpu().numpy() for name in values[0]}
 
 

@@ -41,9 +41,9 @@ def _differences(reference: Mapping[str, Any], own: Mapping[str, Any], within: s
     for name in sorted(reference.keys() | own.keys(), key=str):
         if name in MEANINGLESS_FIELDS or str(name).startswith(("_", "unsloth")):
             continue
-        sides = reference.get(name), own.get(name)
-        if isinstance(sides[0], dict) and isinstance(sides[1], dict):
-            made += _differences(*sides, within=f"{within}{name}.")
-        elif sides[0] != sides[1]:
-            made.append(Difference(f"{within}{name}", *sides))
+        expected, stated = reference.get(name), own.get(name)
+        if isinstance(expected, dict) and isinstance(stated, dict):
+            made += _differences(expected, stated, within=f"{within}{name}.")
+        elif expected != stated:
+            made.append(Difference(f"{within}{name}", expected, stated))
     return made
