@@ -159,6 +159,9 @@ def _not_known(used: Sequence[TaskScores]) -> Iterator[str]:
     yield from SERVING_NOT_KNOWN
     lacking: Mapping[str, list[str]] = {
         "which replies were cut off": [scores.task for scores in used if not _knows_cuts(scores.replies)],
+        "how often a guess is right": [
+            scores.task for scores in used if scores.harness != "swe-bench" and scores.chance is None
+        ],
         "sampling, prompts and budget": [scores.task for scores in used if not scores.settings],
         "whether items of one name are the same question": [
             scores.task

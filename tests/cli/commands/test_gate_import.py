@@ -34,8 +34,8 @@ def test_verdicts_report_and_exit_code(run: Run, results: Path) -> None:
     assert "How the checkpoints were served is unknown: another harness asked them" in page
     assert (
         "Another harness asked and scored (lm-eval 0.4.13), so NOT MEASURED: engine and version, flags and environment, "
-        "hardware and kernels, speculative decoding, faults of serving, which replies were cut off (gsm8k). A change may come "
-        "from any of these."
+        "hardware and kernels, speculative decoding, faults of serving, which replies were cut off (gsm8k), how often a "
+        "guess is right (gsm8k). A change may come from any of these."
     ) in page
     assert "| gsm8k | bf16 (reference) | 70.0 %" in page
     code, _, _ = run("gate", "--import", "results/bf16", "results/fp8", "--name", "one")
