@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from assay_evaluate.statistics.skewed import skewed_mean, skewed_ratio
+from assay_pipeline.comparison.screen_figures import with_higher_low
 from assay_pipeline.comparison.screen_looks import ERROR, PRECISE, looks_of
 
 PANELS = (20, 40, 100, 200)
@@ -48,7 +49,7 @@ def main() -> None:
                 drawn = rng.integers(0, len(tokens_T), size)
                 texts = np.repeat(np.arange(size), tokens_T[drawn])
                 values = np.repeat(sums_T[drawn] / tokens_T[drawn], tokens_T[drawn])
-                interval = skewed_mean(values, texts, least=0.0)
+                interval = with_higher_low(skewed_mean(values, texts, least=0.0), sums_T[drawn], tokens_T[drawn])
                 above += interval.low > truth
                 below += interval.high < truth
                 widths.append((interval.high - interval.low) / 2 / interval.value)
@@ -95,7 +96,8 @@ def _print_stopping(
                         texts = drawn[numbers]
                         values = np.repeat(sums_T[texts] / tokens_T[texts], tokens_T[texts])
                         clusters = np.repeat(np.arange(len(texts)), tokens_T[texts])
-                        interval = skewed_mean(values, clusters, least=0.0, level=level)
+                        mean = skewed_mean(values, clusters, least=0.0, level=level)
+                        interval = with_higher_low(mean, sums_T[texts], tokens_T[texts])
                         is_decided = interval.low > limit or interval.high <= limit
                         if is_decided or (interval.high - interval.low) / 2 <= PRECISE * interval.value:
                             break

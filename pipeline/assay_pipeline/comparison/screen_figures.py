@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 from assay.errors import AssayError
 from assay.recipes.gate import DivergenceGate
 from assay.records.base import Interval
-from assay.records.divergence import Drift, TextMean
+from assay.records.divergence import Drift
 from assay.records.screening import AppliedFloor, Drafts, Ranking, RouterChange, Screened, ScreenWord, Surprise
 from assay_pipeline.comparison.screen_power import root_moved, tokens_that_decide
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from numpy.typing import ArrayLike
 
     from assay_evaluate.divergence.drift import Positions
     from assay_evaluate.divergence.positions import Bools, PositionDivergence, ScoredDocument
@@ -81,7 +83,9 @@ def screened_candidate(
     if drift is None:
         raise AssayError(f"{label}: {len(texts)} text is too few for a divergence; give at least two")
     positions: Positions = gather(pairs)
-    kl_mean = _with_higher_low(text_mean(positions, positions.kl_N, NOT_NEGATIVE, level), values)
+    kl_mean = text_mean(positions, positions.kl_N, NOT_NEGATIVE, level)
+    if isinstance(kl_mean, Interval):
+        kl_mean = with_higher_low(kl_mean, [text.kl_P.sum() for text in values], [len(text.kl_P) for text in values])
     drift = drift.model_copy(update={"kl_mean": kl_mean})
     if reference.floor is not None and isinstance(drift.kl_mean, Interval):
         drift = drift.model_copy(update={"kl_mean": _widened(drift.kl_mean, reference.floor.kl)})
@@ -121,21 +125,16 @@ def screened_candidate(
     )
 
 
-def _with_higher_low(mean: TextMean, values: Sequence[TextDivergence]) -> TextMean:
+def with_higher_low(mean: Interval, sums_T: ArrayLike, counts_T: ArrayLike) -> Interval:
     """The lower end is that of KL over tokens as a ratio of two sums over texts (Fieller 1954), where that is the higher one.
 
-    Around the mean a long text that loses nothing lies so far below that the interval of 60 texts of 1 nat begins at 0. What
-    its tokens lie below a limit of hundredths is little. Over seven kinds of texts the higher of the two ends lay above the
-    truth as often as the first alone.
+    sums_T, counts_T: KL and tokens of each text. Around the mean a long text that loses nothing lies so far below that the
+    interval of 60 texts of 1 nat begins at 0. What its tokens lie below a limit of hundredths is little. The higher of the two
+    ends lies above the truth about as often as the first alone (benchmarks/screen/intervals.md).
     """
-    import numpy as np
-
     from assay_evaluate.statistics.skewed import skewed_ratio
 
-    if not isinstance(mean, Interval):
-        return mean
-    sums, counts = ([float(of(text.kl_P)) for text in values] for of in (np.sum, len))
-    ratio = skewed_ratio(sums, counts, mean.level)
+    ratio = skewed_ratio(sums_T, counts_T, mean.level)
     return mean if ratio is None else mean.model_copy(update={"low": min(max(mean.low, ratio.low), mean.value)})
 
 

@@ -27,7 +27,7 @@ from assay.records.screening import Screening, Surprise
 from assay_evaluate.client.journal import Journal
 from assay_evaluate.divergence.documents import Document, KeptTexts, keep_texts
 from assay_evaluate.statistics.skewed import skewed_mean
-from assay_pipeline.comparison.screen_figures import _with_higher_low, _word
+from assay_pipeline.comparison.screen_figures import _word, with_higher_low
 from assay_pipeline.comparison.screen_looks import looks_of
 from assay_pipeline.comparison.screen_passes import MadePass, joined, states_in
 from assay_pipeline.comparison.screening import screen
@@ -461,12 +461,11 @@ def test_a_long_text_without_a_loss_hides_no_loss_of_the_others() -> None:
     text_of_token = np.repeat(np.arange(60), [len(kl_P) for kl_P in values])
     mean = skewed_mean(np.concatenate(values), text_of_token, least=0)
     assert mean.low < 0.02 < 0.8 < mean.value
-    texts: list[Any] = [SimpleNamespace(kl_P=kl_P) for kl_P in values]
-    made = _with_higher_low(mean, texts)
-    assert isinstance(made, Interval) and 0.3 < made.low < made.value == mean.value and made.high == mean.high
-    nothing: list[Any] = [SimpleNamespace(kl_P=0 * kl_P) for kl_P in values]
-    zero = skewed_mean(np.concatenate([text.kl_P for text in nothing]), text_of_token, least=0)
-    assert _with_higher_low(zero, nothing) == zero
+    counts = [len(kl_P) for kl_P in values]
+    made = with_higher_low(mean, [kl_P.sum() for kl_P in values], counts)
+    assert 0.3 < made.low < made.value == mean.value and made.high == mean.high
+    zero = skewed_mean(np.zeros(sum(counts)), text_of_token, least=0)
+    assert with_higher_low(zero, np.zeros(60), counts) == zero
 
 
 @pytest.mark.parametrize(
