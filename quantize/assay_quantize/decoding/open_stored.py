@@ -129,11 +129,23 @@ class StoredCheckpoint:
         """
         weight = self.weight(name)
         begin, end = rows or (0, weight.shape[0])
-        made = self._decoded(weight, begin, end)
-        if not bool(made.isfinite().all()):
-            count = int((~made.isfinite()).sum())
+        return self._checked(weight, self._decoded(weight, begin, end))
+
+    def read_values(self, name: str, rows: tuple[int, int] | None = None) -> Tensor:
+        """As `read_weight`, but what is stored as numbers keeps its dtype: to be copied once, to where it is needed."""
+        weight = self.weight(name)
+        if not weight.is_plain or weight.arguments.get("transposed"):
+            return self.read_weight(name, rows)
+        begin, end = rows or (0, weight.shape[0])
+        return self._checked(weight, self._parts(weight, begin, end)["weight"])
+
+    def _checked(self, weight: StoredWeight, values: Tensor) -> Tensor:
+        """CheckpointError: some are NaN or infinite. The least and the largest tell, in one pass over the memory."""
+        least, largest = values.aminmax()
+        if not bool(least.isfinite() & largest.isfinite()):
+            count = int((~values.isfinite()).sum())
             raise CheckpointError(f"{self.location}: {weight.name}: {count:,} of its values are NaN or infinite; it is damaged")
-        return made
+        return values
 
     def slabs(self, name: str, num_bytes: int = SLAB_BYTES) -> Iterator[tuple[int, int, Tensor]]:
         """(begin, end, rows [begin, end) in FP32) of a weight, from its first row to its last, of about `num_bytes` each."""

@@ -122,10 +122,10 @@ class LayerModel:
 
     # -------------------------------------------------------------------------------------------- values
     def _read(self, name: str, rows: tuple[int, int] | None = None) -> Tensor:
-        """A stored tensor or rows of it: weights in FP32, others as they are stored (biases of routers)."""
+        """A stored tensor or rows of it: weights that are codes in FP32, others as they are stored."""
         if name in self.stored.others:
             return self.stored.read_other(name, rows)
-        return self.stored.read_weight(name, rows)
+        return self.stored.read_values(name, rows)
 
     def _fill(self, root: nn.Module, prefix: str, but: str | None = None) -> dict[int, InputRounding]:
         """Give a module its weights. but: a part of it that gets none. Returns address of a weight in memory -> how its inputs
