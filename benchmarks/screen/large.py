@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -42,6 +42,7 @@ TEXT_TOKENS = 2048
 SHARD_BYTES = 4 << 30
 WHOLE_LAYERS = 48
 WINDOWS = 2
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def main() -> None:
@@ -52,47 +53,70 @@ def main() -> None:
         "--folder", type=Path, help="where checkpoints are made and removed; default: that of temporary files"
     )
     arguments.add_argument("--one", type=Path, help="internal: measure this checkpoint in this process")
+    arguments.add_argument("--arithmetic", choices=list(DTYPES), help="internal: of that checkpoint")
     options = arguments.parse_args()
     if options.one is not None:
-        print(json.dumps(measure(options.one, options.tokens)))
+        print(json.dumps(measure(options.one, options.tokens, DTYPES[options.arithmetic])))
         return
     texts = texts_of(options.tokens)
     print("# Screening checkpoints of Qwen3-30B-A3B's shapes\n")
     print(
         f"Generated BF16 weights, 128 experts in each layer; {sum(len(text.ids) for text in texts):,} tokens in "
-        f"{len(texts)} texts, FP32, {torch.get_num_threads()} threads.\n"
+        f"{len(texts)} texts, {torch.get_num_threads()} threads.\n"
     )
     print(
-        "| layers | checkpoint | read | peak memory | estimate | pass and head | pass | reading alone | computing alone "
-        "| pass / larger of the two | window by window, a token | / this schedule |"
+        "| layers | arithmetic | checkpoint | read | peak memory | estimate | pass and head | pass | reading alone "
+        "| computing alone | pass / larger of the two | window by window, a token | / this schedule |"
     )
-    print("|---|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
-    rows = []
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
+    rows: dict[str, list[dict[str, float]]] = {arithmetic: [] for arithmetic in DTYPES}
     for layers in options.layers:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             path = make_checkpoint(Path(folder) / str(layers), layers)
-            command = [sys.executable, __file__, "--one", str(path), "--tokens", str(options.tokens)]
-            row = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
-        rows.append(row)
-        print(
-            f"| {layers} | {row['bytes'] / 1e9:.1f} GB | {row['read_bytes'] / 1e9:.1f} GB "
-            f"| {row['peak_bytes'] / 2**30:.2f} GiB "
-            f"| {row['estimate_s']:.0f} s | {row['pass_s'] + row['head_s']:.0f} s | {row['pass_s']:.0f} s "
-            f"| {row['reading_s']:.0f} s | {row['computing_s']:.0f} s "
-            f"| {row['pass_s'] / max(row['reading_s'], row['computing_s']):.2f} "
-            f"| {1e3 * row['window_s'] / row['window_tokens']:.1f} ms "
-            f"| {row['window_s'] / row['window_tokens'] / (row['pass_s'] / row['num_tokens']):.1f} |",
-            flush=True,
-        )
+            for arithmetic, of_arithmetic in rows.items():
+                command = [
+                    sys.executable,
+                    __file__,
+                    "--one",
+                    str(path),
+                    "--tokens",
+                    str(options.tokens),
+                    "--arithmetic",
+                    arithmetic,
+                ]
+                row = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+                of_arithmetic.append(row)
+                print(f"| {layers} | {arithmetic} {row_of(row)}", flush=True)
     few, many = options.layers
-    per_layer = {name: (rows[1][name] - rows[0][name]) / (many - few) for name in ("pass_s", "bytes")}
-    whole = {name: rows[1][name] + per_layer[name] * (WHOLE_LAYERS - many) for name in per_layer}
-    predicted_s = rows[0]["pass_s"] * many / few
-    print(
-        f"\nA pass of {many} layers by the {few} layers alone: {predicted_s:.0f} s, measured {rows[1]['pass_s']:.0f} s. "
-        f"By both, all {WHOLE_LAYERS} layers: {whole['bytes'] / 1e9:.0f} GB, a pass of {whole['pass_s'] / 60:.0f} min, in the "
-        "same memory."
-    )
+    for arithmetic, (smaller, larger) in rows.items():
+        added_s, added_bytes = ((larger[name] - smaller[name]) / (many - few) for name in ("pass_s", "bytes"))
+        whole_s, whole_bytes = (
+            larger[name] + added * (WHOLE_LAYERS - many) for name, added in (("pass_s", added_s), ("bytes", added_bytes))
+        )
+        print(
+            f"\n{arithmetic}: a pass of {many} layers by the {few} layers alone: {smaller['pass_s'] * many / few:.0f} s, "
+            f"measured {larger['pass_s']:.0f} s. By both, all {WHOLE_LAYERS} layers: {whole_bytes / 1e9:.0f} GB, a pass of "
+            f"{whole_s / 60:.0f} min, in the same memory."
+        )
+
+
+def row_of(row: Mapping[str, float]) -> str:
+    """Without its first two cells."""
+    pass_per_token_s, window_per_token_s = row["pass_s"] / row["num_tokens"], row["window_s"] / row["window_tokens"]
+    cells = [
+        f"{row['bytes'] / 1e9:.1f} GB",
+        f"{row['read_bytes'] / 1e9:.1f} GB",
+        f"{row['peak_bytes'] / 2**30:.2f} GiB",
+        f"{row['estimate_s']:.0f} s",
+        f"{row['pass_s'] + row['head_s']:.0f} s",
+        f"{row['pass_s']:.0f} s",
+        f"{row['reading_s']:.0f} s",
+        f"{row['computing_s']:.0f} s",
+        f"{row['pass_s'] / max(row['reading_s'], row['computing_s']):.2f}",
+        f"{1e3 * window_per_token_s:.1f} ms",
+        f"{window_per_token_s / pass_per_token_s:.1f}",
+    ]
+    return f"| {' | '.join(cells)} |"
 
 
 def make_checkpoint(folder: Path, layers: int) -> Path:
@@ -117,27 +141,27 @@ def texts_of(num_tokens: int) -> list[ScoredText]:
     return [ScoredText(tuple(map(int, draw.integers(7, 150_000, TEXT_TOKENS)))) for _ in range(-(-num_tokens // TEXT_TOKENS))]
 
 
-def measure(path: Path, num_tokens: int) -> dict[str, float]:
+def measure(path: Path, num_tokens: int, dtype: torch.dtype) -> dict[str, float]:
     texts = texts_of(num_tokens)
     num_tokens = sum(len(text.ids) for text in texts)
     with ScreenSource(str(path), path).opened() as stored, tempfile.TemporaryDirectory(dir=path.parent) as work:
         drop_cache()
         read_before = bytes_read()
         begin = time.perf_counter()
-        states = run_pass(LayerModel(stored), texts, Path(work) / "pass", "x", lambda _line: None)
+        states = run_pass(LayerModel(stored, dtype), texts, Path(work) / "pass", "x", lambda _line: None)
         pass_s = time.perf_counter() - begin
         read_bytes = bytes_read() - read_before
         begin = time.perf_counter()
-        side = PassSide(str(path), LayerModel(stored).head(), states)
-        other = PassSide(str(path), LayerModel(stored).head(), states)
+        side = PassSide(str(path), LayerModel(stored, dtype).head(), states)
+        other = PassSide(str(path), LayerModel(stored, dtype).head(), states)
         if any(values.kl_P.any() for values in compare_passes(texts[:WINDOWS], side, other)):
             raise SystemExit("the pass differs from itself")
         head_s = (time.perf_counter() - begin) * len(texts) / WINDOWS
         peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
         drop_cache()
-        estimate_s = estimate_pass(LayerModel(stored), texts, Path(work), has_draft=False).seconds
-        reading_s, computing_s = reading_and_computing(LayerModel(stored), texts, Path(work))
-        window_s = window_by_window(LayerModel(stored), texts[:WINDOWS], Path(work) / "windows")
+        estimate_s = estimate_pass(LayerModel(stored, dtype), texts, Path(work), has_draft=False).seconds
+        reading_s, computing_s = reading_and_computing(LayerModel(stored, dtype), texts, Path(work))
+        window_s = window_by_window(LayerModel(stored, dtype), texts[:WINDOWS], Path(work) / "windows")
         for number in range(WINDOWS):
             if not torch.equal(states.state(number)[0], load_state(Path(work) / "windows", number)[0]):
                 raise SystemExit("window by window, other states came out")
