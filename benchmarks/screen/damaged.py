@@ -73,10 +73,10 @@ def of_four_levels(names: Callable[[Tensors], Iterator[str]]) -> Edit:
     return edit
 
 
-NOISE: Mapping[str, Edit] = {f"noise-{size:g}": noisy(of_experts, size) for size in (0.1, 0.2, 0.4, 0.8)}
+NOISE: Mapping[str, Edit] = {f"noise-{size:g}": noisy(of_experts, size) for size in (0.4, 0.8, 1.6, 3.2)}
 DAMAGES: Mapping[str, Edit] = {
     **NOISE,
-    "attention-0.2": noisy(of_attention, 0.2),
+    "attention-0.4": noisy(of_attention, 0.4),
     "layer-2-bits": of_four_levels(lambda tensors: of_experts(tensors, LAYER)),
     "routers-2-bits": of_four_levels(of_routers),
     "long-range": favour_the_near,

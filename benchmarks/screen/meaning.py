@@ -51,20 +51,20 @@ VOCABULARY = 896
 REFERENCE = "source"
 CANDIDATES: Mapping[str, Sequence[str]] = {
     "tiny-glm": (
-        "nvfp4", "noise-0.4", "fp8", "w4a16", "mxfp4", "nvfp4a16", "long-range", "noise-0.8", "w4a16-channel", "noise-0.2",
-        "routers-2-bits",
+        "nvfp4", "noise-0.4", "fp8", "w4a16", "mxfp4", "nvfp4a16", "long-range", "noise-0.8", "w4a16-channel", "noise-1.6",
+        "noise-3.2", "routers-2-bits", "attention-0.4",
     ),
-    "tiny-qwen": ("nvfp4", "w4a16", "noise-0.4", "fp8", "layer-2-bits", "mxfp4", "noise-0.2"),
+    "tiny-qwen": ("nvfp4", "w4a16", "noise-0.4", "fp8", "layer-2-bits", "mxfp4", "noise-1.6"),
 }  # fmt: skip
 """Model -> precisions and damages."""
 FAULTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "fault-expert": ("expert scaled", {"layer": 2, "expert": 5, "factor": 4.0}),
+    "fault-expert": ("expert scaled", {"layer": 2, "expert": 5, "factor": 32.0}),
     "fault-batch": ("rows mixed up under load", {"row": 8}),
 }
 """Of servers of tiny-glm: label -> fault of `tests/support/faults/worker.py`."""
 NAMED = {"name": "meaning", "description": "Of demo, fewer items.", "seed": "eval-meaning-1", "acceptance": False}
 WORDS = {
-    "fault-expert": "expert 5 of layer 2 times 4 in memory, as a wrong scale of a MoE kernel would have it",
+    "fault-expert": "expert 5 of layer 2 times 32 in memory, as a wrong scale of a MoE kernel would have it",
     "fault-batch": "from place 8 of the batch on each request gets its neighbour's logits, in decoding alone",
 }
 
@@ -196,9 +196,11 @@ def page(points: Sequence[Point], num_texts: int, num_items: int) -> Iterator[st
     """Markdown. num_items: of all tasks; 0: they were not asked."""
     sound = [point for point in points if point.label not in FAULTS]
     yield "# What a screening means, measured\n"
-    yield f"{len(sound)} candidates of tiny-glm and tiny-qwen, served by vLLM on a CPU with emulated formats"
+    models = " and ".join(dict.fromkeys(point.model for point in sound))
+    tasks = f"{num_items} items of suite `demo` each, paired with the source" if num_items else "no tasks asked"
+    yield f"{len(sound)} candidates of {models}, served by vLLM on a CPU with emulated formats"
     yield f"beside their source, and screened over the same {num_texts} replies of each source, the"
-    yield f"whole vocabulary on both sides; {num_items} items of suite `demo` each, paired with the source. Intervals of KL are"
+    yield f"whole vocabulary on both sides; {tasks}. Intervals of KL are"
     yield "over texts, of losses over items, of correlations and slopes over candidates (resampled); 95 %.\n"
     yield "![screened KL beside served KL and task loss](meaning.svg)\n"
     yield from summary(sound)
