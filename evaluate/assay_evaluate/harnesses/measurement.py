@@ -77,34 +77,26 @@ def _suite(reference: ImportedSide) -> ImportedSuite:
 
 def _measurement(side: ImportedSide, reference: ImportedSide, suite: ImportedSuite, model: str) -> Measurement:
     is_reference = side is reference
-    theirs = {scores.task: scores for scores in side.tasks}
-    common = [task.name for task in suite.tasks if task.name in theirs]
+    by_task, of_reference = ({scores.task: scores for scores in tasks} for tasks in (side.tasks, reference.tasks))
+    common = [task.name for task in suite.tasks if task.name in by_task]
     if not common:
         raise MeasureError(
-            f"{side.label} has no task of {reference.label}'s: {', '.join(theirs)}, not "
+            f"{side.label} has no task of {reference.label}'s: {', '.join(by_task)}, not "
             f"{', '.join(task.name for task in suite.tasks)}; import results of the same benchmarks"
         )
     notes = [
         f"{name}: {note}"
         for name in common
         for note in (
-            _how(theirs[name]),
-            *(
-                ()
-                if is_reference
-                else check_same_questions(
-                    next(scores for scores in reference.tasks if scores.task == name),
-                    theirs[name],
-                    (reference.label, side.label),
-                )
-            ),
+            _how(by_task[name]),
+            *(() if is_reference else check_same_questions(of_reference[name], by_task[name], (reference.label, side.label))),
         )
     ]
-    if extra := [name for name in theirs if name not in common]:
+    if extra := [name for name in by_task if name not in common]:
         notes.append(f"tasks without results of the reference, left out: {', '.join(extra)}")
     if not is_reference and side.sha256 == reference.sha256:
         notes.append("its results are the reference's, reply by reply")
-    used = [theirs[name] for name in common]
+    used = [by_task[name] for name in common]
     return Measurement(
         model=model,
         label=side.label,
@@ -120,7 +112,7 @@ def _measurement(side: ImportedSide, reference: ImportedSide, suite: ImportedSui
         tasks=tuple(_task_result(scores) for scores in used),
         divergence=None,
         acceptance=None,
-        not_measured={task.name: "its results do not have it" for task in suite.tasks if task.name not in theirs},
+        not_measured={task.name: "its results do not have it" for task in suite.tasks if task.name not in by_task},
         started=_started(used),
         seconds=None,
         reference_checkpoint_sha256=reference.sha256,

@@ -144,11 +144,11 @@ def pass_identity(checkpoint_sha256: str, texts: Sequence[ScoredText], model: La
 def begin_pass(folder: Path, identity: str) -> None:
     """Have `folder` be that of a pass; of another identity it is emptied first."""
     record = folder / PASS_RECORD
-    own = json.dumps({"identity": identity})
-    if not record.is_file() or record.read_bytes() != own.encode():
+    record_text = json.dumps({"identity": identity})
+    if not record.is_file() or record.read_bytes() != record_text.encode():
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        write_text_atomically(record, own)
+        write_text_atomically(record, record_text)
 
 
 def run_pass(
