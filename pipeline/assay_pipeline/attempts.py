@@ -6,16 +6,20 @@ candidate that is measured until it passes would pass whatever it lost, so earli
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from assay.atomic_files import replacing
 from assay.records.base import Part
 from assay.records.measurement import Measurement
 from assay.records.verdict import Attempt, GateReport, Overall
+from assay.safe_files import open_own_file
 
 NAME = "attempts.jsonl"
 MOST_BYTES = 64 << 20
@@ -72,19 +76,47 @@ def earlier_attempts(run_dir: Path, measurements: Sequence[Measurement]) -> dict
 
 
 def note_attempts(run_dir: Path, measurements: Sequence[Measurement], judged: GateReport) -> None:
-    """Append what is not there yet; a verdict that changed (other gates) is noted again, and the last one counts. OSError: a
-    folder that takes no file keeps none."""
+    """Add what is not there yet; a verdict that changed (other gates) is noted again, and the last one counts.
+
+    OSError: the file cannot be written, and is as it was.
+    """
     path = run_dir.parent / NAME
-    known = {attempt.key: attempt for attempt in _read(path)}
-    new = [attempt for attempt in _attempts(run_dir, measurements, judged.overall) if known.get(attempt.key) != attempt]
-    if not new:
+    if not _new_attempts(run_dir, measurements, judged, path):
         return
-    text = "".join(f"\n{attempt.model_dump_json()}\n" for attempt in new)  # a line that a kill cut short is left by itself
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-    try:
-        os.write(descriptor, text.encode())  # one write: lines of two runs do not mix
-    finally:
-        os.close(descriptor)
+    with _lock_of(path):
+        new = _new_attempts(run_dir, measurements, judged, path)  # another run may have added its own meanwhile
+        lines = [attempt.model_dump_json() for attempt in new]
+        with replacing(path) as partial:
+            partial.write_bytes(_whole_lines(path) + "".join(f"{line}\n" for line in lines).encode())
+
+
+def _new_attempts(
+    run_dir: Path, measurements: Sequence[Measurement], judged: GateReport, path: Path
+) -> list[JudgedAttempt]:  # fmt: skip
+    known = {attempt.key: attempt for attempt in _read(path)}
+    return [attempt for attempt in _attempts(run_dir, measurements, judged.overall) if known.get(attempt.key) != attempt]
+
+
+@contextmanager
+def _lock_of(path: Path) -> Iterator[None]:
+    """Only this process may replace the file, which is made if it is not there."""
+    while True:
+        descriptor = open_own_file(str(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, "list of attempts")
+        try:
+            with suppress(OSError):  # a file system that locks nothing
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            # another process may have put a new file in the place of the one that this lock is on
+            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                yield
+                return
+        finally:
+            os.close(descriptor)
+
+
+def _whole_lines(path: Path) -> bytes:
+    """What the file holds, without a last line that a kill cut short."""
+    data = path.read_bytes()
+    return data[: data.rfind(b"\n") + 1]
 
 
 def _candidates(measurements: Sequence[Measurement]) -> Iterator[tuple[Measurement, Measurement]]:
@@ -114,7 +146,7 @@ def _attempts(
 
 def _read(path: Path) -> Iterator[JudgedAttempt]:
     try:
-        with path.open("rb") as file:
+        with open(open_own_file(str(path), os.O_RDONLY | os.O_CLOEXEC, "list of attempts"), "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - MOST_BYTES))
             lines = file.read().split(b"\n")
     except OSError:

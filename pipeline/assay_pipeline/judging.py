@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -57,8 +58,12 @@ def judge(
         earlier=earlier_attempts(run_dir, measured),
     )
     judged.save(run_dir / "gates.json")
-    with suppress(OSError):  # a folder of runs that is read-only keeps no list; the verdict stands
+    try:
         note_attempts(run_dir, measured, judged)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        say(f"note: {run_dir.parent} takes no files: nobody will know of this attempt when the checkpoint is judged again")
     write_again(run_dir, say)
     about = RunRecord.load_if_there(run_dir / RUN_RECORD)
     if about is not None and about.foreign_reference is not None:
@@ -81,6 +86,7 @@ def write_reached(run_dir: Path) -> None:
     from assay_evaluate.reached.measure import measure_reached
 
     files = sorted((run_dir / "measurements").glob("*.json"))
+    measured = [Measurement.load(path) for path in files]
     hashes = {path.stem: sha256_of_file(path) for path in files}
     gates = GateReport.load_if_there(run_dir / "gates.json")
     level = 0.95 if gates is None else float(gates.gate_recipe.get("level", 0.95))
@@ -90,7 +96,7 @@ def write_reached(run_dir: Path) -> None:
         kept = ReachedAndLost.load_if_there(place)
     if kept is not None and kept.replies_read and (kept.rule, kept.level, kept.measurements) == (RULE, level, hashes):
         return
-    measured, is_read = [Measurement.load(path) for path in files], journal.is_file()
+    is_read = journal.is_file()
     try:
         tasks = measure_reached(measured, journal if is_read else None, level)
     except MeasureError:

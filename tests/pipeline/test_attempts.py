@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from synthetic_run import make_measurement
 
+from assay.errors import AssayError
 from assay.recipes.gate import GateRecipe
 from assay.recipes.load import load_recipe
 from assay.recipes.suite import SuiteRecipe
@@ -79,3 +85,49 @@ def test_a_list_that_is_damaged_or_cannot_be_written_loses_nothing_else(tmp_path
     note_attempts(run, sides(1), judged(sides(1)))
     assert path.read_bytes() == before
     assert re.search(rb"\n\n?\{\"reference_sha256\":", before)
+
+
+@pytest.mark.parametrize("fault", ["short", "kill"])
+def test_a_write_that_was_cut_short_leaves_the_list_as_it_was(
+    tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    run = tmp_path / "run"
+    run.mkdir()
+    note_attempts(run, sides(1), judged(sides(1)))
+    path = tmp_path / NAME
+    before = path.read_bytes()
+
+    def fails(partial: Path, data: bytes) -> int:
+        partial.open("wb", buffering=0).write(data[:100])
+        raise OSError(errno.ENOSPC, "No space left on device") if fault == "short" else KeyboardInterrupt
+
+    with monkeypatch.context() as context:
+        context.setattr(Path, "write_bytes", fails)
+        with pytest.raises(OSError if fault == "short" else KeyboardInterrupt):
+            note_attempts(run, sides(2), judged(sides(2)))
+    assert (sorted(tmp_path.iterdir()), path.read_bytes()) == ([path, run], before)
+    note_attempts(run, sides(2), judged(sides(2)))
+    assert path.read_bytes().startswith(before) and path.read_bytes().count(b"\n") == 2
+
+
+def test_two_runs_judged_at_once_are_both_in_the_list(tmp_path: Path) -> None:
+    def note(day: int) -> None:
+        run = tmp_path / f"run{day}"
+        run.mkdir()
+        note_attempts(run, sides(day), judged(sides(day)))
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(note, range(1, 25)))
+    assert {json.loads(line)["run"] for line in (tmp_path / NAME).read_text().splitlines()} == {
+        f"run{day}" for day in range(1, 25)
+    }
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_what_is_no_list_of_ours_is_named(tmp_path: Path, kind: str) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    path = tmp_path / NAME
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(AssayError, match=f"{NAME}: is (a link|not a regular file), "):
+        note_attempts(run, sides(1), judged(sides(1)))
