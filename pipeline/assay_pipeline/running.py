@@ -12,7 +12,7 @@ from assay.records.screening import Screening
 from assay.records.speed import SpeedRecord
 from assay_pipeline.calibration.files import with_files
 from assay_pipeline.comparison.checkpoints import of_target
-from assay_pipeline.comparison.first_stage import without_failed
+from assay_pipeline.comparison.first_stage import without_refused
 from assay_pipeline.comparison.planned_run import planned_run
 from assay_pipeline.evaluating import Evaluation, Judged, evaluate
 from assay_pipeline.judging import write_again
@@ -60,7 +60,7 @@ def run(
 
     The same call again does only what is missing. with_preflight: stop before the first byte where something would fail, unless
     all is made and measured already. with_speed: afterwards measure how fast each checkpoint is served. screened: what a
-    screening over `screen_text` fails is not measured. reference: what candidates are compared with, instead of the recipe's.
+    screening over `screen_text` refuses is not measured. reference: what candidates are compared with, instead of the recipe's.
     AssayError: what cannot work; it is found before the first byte is written where it can be.
     """
     from assay_evaluate.serving.server import interpreter_for
@@ -107,7 +107,7 @@ def run(
     )
     screening: Screening | None = None
     if screened:
-        compared, screening = without_failed(compared, planned.run_dir, screen_text, say)
+        compared, screening = without_refused(compared, planned.run_dir, screen_text, options.memory_bytes, say)
         if len(compared.candidates) == 1:
             return RunResult(report, made, None, screening=screening)
     evaluation = Evaluation(resolved, compared, planned.suite, planned.profile, planned.limits)

@@ -31,13 +31,15 @@ def judge_link(
     num_tokens: int = 20_000,
     arithmetic: Arithmetic = "fp32",
     device: str = "cpu",
+    memory_bytes: int | None = None,
     out: Path | None = None,
     say: Say = say_nothing,
     track: Track = track_nothing,
 ) -> LinkAnswer:
     """target: a folder, a hub id or the URL of files. base: folder, hub id or pack of its base; None: the one that it was made
     from, or that it names, if that is on this machine (in the Hugging Face cache). Weights come from the hub if `base` is
-    given, and not otherwise: they may be a terabyte. text, num_tokens, arithmetic, device, out: as of `screen`.
+    given, and not otherwise: they may be a terabyte. text, num_tokens, arithmetic, device, memory_bytes, out: as
+    of `screen`.
 
     AssayError: nothing can be read at `target`, or there is no `base`.
     """
@@ -61,6 +63,7 @@ def judge_link(
                 num_tokens=num_tokens,
                 arithmetic=arithmetic,
                 device=device,
+                memory_bytes=memory_bytes,
                 out=out,
                 say=say,
             )

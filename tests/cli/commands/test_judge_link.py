@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -54,6 +55,26 @@ def test_with_its_base(run: Run, folder: Path, tmp_path: Path) -> None:
     assert (code, candidate.label, candidate.word) == (0, "made", "not failed")
     assert answer.screening.panel.stated.licence == "Apache-2.0"
     assert [step.command for step in answer.steps] == [f"assay judge {folder}/source {folder}/made"]
+
+
+def test_memory_is_held_or_refused(run: Run, folder: Path, tmp_path: Path) -> None:
+    words = (
+        "judge",
+        str(folder / "made"),
+        "--base",
+        str(folder / "source"),
+        "--tokens",
+        "2000",
+        "--out",
+        str(tmp_path / "out"),
+    )
+    code, out, err = run(*words, "--memory", "10MB")
+    refused = err.splitlines()[-1]
+    assert (code, out) == (2, "")
+    assert re.fullmatch(r"error: --memory 10 MB: the process takes [\d.]+ [MG]B without any weight; give more", refused)
+    assert one_error(run(*words, "--memory", "much")) == "--memory much: not a size; write it like 2GiB, 1.5GiB or 800MB"
+    code, _, err = run(*words, "--memory", "64GiB")
+    assert code == 0 and "layers of up to " in err
 
 
 def test_a_damaged_one(run: Run, folder: Path, tmp_path: Path) -> None:

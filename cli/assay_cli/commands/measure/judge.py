@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from assay.errors import AssayError
-from assay_cli.commands.measure.screen import TEXT
+from assay_cli.commands.measure.screen import TEXT, DeviceOption, MemoryOption, memory_bytes_of
 from assay_cli.options import (
     ApiKeyOption,
     FamilyOption,
@@ -74,6 +74,8 @@ def judge(
         ),
     ] = None,
     text: Annotated[list[Path] | None, TEXT] = None,
+    device: DeviceOption = "cpu",
+    memory: MemoryOption = None,
     tokens: Annotated[
         int, typer.Option("--tokens", min=2, metavar="NUMBER", help="Tokens that one checkpoint and its base are compared on.")
     ] = 20_000,
@@ -93,11 +95,11 @@ def judge(
     """
     from assay_reports.page.findings import first_screen
 
-    alone = {"--base": base, "--text": text, "--out": out}
+    alone = {"--base": base, "--text": text, "--memory": memory, "--device": None if device == "cpu" else device, "--out": out}
     if candidates and (given := [option for option, value in alone.items() if value is not None]):
         raise AssayError(f"{given[0]}: is for one checkpoint alone, and {len(candidates) + 1} were given; leave it out")
     if not candidates:
-        _judge_one(reference, base, text or (), tokens, out, as_json=as_json)
+        _judge_one(reference, base, text or (), tokens, device, memory_bytes_of(memory), out, as_json=as_json)
         return
     evaluation = prepare(
         reference=reference, candidates=candidates, suite=suite, tasks=tasks, limit=limit, gates=gates, api_key_env=api_key_env,
@@ -117,11 +119,15 @@ def judge(
 
 
 def _judge_one(
-    target: str, base: str | None, text: Sequence[Path], num_tokens: int, out: Path | None, *, as_json: bool
-) -> None:
+    target: str, base: str | None, text: Sequence[Path], num_tokens: int, device: str, memory_bytes: int | None,
+    out: Path | None, *, as_json: bool,
+) -> None:  # fmt: skip
     if (url := server_url(target)) is not None:
         raise AssayError(f"{url}: is a server, and what to compare it with is missing; write `assay judge REFERENCE {url}`")
-    answer = judge_link(target, base=base, text=text, num_tokens=num_tokens, out=out, say=say, track=track)
+    answer = judge_link(
+        target, base=base, text=text, num_tokens=num_tokens, device=device, memory_bytes=memory_bytes, out=out, say=say,
+        track=track,
+    )  # fmt: skip
     if as_json:
         emit(answer)
     else:

@@ -62,7 +62,11 @@ def run(
     runner: RunnerOption = "local",
     workers: WorkersOption = None,
     memory: Annotated[
-        str | None, typer.Option("--memory", help="Most memory the quantizer may use, e.g. 1.5GiB or 800MB. Default: 2GiB.")
+        str | None,
+        typer.Option(
+            "--memory",
+            help="Most memory the quantizer, and a screening, may use, e.g. 1.5GiB or 800MB. Default: 2GiB, and what is free.",
+        ),
     ] = None,
     device: DeviceOption = "auto",
     importance: ImportanceOption = None,
