@@ -26,7 +26,7 @@ from assay_quantize.decoding.activations import InputRounding, RoundedInputs
 from assay_quantize.decoding.open_stored import StoredCheckpoint
 from assay_quantize.screen.expert_groups import LoadedGroup, experts_name
 from assay_quantize.screen.kv_cache import CacheScales, fp8_cache
-from assay_quantize.screen.memory import FOR_WEIGHTS, Budget, Groups, Parts, groups_of
+from assay_quantize.screen.memory import FOR_WEIGHTS, Budget, Groups, Parts, empty_tensor, groups_of
 from assay_quantize.screen.placing import Placing, hollow_model, unlike
 
 Logits = Callable[[Tensor, Tensor, State], Tensor]
@@ -150,7 +150,7 @@ class LayerModel:
         whole = range(len(hollow)) if hollow.dim() else range(1)
         held = whole if experts is None else experts
         shape = hollow.shape if experts is None else (len(experts), *hollow.shape[1:])
-        value = torch.empty(shape, dtype=hollow.dtype, device=self.device)
+        value = empty_tensor(shape, hollow.dtype, self.device)
         roundings: dict[int, InputRounding] = {}
         for source in self._sources[name]:
             if source.expert is not None and source.expert not in held:

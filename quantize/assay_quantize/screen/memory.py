@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import mmap
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from assay_quantize.storage.resident import available_bytes
 
@@ -29,6 +34,23 @@ def _free_bytes(device: str) -> int:
         return available_bytes()
     kept = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()  # by torch, of tensors that are gone
     return torch.cuda.mem_get_info()[0] + kept
+
+
+_HUGE_PAGE_BYTES = 2 << 20
+
+
+def empty_tensor(shape: Sequence[int], dtype: torch.dtype, device: str) -> Tensor:
+    """As `torch.empty`; a large one on a CPU lies in huge pages where the kernel has them.
+
+    The first touch of every page of 4 KiB takes several times as long as copying a weight there (madvise(2), MADV_HUGEPAGE).
+    """
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if device != "cpu" or num_bytes < _HUGE_PAGE_BYTES:
+        return torch.empty(tuple(shape), dtype=dtype, device=device)
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(tuple(shape))
 
 
 class Parts(NamedTuple):
