@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from assay.errors import AssayError
 from assay.recipes.text_config import text_of
@@ -21,7 +21,7 @@ def read_panel(sources: Sequence[Path], checkpoint: Path, num_tokens: int, lengt
     """Texts until `num_tokens` are scored: those of runs first, as token ids, then files (`assay_quantize.screen.texts`).
 
     checkpoint: whose tokenizer and vocabulary count. length: tokens of one that are scored, at most; None: replies of a run
-    are whole. AssayError: a source has no texts, or is of another model.
+    are whole. AssayError: a source has no texts, or is of another model, or one is longer than the model's positions.
     """
     from assay_quantize.screen.texts import read_texts
 
@@ -36,7 +36,22 @@ def read_panel(sources: Sequence[Path], checkpoint: Path, num_tokens: int, lengt
     kept += read_texts(files, checkpoint, left, length) if files and left > 0 else []
     if len(kept) < FEWEST:
         raise AssayError(f"{', '.join(map(str, sources))}: 1 text is too few for a divergence; give at least two")
+    positions = _positions(text_of(read_json_object(checkpoint, "config.json")))
+    longest = max(kept, key=lambda text: len(text.scored.ids))
+    if positions is not None and (num_ids := len(longest.scored.ids)) > positions:
+        raise AssayError(
+            f"{longest.name}: {num_ids:,} tokens, and {checkpoint} is made for {positions:,} (max_position_embeddings); give a "
+            "smaller --length, or texts that fit"
+        )
     return kept
+
+
+def _positions(config: Mapping[str, Any]) -> int | None:
+    """Tokens that a model is made for, its rotary frequencies as they are scaled; None: its config does not say."""
+    positions = config.get("max_position_embeddings")
+    scalings = [config[key] for key in ("rope_parameters", "rope_scaling") if isinstance(config.get(key), dict)]
+    factors = [scaling["factor"] for scaling in scalings if isinstance(scaling.get("factor"), int | float)]
+    return int(positions * max([1.0, *factors])) if isinstance(positions, int) and positions > 0 else None
 
 
 def _of_run(run: Path, checkpoint: Path, length: int | None) -> list[ScreenText]:

@@ -134,4 +134,4 @@ def _is_text(value: object) -> bool:
 
 
 def _ids(tokenizer: Any, text: str) -> list[int]:
-    return [int(token) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
+    return [int(token) for token in tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]]

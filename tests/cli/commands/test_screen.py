@@ -217,6 +217,25 @@ def test_wrong_texts(run: Run, folder: Path, tmp_path: Path, name: str, content:
     assert one_error(run(*words, "--out", str(tmp_path / "out"))) == f"{tmp_path}/{expected}"
 
 
+def test_a_text_beyond_the_positions_of_the_model(run: Run, folder: Path, tmp_path: Path) -> None:
+    """Where frequencies are scaled there are so many times more."""
+    source = shutil.copytree(folder / "source", tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    config["max_position_embeddings"] = 150
+    rope = config.pop("rope_parameters", None) or config.pop("rope_scaling", None) or {}
+    config["rope_parameters"] = rope | {"rope_type": "linear", "factor": 4.0}
+    text = tmp_path / "long.jsonl"
+    text.write_text("".join(json.dumps({"text": "word " * 2000 + str(number)}) + "\n" for number in range(2)))
+    words = ("screen", str(source), str(source), "--text", str(text), "--tokens", "4000", "--out", str(tmp_path / "out"))
+    (source / "config.json").write_text(json.dumps(config))
+    assert one_error(run(*words, "--length", "601")) == (
+        f"{text}:1: 601 tokens, and {source} is made for 600 (max_position_embeddings); give a smaller --length, "
+        "or texts that fit"
+    )
+    code, _, err = run(*words, "--length", "600")
+    assert code == 0 and "2 texts, 1,198 tokens scored" in err and "sequence length" not in err
+
+
 def test_a_mark_of_byte_order_is_no_text(run: Run, folder: Path, tmp_path: Path) -> None:
     """As editors on Windows put it in front of UTF-8."""
     sha256 = set()
