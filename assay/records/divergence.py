@@ -60,6 +60,26 @@ class DriftSpan(DriftGroup):
     last: int
 
 
+class TextKl(Part):
+    """Sums over the finite positions of the texts that answer one question; what candidates are paired by."""
+
+    item: str
+    """Of the first of these texts."""
+    kl: float
+    unbiased: float
+
+
+class Ranking(Part):
+    """One candidate against the next: KL of the first over that of the second, paired by text."""
+
+    first: str
+    second: str
+    ratio: Interval | None
+    """None: too few texts, or the second loses too little to divide by."""
+    is_ranked: bool
+    """The interval excludes 1."""
+
+
 class Drift(Part):
     """How far the candidate's next-token distributions are from the reference's, over one set of texts."""
 
@@ -109,6 +129,8 @@ class Drift(Part):
     """Thinking and answer, where the server says how long the thinking was."""
     curve: tuple[DriftSpan, ...]
     """Finer spans, for the plot of drift against position."""
+    kl_by_text: tuple[TextKl, ...] = ()
+    """Empty: of a screening, or recorded before this was."""
 
 
 class StopChance(Part):

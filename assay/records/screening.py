@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import Field
 
 from assay.records.base import Interval, Part, Record
-from assay.records.divergence import Drift, DriftGroup, TextMean
+from assay.records.divergence import Drift, DriftGroup, Ranking, TextMean
 
 SCREENING_NAME = "screening.json"
 SCREENED = "screened"
@@ -125,17 +125,6 @@ class Screened(Part):
     """Keys and values were rounded as an FP8 cache does, by the checkpoint's scales or 1."""
     not_applied: tuple[str, ...]
     """What of the checkpoint this pass does not compute: the format of its KV cache, an MTP block."""
-
-
-class Ranking(Part):
-    """One candidate against the next: KL of the first over that of the second, paired by text."""
-
-    first: str
-    second: str
-    ratio: Interval | None
-    """None: too few texts, or the second loses too little to divide by."""
-    is_ranked: bool
-    """The interval excludes 1."""
 
 
 class ScreenEstimate(Part):

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from assay.records.base import Interval, Part, Record, RecordedRecipe
+from assay.records.divergence import Ranking
 from assay.records.long_context import EffectiveLength, LongContext
 
 Status = Literal["PASS", "FAIL", "UNDERPOWERED", "NOT MEASURED"]
@@ -246,6 +247,8 @@ class GateReport(Record):
     """Tasks whose replies are not those of the weights, or not to the same questions. Empty: none, or judged before this."""
     not_looked_at: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Candidate -> rules of `serving` for which its record, or the reference's, is too old to have evidence."""
+    rankings: tuple[Ranking, ...] = ()
+    """Of candidates by their divergence, where the suite asks no task. Empty: it asks some, or judged before this was."""
     attempts: dict[str, tuple[Attempt, ...]] = Field(default_factory=dict)
     """Candidate -> evaluations of the same weights with a suite of the same name that were judged before, in this folder of
     runs. Empty: there is none, or judged before they were counted."""

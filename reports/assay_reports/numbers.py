@@ -79,6 +79,7 @@ def build_report(run: Run) -> Report:
         deployments=run.deployments,
         sensitivity=run.sensitivity,
         long_context=gates.long_context if gates else (),
+        rankings=gates.rankings if gates else (),
         effective_lengths=gates.effective_lengths if gates else (),
         speed=run.speed,
         choice=run.choice,

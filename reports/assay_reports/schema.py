@@ -10,6 +10,7 @@ from assay.records.base import Interval, Part, Record, RecordedRecipe
 from assay.records.calibration import Calibration
 from assay.records.deployment.record import Deployment
 from assay.records.diagnosis.sensitivity import Sensitivity
+from assay.records.divergence import Ranking
 from assay.records.long_context import EffectiveLength, LongContext
 from assay.records.measurement import Acceptance, Divergence, ToolCalls
 from assay.records.probe import ProbeReport
@@ -234,6 +235,8 @@ class Report(Record):
     """Candidates on other hardware than they were judged on."""
     long_context: tuple[LongContext, ...] = ()
     effective_lengths: tuple[EffectiveLength, ...] = ()
+    rankings: tuple[Ranking, ...] = Field(default=(), exclude_if=lambda value: not value)
+    """Of candidates by their divergence, where the suite asks no task."""
     speed: SpeedRecord | None = None
     """`speed.json`. None: `assay speed` has not run."""
     choice: ChoiceWords | None = None

@@ -28,6 +28,7 @@ from assay_reports.page.svg import (
     shape_of,
     steps,
 )
+from assay_reports.rankings import ranked, ratio_of
 from assay_reports.report import document_parts, environment
 from assay_reports.sentences import screening as english
 
@@ -93,17 +94,6 @@ def why(record: Screening, candidate: Screened) -> str:
         return english.NOT_FAILED
     needed = candidate.tokens_needed
     return english.UNDECIDED.format(remedy=english.MORE_TOKENS.format(tokens=needed) if needed else english.MORE_TEXTS)
-
-
-def rankings(record: Screening) -> list[str]:
-    """Each against the next."""
-    return [
-        (english.RANKED if ranking.is_ranked else english.NOT_RANKED).format(
-            first=ranking.first, second=ranking.second, ratio=ratio_of(ranking.ratio)
-        )
-        for ranking in record.rankings
-        if ranking.ratio is not None
-    ]
 
 
 def parts(record: Screening) -> list[tuple[str, list[tuple[str, list[DriftGroup | None]]]]]:
@@ -194,11 +184,6 @@ def plain_nats(value: float) -> str:
     return f"{value:.4f}" if abs(value) >= 0.001 else f"{value:.{1 - math.floor(math.log10(abs(value)))}f}"
 
 
-def ratio_of(ratio: Interval) -> str:
-    """`0.62 (0.55 to 0.70)`."""
-    return f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
-
-
 def name_of(location: str) -> str:
     """Of a checkpoint's folder, or of a file."""
     return folder_name(Path(location))
@@ -208,7 +193,7 @@ def write_screening_page(record: Screening, path: Path) -> None:
     """The page, under the same policy as a report."""
     jinja = environment(html=True)
     page = jinja.get_template("screening.html.j2").render(
-        record=record, heading=heading(record), why=functools.partial(why, record), rankings=rankings(record),
+        record=record, heading=heading(record), why=functools.partial(why, record), rankings=ranked(record.rankings),
         parts=parts(record), layers=layers(record), files=[name_of(file) for file in record.panel.files],
         not_said=not_said(record), damages=damages(record), others=others(record),
         picture=picture(record.candidates), nats=nats, plain_nats=plain_nats, name_of=name_of, said=english, series=SERIES,

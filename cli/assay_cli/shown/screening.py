@@ -24,6 +24,7 @@ _COLOURS = {"FAIL": "bold red", "not failed": "green", "UNDERPOWERED": "yellow"}
 
 def print_screening(record: Screening, out: Console) -> None:
     """Least divergence first; then by what parts, and what would tell more."""
+    from assay_reports.rankings import ranked
     from assay_reports.screening import nats, unseen
 
     panel, given = record.panel, record.num_texts_given
@@ -51,13 +52,8 @@ def print_screening(record: Screening, out: Console) -> None:
     for candidate in record.candidates:
         for line in _details(record, candidate):
             out.print(escape(f"{candidate.label}: {line}"))
-    for ranking in record.rankings:
-        if ranking.ratio is None:
-            out.print(escape(f"{ranking.first} and {ranking.second} are not ranked by these texts"))
-            continue
-        ratio = f"{ranking.ratio.value:.2f} ({ranking.ratio.low:.2f} to {ranking.ratio.high:.2f})"
-        word = "loses less than" if ranking.is_ranked else "is not told apart from"
-        out.print(escape(f"{ranking.first} {word} {ranking.second}: {ratio} times its KL on the same texts"))
+    for sentence in ranked(record.rankings):
+        out.print(escape(sentence))
     if record.foreign_reference is not None:
         out.print(escape("The reference is itself a quantized copy: what it lost is in no figure here."))
     out.print(escape(f"{unseen(panel.num_texts)}."))
@@ -102,7 +98,8 @@ def _changed(candidate: ScreenedChange) -> str:
 
 def print_screening_power(record: ScreeningPower, out: Console) -> None:
     """A row for each candidate, then for each pair."""
-    from assay_reports.screening import nats, plain_nats, ratio_of
+    from assay_reports.rankings import ratio_of
+    from assay_reports.screening import nats, plain_nats
 
     out.print(escape(f"screened against {record.reference}: {record.num_texts} texts, {record.num_tokens:,} tokens"))
     numbers = next(candidate.half_widths for candidate in record.candidates if candidate.half_widths)

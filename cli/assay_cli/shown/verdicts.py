@@ -22,6 +22,7 @@ def print_summary(gates: GateReport, measurements: Sequence[Measurement], out: C
     A table on a terminal; in a log, whose width nobody knows, a line each.
     """
     from assay_reports.page.findings import loss_of_reference
+    from assay_reports.rankings import ranked
 
     measured = {m.label: m for m in measurements}
     reference = measured[gates.reference]
@@ -40,6 +41,8 @@ def print_summary(gates: GateReport, measurements: Sequence[Measurement], out: C
     drops = ((task.candidate, task.title or task.gate.removeprefix("score "), task.observed) for task in tasks)
     if (note := loss_of_reference(gates.reference, drops)) is not None:
         out.print(escape(f"{note}."))
+    for sentence in ranked(gates.rankings):
+        out.print(escape(f"{sentence}."))
     if gates.late is not None:
         out.print(f"[yellow]{escape(gates.late)}[/]")
 

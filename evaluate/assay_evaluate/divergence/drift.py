@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from assay.records.base import Interval
-from assay.records.divergence import FEWEST_TEXTS, Drift, DriftGroup, DriftSpan, Estimate, TextMean, TextSet
+from assay.records.divergence import FEWEST_TEXTS, Drift, DriftGroup, DriftSpan, Estimate, TextKl, TextMean, TextSet
 from assay_evaluate.divergence.positions import Bools, Floats, PositionDivergence, ScoredDocument
 from assay_evaluate.divergence.strata import Kind, strata_of
 from assay_evaluate.statistics.skewed import skewed_mean
@@ -121,11 +121,13 @@ def drift_of(
     *,
     is_sampled: bool,
     spans: Sequence[int] = SPANS,
+    keeps_texts: bool = True,
 ) -> Drift | None:
     """Statistics over the finite positions of the documents; None if fewer than two have some.
 
     scored: of these and perhaps other documents. is_sampled: the texts were drawn from the reference at T=1, so that the
-    unbiased estimate holds. spans: first positions of the spans that are judged, ascending.
+    unbiased estimate holds. spans: first positions of the spans that are judged, ascending. keeps_texts: the record has the
+    sums of every text.
     """
     usable = usable_documents(documents, scored)
     if len(usable) < 2:
@@ -183,8 +185,21 @@ def drift_of(
                 for label, label_N in positions.labels_N.items()
             },
             "curve": _by_position(positions, CURVE, is_sampled),
+            "kl_by_text": _kl_by_text(usable, positions) if keeps_texts else (),
         }
     )
+
+
+def _kl_by_text(usable: Sequence[tuple[ScoredDocument, PositionDivergence]], positions: Positions) -> list[TextKl]:
+    items: dict[str | int, str] = {}
+    for doc, _ in usable:
+        items.setdefault(doc.cluster or id(doc), doc.item)
+    kl_D, unbiased_D = (
+        np.bincount(positions.cluster_N, weights=values_N) for values_N in (positions.kl_N, positions.unbiased_N)
+    )
+    return [
+        TextKl(item=item, kl=kl, unbiased=unbiased) for item, kl, unbiased in zip(items.values(), kl_D, unbiased_D, strict=True)
+    ]
 
 
 # ------------------------------------------------------------------------------------------------ one number

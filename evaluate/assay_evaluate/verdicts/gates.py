@@ -18,7 +18,7 @@ The rules, in the order in which they are tried:
 - **Overall** is the worst of the verdicts that count: FAIL, then NOT MEASURED, then UNDERPOWERED, then PASS. Not counted are
   optional gates on what the reference cannot do, and acceptance where neither side was served with speculative decoding or
   the reference's own drafts are hardly ever accepted. Where the suite asks no task (`tasks: []`) it is **not failed** instead
-  of PASS, as in a screening.
+  of PASS, as in a screening, and candidates are ranked by their divergence.
 
 - **Subgroups** (a language, a subject, a length) can keep a candidate from PASS, or fail it, while their task passes
   (`subgroups`).
@@ -67,6 +67,7 @@ from assay_evaluate.verdicts.divergence import DIVERGENCE, SEVERITY, judge_diver
 from assay_evaluate.verdicts.long_context import effective_lengths, judge_effective_length, long_context
 from assay_evaluate.verdicts.probes import judge_probes
 from assay_evaluate.verdicts.published import compare_published
+from assay_evaluate.verdicts.ranking import rank_candidates
 from assay_evaluate.verdicts.reasons import attempt_of, reason_for, suspect_reason
 from assay_evaluate.verdicts.scores import judge_scores
 from assay_evaluate.verdicts.subgroups import judge_subgroups
@@ -135,6 +136,7 @@ def judge(
     for label, attempts in earlier.items():
         if label in reasons and attempts:
             reasons[label] += f"; {attempt_of(attempts, overall[label], (1 - gate_recipe.level) / 2)}"
+    ranked = [] if asks_tasks else [candidate for candidate in candidates if overall[candidate.label] != "NOT MEASURED"]
     return GateReport(
         model=model,
         reference=reference.label,
@@ -152,6 +154,7 @@ def judge(
         subgroups=tuple(subgroups),
         serving=tuple(finding for looked in serving.values() for finding in looked.findings),
         not_looked_at={label: looked.unchecked_rules for label, looked in serving.items() if looked.unchecked_rules},
+        rankings=rank_candidates(ranked, gate_recipe.level),
         attempts={label: tuple(attempts) for label, attempts in earlier.items() if attempts},
     )
 

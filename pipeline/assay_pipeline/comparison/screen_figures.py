@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from assay.errors import AssayError
 from assay.recipes.gate import DivergenceGate
 from assay.records.base import Interval
-from assay.records.divergence import Drift
-from assay.records.screening import AppliedFloor, Drafts, Ranking, RouterChange, Screened, ScreenWord, Surprise
+from assay.records.divergence import Drift, Ranking
+from assay.records.screening import AppliedFloor, Drafts, RouterChange, Screened, ScreenWord, Surprise
 from assay_pipeline.comparison.screen_power import root_moved, tokens_that_decide
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def screened_candidate(
 
     texts = reference.texts
     pairs = _documents(texts, values)
-    drift = drift_of("held_out", [document for document, _ in pairs], pairs, is_sampled=False)
+    drift = drift_of("held_out", [document for document, _ in pairs], pairs, is_sampled=False, keeps_texts=False)
     if drift is None:
         raise AssayError(f"{label}: {len(texts)} text is too few for a divergence; give at least two")
     positions: Positions = gather(pairs)

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 
 from assay.errors import AssayError
 from assay.records.base import Interval
+from assay.records.divergence import Ranking
 from assay.records.preflight.power import HalfWidth, RankingPower, ScreenedPower, ScreeningPower
-from assay.records.screening import AppliedFloor, Ranking, Screened, Screening
+from assay.records.screening import AppliedFloor, Screened, Screening
 
 MULTIPLES = (1, 2, 4, 10)
 """Of the tokens that were screened, if no number is asked for."""

@@ -20,6 +20,7 @@ from assay.records.speed import SpeedRow
 from assay.records.verdict import Verdict
 from assay_evaluate.speed.noise import Noise, noise_of_rows
 from assay_evaluate.speed.ratio import is_ahead, output_tokens_s
+from assay_reports.rankings import ranked
 from assay_reports.run import UNQUANTIZED_LABELS
 from assay_reports.schema import PlanNumbers, Report, Row, TaskNumbers
 from assay_reports.sentences import limits as english_limits
@@ -91,10 +92,12 @@ class Step:
 
 @dataclass(frozen=True)
 class FirstScreen:
-    """Which checkpoint, a clause for each candidate, on what the recommendation rests, what is not known, what to do next."""
+    """Which checkpoint, a clause for each candidate, which of them loses less, on what the recommendation rests, what is not
+    known, what to do next."""
 
     answer: str
     clauses: tuple[tuple[Row, str], ...]
+    rankings: tuple[str, ...]
     loss_of_reference: str | None
     reasons: tuple[str, ...]
     unknown: tuple[str, ...]
@@ -112,6 +115,7 @@ def first_screen(report: Report) -> FirstScreen:
     return FirstScreen(
         answer=headline,
         clauses=tuple((row, COUNTS.sub("", row.sentence.rstrip(".")) + ".") for row in rows),
+        rankings=tuple(ranked(report.rankings)),
         loss_of_reference=loss_of_reference(
             report.reference,
             ((row.label, name_of(task), task.drop) for row in candidates(report) for task in scored(report, row)),

@@ -211,6 +211,10 @@ def test_no_interval_below_twenty_texts(num_texts: int) -> None:
     assert [(type(mean), mean.n) for mean in means if mean is not None] == [(requested, num_texts)] * 11
     groups = [*drift.by_span, *drift.by_language, *drift.curve, *drift.by_confidence]
     assert [group.kl_mean_interval is not None for group in groups] == [group.num_documents >= 20 for group in groups]
+    assert [text.item for text in drift.kl_by_text] == [f"d{i}" for i in range(num_texts)]
+    assert sum(text.kl for text in drift.kl_by_text) == pytest.approx(40 * num_texts * drift.kl_mean.value)
+    assert drift.kl_unbiased_mean is not None
+    assert sum(text.unbiased for text in drift.kl_by_text) == pytest.approx(40 * num_texts * drift.kl_unbiased_mean.value)
     assert Divergence.model_validate_json(record.model_dump_json()) == record
 
 

@@ -8,16 +8,13 @@ from typing import Any
 import pytest
 from command_errors import one_error
 from command_line import Run
-from synthetic_run import MODEL, make_measurement, make_run
+from divergence_alone import GATES, SUITE, run_of_divergence_alone, without_tasks
+from synthetic_run import MODEL, make_measurement
 
 from assay.errors import RecipeError
 from assay.recipes.gate import GateRecipe, gates_on
-from assay.recipes.load import load_recipe
-from assay.recipes.suite import SuiteRecipe
-from assay.records.base import sha256_of
 from assay.records.choice.record import Quality
-from assay.records.measurement import Measurement
-from assay.records.verdict import GateReport, Overall, RegisteredGates
+from assay.records.verdict import GateReport, Overall
 from assay_evaluate.choice.quality import quality_of
 from assay_evaluate.verdicts.gates import judge
 from assay_reports.card import render_card
@@ -26,23 +23,6 @@ from assay_reports.page.charts import deciding_gate
 from assay_reports.page.findings import Step, candidates, first_screen
 from assay_reports.report import render_html, render_markdown
 from assay_reports.run import load_run
-
-SUITE = SuiteRecipe.model_validate(
-    {
-        "schema": 1, "name": "kl", "seed": "eval-kl", "tasks": [], "acceptance": False,
-        "divergence": {"num_documents": 48, "max_tokens": 128, "held_out_documents": 24},
-    }
-)  # fmt: skip
-GATES = gates_on(load_recipe(GateRecipe, "default"), SUITE)
-
-
-def without_tasks(measurement: Measurement) -> Measurement:
-    return measurement.model_copy(
-        update={
-            "tasks": (), "acceptance": None, "weight_bits": 4, "suite": SUITE.name, "suite_sha256": SUITE.sha256,
-            "suite_recipe": SUITE.model_dump(mode="json", by_alias=True),
-        }
-    )  # fmt: skip
 
 
 def judged(gates: GateRecipe, **changes: Any) -> GateReport:
@@ -112,13 +92,7 @@ def test_a_suite_that_asks_tasks_and_has_no_score_is_not_measured() -> None:
 # ------------------------------------------------------------------------------------------------ what is made of the word
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    folder = make_run(tmp_path / "runs", change=without_tasks)
-    measurements = [Measurement.load(path) for path in sorted((folder / "measurements").glob("*.json"))]
-    recipe = GATES.model_dump(mode="json", by_alias=True)
-    registered = RegisteredGates(named="default", recipe=recipe, sha256=sha256_of(recipe))
-    registered.save(folder / "gates.registered.json")
-    judge(measurements, GATES, model=MODEL, registered=registered).save(folder / "gates.json")
-    return folder
+    return run_of_divergence_alone(tmp_path / "runs", without_tasks)
 
 
 def test_no_such_checkpoint_is_chosen() -> None:

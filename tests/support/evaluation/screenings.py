@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from assay.records.base import Interval
-from assay.records.divergence import Drift, Estimate, TextMean
-from assay.records.screening import Numerics, Panel, Ranking, Screened, Screening, StatedTexts, Surprise
+from assay.records.divergence import Drift, Estimate, Ranking, TextMean
+from assay.records.screening import Numerics, Panel, Screened, Screening, StatedTexts, Surprise
 
 REFERENCE_SHA256, PANEL_SHA256 = "a" * 64, "b" * 64
 
