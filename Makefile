@@ -208,8 +208,9 @@ screened: .venv/.ready ## screen the demo's checkpoints (after make quantize eva
 	@here=benchmarks/screen; .venv/bin/python $$here/intervals.py "$(RUNS)/tiny-glm/screened/values.npz" > $$here/intervals.md
 	@here=benchmarks/screen; .venv/bin/python $$here/kills.py examples/tiny_glm/checkpoint "$(RUNS)/tiny-glm/w4a16/checkpoint" > $$here/kills.md
 
-meaning: setup ## serve and screen candidates of both small models: what a screening says of served KL and of tasks, in half an hour; write benchmarks/screen/meaning.md
+meaning: setup ## serve and screen candidates of both small models: what a screening says of served KL and of tasks, in 40 minutes; write benchmarks/screen/{meaning,exact}.md
 	@.venv/bin/python benchmarks/screen/meaning.py "$(RUNS)/meaning" --write benchmarks/screen/meaning.md
+	@.venv/bin/python benchmarks/screen/exact.py "$(RUNS)/meaning" --write benchmarks/screen/exact.md
 
 families-table: setup ## ask vLLM's loaders for GPUs about a model of every family, in minutes; write the table of docs/families.md
 	@support=tests/support; PYTHONPATH=$$support/quantization:$$support/models:$$support/serving .venv/bin/python $$support/models/families_replayed.py

@@ -148,6 +148,7 @@ def picture(points: Sequence[Point]) -> str:
     for number, model in enumerate(dict.fromkeys(point.model for point in points)):
         drawn.mark(PANEL + 180 + 90 * number, TOP - 16, model, 0, model)
         drawn.text(PANEL + 188 + 90 * number, TOP - 12, model)
+    drawn.text(LEFT + 84, TOP - 12, "circles: precisions, squares: damages")
     return str(drawn.drawn()).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1) + "\n"
 
 
