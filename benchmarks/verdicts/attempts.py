@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay_evaluate.statistics.graded import POWERS, MeanDifference
-from assay_reports.find_limits import best_of
+from assay_reports.limits.scores import best_of
 
 Floats = NDArray[np.float64]
 ALPHA, LEVEL = 0.025, 0.95

@@ -33,7 +33,8 @@ from assay.records.verification import Verification
 from assay_reports import text
 from assay_reports.card import render_card, write_card
 from assay_reports.cards.serving import serve_command
-from assay_reports.find_limits import LIMITS, best_of, find_limits
+from assay_reports.find_limits import LIMITS, find_limits
+from assay_reports.limits.scores import best_of
 from assay_reports.numbers import build_report
 from assay_reports.page.findings import first_screen
 from assay_reports.report import write_report

@@ -287,7 +287,7 @@ def test_thinking_and_answer_have_budgets_of_their_own_where_the_server_can(tmp_
 def test_the_report_says_what_a_greater_budget_would_not_mend() -> None:
     from synthetic_run import make_measurements
 
-    from assay_reports.find_limits import reasons_of_cuts
+    from assay_reports.limits.scores import reasons_of_cuts
 
     task = make_measurements()[0].tasks[0]
     cut = task.model_copy(update={"truncated_by": {"budget": 4, "context": 2, "empty": 1}})
