@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from assay.callbacks import Say, say_nothing
 from assay.errors import AssayError
-from assay.recipes.suite_files import with_selection, with_swe_options
+from assay.recipes.suite_files import with_swe_options
 from assay.records.measurement import BudgetCheck, Measurement
 from assay.records.run import RunRecord, SuiteIdentity
 from assay.records.verdict import GateReport
 from assay_pipeline.comparison.checkpoints import of_target, unused_draft_head
 from assay_pipeline.comparison.planned_run import check_released, problem_before
 from assay_pipeline.comparison.sides import given_endpoints, model_of, of_sides, parse_sides, profile_of
-from assay_pipeline.gate_choice import ChosenGates, choose_gates, describe_gates, register_gates, suite_for
+from assay_pipeline.gate_choice import ChosenGates, choose_gates, describe_gates, register_gates, selected, suite_for
 from assay_pipeline.interrupted import interruptible
 from assay_pipeline.judging import judge, load_measurements
 from assay_pipeline.profiles import check_folder_served
@@ -122,7 +122,7 @@ def prepare(
     chosen_suite, suite_note = suite_for(resolved, suite, chosen, gates)
     chosen_suite = with_swe_options(chosen_suite, slice_=swe.slice, filter_=swe.filter, num_repeats=swe.num_repeats)
     limits = choose_gates(resolved, chosen_suite, gates).on_tasks(tasks)
-    whole_suite, chosen_suite = chosen_suite, with_selection(chosen_suite, tasks, limit)
+    chosen_suite = selected(chosen_suite, tasks, limit, say)
     if sides is None and not given:
         check_released(resolved, chosen)
     if sides is None:
@@ -140,9 +140,6 @@ def prepare(
         say(f"note: {foreign_note(compared.candidates[0].label, compared.about.foreign_reference)}")
     if suite_note is not None:
         say(suite_note)
-    if chosen_suite != whole_suite:
-        part = chosen_suite.description.removesuffix(whole_suite.description).strip(" .")
-        say(f"note: verdicts are on a part of suite {whole_suite.name} alone: {part[0].lower()}{part[1:]}")
     return Evaluation(resolved, compared, chosen_suite, chosen, limits)
 
 

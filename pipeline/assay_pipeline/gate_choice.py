@@ -20,7 +20,7 @@ from assay.recipes.imported import ImportedSuite
 from assay.recipes.load import load_recipe, recipe_names
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
-from assay.recipes.suite_files import as_model_asks, with_files_hashed
+from assay.recipes.suite_files import as_model_asks, with_files_hashed, with_selection
 from assay.records.base import sha256_of
 from assay.records.comparable import find_reference
 from assay.records.measurement import Measurement
@@ -36,6 +36,15 @@ GPU_SUITE, CPU_SUITE = "full", "quick"
 
 
 # ------------------------------------------------------------------------------------------------ suite and gates
+def selected(suite: SuiteRecipe, tasks: Sequence[str] | None, limit: int | None, say: Say) -> SuiteRecipe:
+    """Some tasks of a suite, so many items of each of their parts, which is said. RecipeError: it has no such task."""
+    part = with_selection(suite, tasks, limit)
+    if part != suite:
+        told = part.description.removesuffix(suite.description).strip(" .")
+        say(f"note: verdicts are on a part of suite {suite.name} alone: {told[0].lower()}{told[1:]}")
+    return part
+
+
 def suite_for(
     target: Target, requested: str | None, profile: ProfileRecipe, gates: str | None = None
 ) -> tuple[SuiteRecipe, str | None]:  # fmt: skip

@@ -40,6 +40,8 @@ def run(
     *,
     precisions: list[str] | None = None,
     suite: str | None = None,
+    tasks: Sequence[str] | None = None,
+    limit: int | None = None,
     gates: str | None = None,
     profile: str | None = None,
     runs: Path = Path("runs"),
@@ -58,7 +60,8 @@ def run(
 ) -> RunResult:
     """Make and verify every precision, measure it against the reference, judge, write report and cards.
 
-    The same call again does only what is missing. with_preflight: stop before the first byte where something would fail, unless
+    The same call again does only what is missing. tasks, limit: some tasks of the suite, so many items of each of their parts.
+    with_preflight: stop before the first byte where something would fail, unless
     all is made and measured already. with_speed: afterwards measure how fast each checkpoint is served. screened: what a
     screening over `screen_text` refuses is not measured. reference: what candidates are compared with, instead of the recipe's.
     AssayError: what cannot work; it is found before the first byte is written where it can be.
@@ -70,8 +73,8 @@ def run(
         if not path.exists():
             raise AssayError(f"--screen-text {path}: no such file or folder; give texts, JSON lines, or the folder of a run")
     planned = planned_run(
-        target, precisions=precisions, suite=suite, gates=gates, profile=profile, runs=runs, name=name,
-        stream_from=options.stream_from, here=True, tensor_parallel_size=tensor_parallel_size, base_model=base_model,
+        target, precisions=precisions, suite=suite, tasks=tasks, limit=limit, gates=gates, profile=profile, runs=runs,
+        name=name, stream_from=options.stream_from, here=True, tensor_parallel_size=tensor_parallel_size, base_model=base_model,
         mtp=mtp, reference=reference, say=say,
     )  # fmt: skip
     if planned.is_served_here:

@@ -194,9 +194,9 @@ def test_names_are_checked_by_the_parser(run: Run, words: tuple[str, ...], said:
             "assay verify: invalid value for '--sample': '2' is above 1; `assay verify --help` lists what it takes",
         ),
         (
-            ["run", "a", "--limit", "5"],
-            "assay run: no such option: --limit, which is an option of judge and evaluate; `assay run --help` lists what it "
-            "takes",
+            ["run", "a", "--again", "fp8"],
+            "assay run: no such option: --again, which is an option of judge and evaluate and setup; `assay run --help` lists "
+            "what it takes",
         ),
         (
             ["probe", "http://a", "--reuqests", "5"],

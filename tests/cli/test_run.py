@@ -65,6 +65,19 @@ def test_it_makes_measures_and_judges(run: Run, server: GivenServers) -> None:
     assert code == 0 and Report.model_validate_json(out) == report
 
 
+def test_a_part_of_the_suite_is_asked_and_said(run: Run, server: GivenServers) -> None:
+    make_tiny_glm4_moe(Path("tuned"))
+    words = ("tuned", "--precisions", "w4a16", "--suite", "demo", "--profile", "here.yaml", "--tasks", "sums", "--limit", "2")
+    _, out, err = run("run", *words, "--json")
+    assert "note: verdicts are on a part of suite demo alone: only sums, at most 2 items of each part" in err
+    report = Report.model_validate_json(out)
+    assert {(row.label, *(task.task for task in row.tasks)) for row in report.rows} == {
+        (label, "sums") for label in ("fp8", "fp8-repeat", "bf16", "w4a16")
+    }
+    assert report.suite == "demo (part)"
+    assert one_error(run("run", *words, "--tasks", "sumz")).startswith("--tasks sumz: ")
+
+
 @pytest.mark.slow
 def test_what_a_screening_fails_is_not_measured(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     # texts of a model with random weights are foreign to it, whatever they are

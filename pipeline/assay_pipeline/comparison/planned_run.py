@@ -6,7 +6,7 @@ Reads recipes, headers and configs; those of a reference or source on the hub ar
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from assay.records.plan import Plan
 from assay.records.run import RunRecord, SourceData, SuiteIdentity
 from assay_evaluate.serving.hardware import choose_profile, find_gpus, fits
 from assay_pipeline.comparison.checkpoints import check_candidates
-from assay_pipeline.gate_choice import ChosenGates, choose_gates, suite_for
+from assay_pipeline.gate_choice import ChosenGates, choose_gates, selected, suite_for
 from assay_pipeline.mixes.automatic import chosen_in
 from assay_pipeline.planning import plan_for, precisions_for, stand_in
 from assay_pipeline.run_folders import choose_run
@@ -303,6 +303,8 @@ def planned_run(
     *,
     precisions: list[str] | None = None,
     suite: str | None = None,
+    tasks: Sequence[str] | None = None,
+    limit: int | None = None,
     gates: str | None = None,
     profile: str | None = None,
     runs: Path = Path("runs"),
@@ -317,6 +319,7 @@ def planned_run(
 ) -> PlannedRun:
     """Everything that is planned before the first byte.
 
+    tasks, limit: some tasks of the suite, so many items of each of their parts.
     reference: what candidates are compared with, instead of the recipe's. here: the run is to begin now. AssayError: then no
     profile was named and none is for this machine; a recipe, the source or a release cannot be read; the source is but a
     candidate; there is nothing to compare. A precision that cannot be made is no error (`PlannedCheckpoint.problem`), nor is a
@@ -332,7 +335,8 @@ def planned_run(
         chosen = _best_profile(resolved, planning, tensor_parallel_size)
     resolved = resolved.on_profile(chosen)
     asked, why_suite = suite_for(resolved, suite, chosen, gates)
-    limits = choose_gates(resolved, asked, gates)
+    limits = choose_gates(resolved, asked, gates).on_tasks(tasks)
+    asked = selected(asked, tasks, limit, say)
     return PlannedRun(
         resolved, chosen, profile is not None, asked, why_suite, limits, planning.source, planning.checkpoints(resolved), runs,
         name, stream_from, here,

@@ -11,6 +11,7 @@ from assay_cli.options import (
     FamilyOption,
     GatesOption,
     JsonOption,
+    LimitOption,
     MtpOption,
     NameOption,
     PrecisionsOption,
@@ -20,6 +21,7 @@ from assay_cli.options import (
     StreamOption,
     SuiteOption,
     TargetArgument,
+    TasksOption,
     TensorParallelOption,
 )
 from assay_cli.shown.preflight import show, skipped
@@ -30,6 +32,8 @@ def preflight(
     target: TargetArgument,
     precisions: PrecisionsOption = None,
     suite: SuiteOption = None,
+    tasks: TasksOption = None,
+    limit: LimitOption = None,
     gates: GatesOption = None,
     profile: ProfileOption = None,
     tensor_parallel_size: TensorParallelOption = None,
@@ -58,8 +62,9 @@ def preflight(
     from assay_pipeline.preflight import report_of
 
     run = planned_run(
-        target, precisions=precisions, suite=suite, gates=gates, profile=profile, runs=runs, name=name, stream_from=stream_from,
-        here=first, tensor_parallel_size=tensor_parallel_size, mtp=mtp, reference=reference, say=say,
+        target, precisions=precisions, suite=suite, tasks=tasks, limit=limit, gates=gates, profile=profile, runs=runs,
+        name=name, stream_from=stream_from, here=first, tensor_parallel_size=tensor_parallel_size, mtp=mtp,
+        reference=reference, say=say,
     )  # fmt: skip
     if first and run.is_done:
         say(f"preflight: nothing is looked at, {run.run_dir} is made and measured already")

@@ -17,6 +17,7 @@ from assay_cli.options import (
     GatesOption,
     ImportanceOption,
     JsonOption,
+    LimitOption,
     MtpOption,
     NameOption,
     PrecisionsOption,
@@ -27,6 +28,7 @@ from assay_cli.options import (
     StreamOption,
     SuiteOption,
     TargetArgument,
+    TasksOption,
     TensorParallelOption,
     TextOption,
     WithholdOption,
@@ -54,6 +56,8 @@ def run(
     target: TargetArgument,
     precisions: PrecisionsOption = None,
     suite: SuiteOption = None,
+    tasks: TasksOption = None,
+    limit: LimitOption = None,
     gates: GatesOption = None,
     profile: ProfileOption = None,
     tensor_parallel_size: TensorParallelOption = None,
@@ -103,9 +107,9 @@ def run(
         show(report, out if report.outcome == "FAIL" else console, whole=False)
 
     done = run_all(
-        target, precisions=precisions, suite=suite, gates=gates, profile=profile, runs=runs, name=name, options=options,
-        with_preflight=not no_preflight, with_speed=with_speed, screened=screened or bool(screen_text),
-        screen_text=screen_text or (), tensor_parallel_size=tensor_parallel_size,
+        target, precisions=precisions, suite=suite, tasks=tasks, limit=limit, gates=gates, profile=profile, runs=runs,
+        name=name, options=options, with_preflight=not no_preflight, with_speed=with_speed,
+        screened=screened or bool(screen_text), screen_text=screen_text or (), tensor_parallel_size=tensor_parallel_size,
         base_model=base_model, mtp=mtp, reference=reference, on_preflight=show_preflight,
         on_made=functools.partial(print_made, out=out),
     )  # fmt: skip
