@@ -165,7 +165,8 @@ def _instead_of_option(wrong: str, ctx: Any) -> str:
         return f"; did you mean {near}?"
     others = [name for name, command in _visible_commands(all_commands()) if wrong in option_names(command, ctx)]
     if others:
-        return f", which is an option of {and_more(others) if len(others) > 3 else ' and '.join(others)}"
+        listed = " and ".join(filter(None, (", ".join(others[:-1]), others[-1])))
+        return f", which is an option of {and_more(others) if len(others) > 3 else listed}"
     return "" if near is None else f"; did you mean {near}?"
 
 

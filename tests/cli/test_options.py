@@ -195,7 +195,7 @@ def test_names_are_checked_by_the_parser(run: Run, words: tuple[str, ...], said:
         ),
         (
             ["run", "a", "--again", "fp8"],
-            "assay run: no such option: --again, which is an option of judge and evaluate and setup; `assay run --help` lists "
+            "assay run: no such option: --again, which is an option of judge, evaluate and setup; `assay run --help` lists "
             "what it takes",
         ),
         (
