@@ -160,10 +160,10 @@ def evaluate(
     `assay deployment`; None: if the model's recipe names deployment profiles. again: labels that are measured anew.
     """
     from assay_evaluate.run.evaluate import evaluate as run_suite
-    from assay_evaluate.serving.server import interpreter_for
+    from assay_evaluate.serving.server import environment_for
 
     if evaluation.compared.candidates[0].endpoint is None:
-        interpreter_for(evaluation.profile)  # before a run is begun
+        environment_for(evaluation.profile)  # before a run is begun
     target, suite, compared = evaluation.target, evaluation.suite, evaluation.compared
     with open_run(runs, evaluation.about, name=name, lock=True, say=say) as run_dir:
         limits = register_gates(evaluation.gates, run_dir, say)

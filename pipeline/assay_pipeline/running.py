@@ -66,7 +66,7 @@ def run(
     screening over `screen_text` refuses is not measured. reference: what candidates are compared with, instead of the recipe's.
     AssayError: what cannot work; it is found before the first byte is written where it can be.
     """
-    from assay_evaluate.serving.server import interpreter_for
+    from assay_evaluate.serving.server import environment_for
 
     say = options.say
     for path in screen_text:
@@ -78,7 +78,7 @@ def run(
         mtp=mtp, reference=reference, say=say,
     )  # fmt: skip
     if planned.is_served_here:
-        interpreter_for(planned.profile)
+        environment_for(planned.profile)
     elif with_speed:
         raise AssayError(
             f"--speed: profile {planned.profile.name} names servers that run already (`endpoints`), and speed needs one for "

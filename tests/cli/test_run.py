@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import venv
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -144,4 +145,11 @@ def test_without_a_serving_environment_nothing_is_made(run: Run, monkeypatch: py
     monkeypatch.setattr("assay_evaluate.serving.hardware.find_gpus", lambda: ())
     make_tiny_glm4_moe(Path("tuned"))
     assert one_error(run("run", "tuned", "--suite", "quick")).startswith("no serving environment in ")
+    # as a setup leaves it that was stopped before vLLM was installed
+    venv.EnvBuilder(symlinks=True).create("stopped")
+    monkeypatch.setattr("assay_evaluate.serving.server.serving_environments", lambda: [Path("stopped").absolute()])
+    for words in (("run", "tuned", "--suite", "quick"), ("judge", "tuned", "tuned"), ("serve", "tuned")):
+        code, out, err = run(*words)
+        message = f"error: {Path('stopped/bin/python').absolute()}: has no vLLM (profile cpu-emulated); run "
+        assert (code, out) == (2, "") and err.splitlines()[-1].startswith(message), words
     assert not Path("runs").exists()

