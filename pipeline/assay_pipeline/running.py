@@ -14,6 +14,7 @@ from assay_pipeline.calibration.files import with_files
 from assay_pipeline.comparison.checkpoints import of_target
 from assay_pipeline.comparison.first_stage import without_refused
 from assay_pipeline.comparison.planned_run import planned_run
+from assay_pipeline.comparison.screen_texts import check_texts
 from assay_pipeline.evaluating import Evaluation, Judged, evaluate
 from assay_pipeline.judging import write_again
 from assay_pipeline.preflight import preflight
@@ -69,9 +70,7 @@ def run(
     from assay_evaluate.serving.server import environment_for
 
     say = options.say
-    for path in screen_text:
-        if not path.exists():
-            raise AssayError(f"--screen-text {path}: no such file or folder; give texts, JSON lines, or the folder of a run")
+    check_texts(screen_text)
     planned = planned_run(
         target, precisions=precisions, suite=suite, tasks=tasks, limit=limit, gates=gates, profile=profile, runs=runs,
         name=name, stream_from=options.stream_from, here=True, tensor_parallel_size=tensor_parallel_size, base_model=base_model,

@@ -107,7 +107,7 @@ def _screened_run(run: Run) -> None:
     assert list(RunRecord.load(Path("runs/tuned/run.json")).screened_out) == ["w4a16-g32"]
     shutil.rmtree("runs/tuned/w4a16-g32")
     assert one_error(run("run", *options, "--screen-text", "replys.jsonl")) == (
-        "--screen-text replys.jsonl: no such file or folder; give texts, JSON lines, or the folder of a run"
+        "replys.jsonl: no such file or folder; give texts, JSON lines, or the folder of a run"
     )
     assert not Path("runs/tuned/w4a16-g32").exists(), "it is found before anything is made"
     # measured after all, it is excluded no longer

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from assay.quantities import percent
+from assay.quantities import percent, points_signed
 from assay.records.base import Interval
 from assay.records.pack import Pack
 from assay.records.screening import Screened, Screening
@@ -173,7 +173,8 @@ def _details(record: Screening, candidate: Screened) -> list[str]:
         worst_layer = max(candidate.routers, key=lambda change: change.changed)
         lines.append(f"layer {worst_layer.layer} sends {worst_layer.changed:.1%} of the tokens to another set of experts")
     if (drafts := candidate.drafts) is not None:
-        change = "" if drafts.change is None else f" ({drafts.change.low:+.1%} to {drafts.change.high:+.1%})"
+        ends = None if drafts.change is None else map(points_signed, (drafts.change.low, drafts.change.high))
+        change = "" if ends is None else f" ({' to '.join(ends)} points)"
         lines.append(
             f"{drafts.accepted:.1%} of MTP drafts accepted, {drafts.reference_accepted:.1%} of the reference's{change}"
         )

@@ -17,7 +17,7 @@ from assay.safe_files import open_inside
 from assay_pipeline.comparison.screen_cost import Most, estimated, shown_estimate, shown_memory
 from assay_pipeline.comparison.screen_passes import Arithmetic, PassRunner, check_device, numerics_of, panel_of, states_in
 from assay_pipeline.comparison.screen_sources import ScreenSource, check_out, check_place, source_of
-from assay_pipeline.comparison.screen_texts import read_panel
+from assay_pipeline.comparison.screen_texts import check_texts, read_panel
 from assay_pipeline.comparison.screen_workers import HERE, PassWorkers
 from assay_pipeline.interrupted import interruptible
 from assay_pipeline.targets import foreign_note, take_up_family_of
@@ -62,6 +62,7 @@ def pack(
     from assay_quantize.screen.texts import stated_in
 
     check_place(str(reference))
+    check_texts(text)
     check_device(device)
     workers.check()
     work = out.absolute().with_name(f".{out.absolute().name}.partial")

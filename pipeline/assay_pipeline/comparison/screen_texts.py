@@ -17,6 +17,13 @@ FEWEST = 2
 """Texts of which a divergence has a spread."""
 
 
+def check_texts(sources: Sequence[Path]) -> None:
+    """AssayError: one of them is not there."""
+    for source in sources:
+        if not source.exists():
+            raise AssayError(f"{source}: no such file or folder; give texts, JSON lines, or the folder of a run")
+
+
 def read_panel(sources: Sequence[Path], checkpoint: Path, num_tokens: int, length: int | None) -> list[ScreenText]:
     """Texts until `num_tokens` are scored: those of runs first, as token ids, then files (`assay_quantize.screen.texts`).
 

@@ -30,7 +30,7 @@ from assay_pipeline.comparison.screen_passes import (
     states_in,
 )
 from assay_pipeline.comparison.screen_sources import check_out, check_place, label_of, source_of
-from assay_pipeline.comparison.screen_texts import read_panel
+from assay_pipeline.comparison.screen_texts import check_texts, read_panel
 from assay_pipeline.comparison.screen_workers import HERE, PassWorkers
 from assay_pipeline.interrupted import interruptible
 from assay_pipeline.places import place_for
@@ -74,6 +74,7 @@ def screen(
     if pack is None and checkpoints and (Path(checkpoints[0]) / PACK_NAME).is_file():
         pack, checkpoints = Path(checkpoints[0]), checkpoints[1:]
     _check_sides(checkpoints, pack, text)
+    check_texts(text)
     workers.check()
     places = dict(_labelled(checkpoints))  # before torch is imported, which takes seconds, and anything is written
     if out is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import resource
 import shutil
 import subprocess
@@ -207,7 +208,11 @@ def test_plain_text_is_cut(run: Run, folder: Path, tmp_path: Path) -> None:
         ("a.jsonl", b'{"text": "One text alone."}\n', "a.jsonl: 1 text is too few for a divergence; give at least two"),
         ("a.txt", b"\xff\xfe\x00", "a.txt: is no UTF-8 text; give plain text or JSON lines"),
         ("a.txt", b"", "a.txt: no text of two tokens; give files of plain text or JSON lines"),
-        ("missing.txt", None, "missing.txt: cannot be read: No such file or directory"),
+        (
+            "missing.txt",
+            None,
+            "missing.txt: no such file or folder; give texts, JSON lines, or the folder of a run",
+        ),
     ],
 )
 def test_wrong_texts(run: Run, folder: Path, tmp_path: Path, name: str, content: bytes | None, expected: str) -> None:
@@ -306,7 +311,8 @@ def test_nothing_empty_is_left(run: Run, folder: Path, tmp_path: Path, monkeypat
     text, candidate = ("--text", str(tmp_path / "missing.txt")), str(folder / "w4a16")
     for words in (("screen", candidate), ("screen", candidate, "--out", "a/b"), ("pack", "--out", "a/b")):
         code, _, err = run(*words, str(folder / "source"), *text)
-        assert code == 2 and err.splitlines()[-1].endswith("cannot be read: No such file or directory")
+        missing = f"error: {tmp_path}/missing.txt: no such file or folder; give texts, JSON lines, or the folder of a run"
+        assert (code, err) == (2, f"{missing}\n")
         assert list(tmp_path.iterdir()) == []
 
 
@@ -395,15 +401,19 @@ def test_the_process_stays_within_its_memory(tmp_path: Path) -> None:
         "main()\n"
     )
 
-    def peak_bytes(*words: str) -> tuple[int, str]:
-        command = [sys.executable, "-c", code, "screen", str(source), str(source), "--tokens", "200", *words]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        return int(done.stdout.splitlines()[-1]) << 10, done.stderr
+    def screened(memory: str) -> tuple[int, int, str]:
+        """Exit code, peak in bytes, what was said."""
+        words = ["screen", str(source), str(source), "--tokens", "200", "--out", str(tmp_path / "out"), "--memory", memory]
+        done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+        return done.returncode, int(done.stdout.splitlines()[-1]) << 10, done.stderr
 
-    whole_bytes, _ = peak_bytes("--out", str(tmp_path / "whole"))
-    memory = whole_bytes - 200_000_000
-    in_groups_bytes, err = peak_bytes("--out", str(tmp_path / "groups"), "--memory", f"{memory // 1000}KB")
-    assert in_groups_bytes <= memory and "their experts in " in err
+    refused, _, err = screened("1MB")
+    empty = re.search(r"--memory 1 MB: the process takes (\d+) MB without any weight; give more", err)
+    assert refused == 2 and empty is not None, err
+    memory = int(empty[1]) + 200
+    ended, peak_bytes, err = screened(f"{memory}MB")
+    assert (ended, "their experts in " in err) == (0, True), err
+    assert peak_bytes <= memory * 1_000_000
 
 
 def test_foreign_texts_fail_nobody(run: Run, tmp_path: Path) -> None:
