@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
-import re
-import socket
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal, Self
-from urllib.parse import urlsplit
 
 from pydantic import Field
 
 from assay.errors import AssayError
+from assay.recipes.address import problem_with, server_place
 from assay.recipes.base import Recipe, Section
 from assay.recipes.model import Serving, refused_secrets
 from assay.recipes.text_config import text_of
@@ -129,36 +126,6 @@ def _flag_name(name: str) -> str:
     return name.removeprefix("--").replace("_", "-")
 
 
-# ------------------------------------------------------------------------------------------------ addresses
-_HERE = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0", "::"})
-_DEFAULT_PORTS = {"http": 80, "https": 443}
-
-
-def problem_with(url: str) -> str | None:
-    """Why `url` cannot be a server's address; None: it can. What may be a password or a key is not in it."""
-    shown_url = repr(re.split(r"[?#]", url.rpartition("@")[2])[0])
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
-        return f"{shown_url} is no URL; write it as http://HOST:PORT"
-    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname or not url.isprintable() or " " in url or port == 0:
-        return f"{shown_url} is no URL of a server; write it as http://HOST:PORT"
-    if parts.username is not None or parts.password is not None:
-        return f"the URL for {parts.hostname} holds a user or password, which records would keep; name a variable (api_key_env)"
-    if parts.query or parts.fragment:
-        return f"{shown_url} has something behind its path (`?` or `#`); write it as http://HOST:PORT"
-    return None
-
-
-def server_place(url: str) -> tuple[str, int, str]:
-    """(host, port, path) of an address: equal for two spellings of one server, as far as the text shows it."""
-    parts = urlsplit(url)
-    host = _canonical((parts.hostname or "").rstrip("."))
-    path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
-    return "localhost" if host in _HERE else host, parts.port or _DEFAULT_PORTS[parts.scheme], path
-
-
 # ------------------------------------------------------------------------------------------------ context
 def context_tokens(config: Mapping[str, Any], profile: ProfileRecipe, serving: Serving) -> int | None:
     """The `max-model-len` with which a checkpoint is served: the profile's before the model recipe's, never above its own.
@@ -168,15 +135,3 @@ def context_tokens(config: Mapping[str, Any], profile: ProfileRecipe, serving: S
     own = text_of(config).get("max_position_embeddings")
     asked = profile.flags.get("max-model-len") or serving.max_model_len
     return min((length for length in (own, asked) if isinstance(length, int)), default=None)
-
-
-def _canonical(host: str) -> str:
-    """One spelling of a number: 127.1 and 0x7f000001 are 127.0.0.1. A name stays as it is."""
-    try:
-        return socket.inet_ntoa(socket.inet_aton(host))
-    except (OSError, UnicodeError):
-        try:
-            number = ipaddress.IPv6Address(host)
-        except ValueError:
-            return host
-    return str(number.ipv4_mapped or number)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.errors import MeasureError
-from assay.recipes.profile import server_place
+from assay.recipes.address import server_place
 from assay.records.base import sha256_of
 from assay.records.serving import ABOVE_ZERO, MOST_NOISE, Signature
 from assay_evaluate.asking.signature import describe_distance, take_signature
