@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from assay.errors import AssayError
 from assay.recipes.address import problem_with, server_place
 from assay.recipes.base import Recipe, Section
 from assay.recipes.model import Serving, refused_secrets
 from assay.recipes.text_config import text_of
+from assay.recipes.variant import Variant, flag_name
 
 GPU_MEMORY_UTILIZATION = 0.92
 """vLLM's default of `gpu-memory-utilization` (vllm/config/cache.py)."""
@@ -81,10 +82,23 @@ class ProfileRecipe(Recipe):
     """Python of another environment that has vLLM. None: `.venv-serve` here or in the clone, else what `assay setup` built."""
     endpoints: dict[str, GivenServer] = Field(default_factory=dict)
     """Label of the run -> the server that runs already for it. Empty: assay starts one for every checkpoint."""
+    variants: dict[str, Variant] = Field(default_factory=dict, exclude_if=lambda variants: not variants)
+    """Name -> another way of serving, measured where `--variant NAME` asks for it."""
+
+    @field_validator("variants", mode="before")
+    @classmethod
+    def _named(cls, told: Any) -> Any:
+        """Each with the name that it stands under."""
+        if not isinstance(told, dict):
+            return told
+        return {name: {**entry, "name": name} if isinstance(entry, dict) else entry for name, entry in told.items()}
 
     def _contradictions(self) -> Iterator[str]:
         yield from super()._contradictions()
         yield from refused_secrets(self.vllm, "vllm")
+        yield from self._unusable_numbers()
+
+    def _unusable_numbers(self) -> Iterator[str]:
         for name in ("tensor-parallel-size", "data-parallel-size", "pipeline-parallel-size"):
             ranks = self.flags.get(name, 1)
             if type(ranks) is not int or not 1 <= ranks <= MAX_RANKS:
@@ -96,7 +110,7 @@ class ProfileRecipe(Recipe):
     @property
     def flags(self) -> dict[str, Any]:
         """`vllm`, with names as vLLM's documentation has them: `max_model_len` and `--max-model-len` are `max-model-len`."""
-        return {_flag_name(name): value for name, value in self.vllm.items()}
+        return {flag_name(name): value for name, value in self.vllm.items()}
 
     def with_tensor_parallel(self, size: int | None) -> Self:
         """With another `tensor-parallel-size` and so many more or fewer GPUs; None: as it is. AssayError: its servers run
@@ -105,10 +119,33 @@ class ProfileRecipe(Recipe):
             return self
         if self.endpoints:
             raise AssayError(f"--tensor-parallel-size: the servers of profile {self.name} run already; leave it out")
-        flags = {name: value for name, value in self.vllm.items() if _flag_name(name) != "tensor-parallel-size"}
+        flags = {name: value for name, value in self.vllm.items() if flag_name(name) != "tensor-parallel-size"}
         replicas = self.flags.get("data-parallel-size", 1) * self.flags.get("pipeline-parallel-size", 1)
         hardware = self.hardware.model_copy(update={"num_gpus": size * replicas}) if self.hardware.num_gpus else self.hardware
         return self.model_copy(update={"vllm": flags | {"tensor-parallel-size": size}, "hardware": hardware})
+
+    def served_as(self, variant: Variant | None) -> Self:
+        """With what the variant says instead; None: as it is. AssayError: a number of its flags cannot be."""
+        if variant is None:
+            return self
+        ranks = variant.flags.get("tensor-parallel-size")
+        base = self if type(ranks) is not int else self.with_tensor_parallel(ranks)
+        flags = {name: value for name, value in base.vllm.items() if flag_name(name) not in variant.flags} | variant.flags
+        # `no-enable-prefix-caching: true` of a profile would win over `--enable-prefix-caching`
+        flags |= {f"no-{name}": None for name, value in variant.flags.items() if value is None or isinstance(value, bool)}
+        if variant.speculation is not None:
+            flags = {name: value for name, value in flags.items() if flag_name(name) != "speculative-config"}
+            flags["speculative-config"] = variant.drafting
+        made = base.model_copy(
+            update={
+                "vllm": flags,
+                "environment": base.environment | variant.environment,
+                "interpreter": variant.interpreter or base.interpreter,
+            }
+        )
+        if problems := [*made._unusable_numbers()]:
+            raise AssayError(f"variant {variant.name}: {problems[0]}")
+        return made
 
     @property
     def gpu_memory_utilization(self) -> float:
@@ -120,10 +157,6 @@ class ProfileRecipe(Recipe):
         """Of each GPU; None: the profile states no memory."""
         each = self.hardware.memory_bytes_each
         return None if each is None else int(each * self.gpu_memory_utilization)
-
-
-def _flag_name(name: str) -> str:
-    return name.removeprefix("--").replace("_", "-")
 
 
 # ------------------------------------------------------------------------------------------------ context
