@@ -146,7 +146,7 @@ def test_what_is_killed_goes_on(world: Told, folders: dict[str, Path]) -> None:
     whole = Told()
     whole.measure(place / "whole", candidates, SUMS, serving=SERVING)
     _, killed, rest = [server.count(CHAT) for server in world.servers["reference"]]
-    assert 0 < killed and killed + rest == whole.servers["reference"][1].count(CHAT)
+    assert killed > 0 and killed + rest == whole.servers["reference"][1].count(CHAT)
 
 
 @pytest.mark.slow
