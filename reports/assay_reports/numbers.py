@@ -100,7 +100,7 @@ def _row(run: Run, reference: Measurement, measured: Measurement, level: float) 
     variant = None
     if measurement.is_variant:
         variant = variant_note(reference.label, measurement.declared, is_stated=measurement.fingerprint.server == EXTERNAL)
-        reason = f"{capital(variant)}. {reason}"
+        reason = f"{capital(variant)}: {reason}"
     sides = reference.acceptance, measurement.acceptance
     scored = {task.task for task in measurement.tasks if task.accuracy is not None}
     sizes = measurement.checkpoint_bytes, reference.checkpoint_bytes

@@ -119,3 +119,13 @@ def test_a_variant_of_a_server_needs_a_server(run: Run) -> None:
             "--variant x: has a url, and the profile has `endpoints`; say where the servers are in one place"
         )
     assert not Path("runs").exists()
+
+
+def test_endpoints_of_a_profile_may_be_variants(run: Run) -> None:
+    """Of a model that is named, with nothing but its variant beside the reference."""
+    with given_servers("fp8", "kv") as servers:
+        Path("given.yaml").write_text(servers.profile("given"))
+        prepared = prepare("tiny-glm", profile="given.yaml", variants=["kv:kv-cache-dtype=fp8"], suite="first-look")
+        found = [(one.label, one.endpoint and one.endpoint.url, one.declared) for one in prepared.compared.candidates]
+        urls = {label: server.base_url for label, server in servers.by_label.items()}
+    assert found == [("fp8", urls["fp8"], {}), ("kv", urls["kv"], {"flags.kv-cache-dtype": "fp8"})]

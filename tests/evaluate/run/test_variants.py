@@ -11,20 +11,25 @@ from typing import Any
 import pytest
 from fake_server import FakeServer, Scripted
 from given_servers import given_servers
+from probe_reports import CLEAN, probed
 from scripted_world import PROFILE, World, make_folders, pair_of
 from small_suite import SERVING, SUITE, solve
 
 from assay.errors import MeasureError
+from assay.recipes.gate import AcceptanceGate
 from assay.recipes.profile import GivenServer, Hardware, ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
 from assay.recipes.variant import parse_variants
 from assay.records.comparable import check_measurements, other_reference
 from assay.records.measurement import Measurement
+from assay.records.probe import find_probes
 from assay.records.serving import Fingerprint
 from assay_evaluate.run.candidate import Candidate, server_spec
+from assay_evaluate.run.deployment import served_there
 from assay_evaluate.run.evaluate import evaluate
 from assay_evaluate.serving.server import ServerSpec
 from assay_evaluate.serving.vllm_command import vllm_command
+from assay_evaluate.verdicts.acceptance import judge_acceptance
 
 SUMS = SuiteRecipe.model_validate(
     {**SUITE.model_dump(by_alias=True), "tasks": [SUITE.tasks[0].model_dump()], "divergence": None}
@@ -312,3 +317,36 @@ def test_what_vllm_is_told(tmp_path: Path, words: str, speculation: dict[str, An
         if usual.flags.get(name) != other.flags.get(name)
     }  # fmt: skip
     assert {name: value for name, value in changed.items() if name != "per-request-spec-decode-metrics"} == flags
+
+
+# ------------------------------------------------------------------------------------------------ what goes by the checkpoint
+@pytest.mark.slow
+def test_probes_and_deployments_are_of_the_way_of_serving(world: Told, folders: dict[str, Path]) -> None:
+    reference, repeat, kv = run(world, folders, "kv:kv-cache-dtype=fp8,env.VLLM_A=1")
+    sha256 = reference.checkpoint_sha256
+    of_reference = probed("fp8", *CLEAN, sha256=sha256)
+    of_variant = probed("kv", *CLEAN, sha256=sha256).model_copy(update={"declared": kv.declared})
+    assert find_probes([of_reference, of_variant], kv) is of_variant
+    assert find_probes([of_variant, of_reference], reference) is find_probes([of_variant, of_reference], repeat) is of_reference
+    assert find_probes([of_reference], kv) is None and find_probes([of_variant], reference) is None
+    there = served_there(kv, PROFILE.model_copy(update={"name": "elsewhere", "vllm": {"kv-cache-dtype": "auto", "x": 1}}))
+    assert (there.name, there.flags) == ("elsewhere", {"kv-cache-dtype": "fp8", "x": 1})
+    assert there.environment == {**PROFILE.environment, "VLLM_A": "1"}
+    assert served_there(reference, PROFILE) is PROFILE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "detail"),
+    [
+        ("mtp=off", "fp8 was served with speculative decoding; kv reports no drafted tokens, so there is nothing to compare."),
+        ("mtp=2", "kv drafts otherwise than fp8, as was declared; shares of other drafts are not compared."),
+    ],
+)
+def test_other_drafts_are_not_compared(world: Told, folders: dict[str, Path], words: str, detail: str) -> None:
+    reference, _, kv = run(world, folders, f"kv:{words}")
+    if words == "mtp=off":  # the scripted server drafts all the same
+        kv = kv.model_copy(update={"acceptance": None})
+    verdict = judge_acceptance(AcceptanceGate(kind="acceptance", max_drop=0.05), reference, kv, 0.95)
+    assert (verdict.status, verdict.has_say) == ("NOT MEASURED", False)
+    assert verdict.detail == f"{detail} This does not count in the overall verdict."
