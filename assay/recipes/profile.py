@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import ipaddress
-import re
-import socket
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal, Self
-from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from assay.errors import AssayError
+from assay.recipes.address import problem_with, server_place
 from assay.recipes.base import Recipe, Section
 from assay.recipes.model import Serving, refused_secrets
 from assay.recipes.text_config import text_of
+from assay.recipes.variant import Variant, flag_name
 
 GPU_MEMORY_UTILIZATION = 0.92
 """vLLM's default of `gpu-memory-utilization` (vllm/config/cache.py)."""
@@ -84,10 +82,23 @@ class ProfileRecipe(Recipe):
     """Python of another environment that has vLLM. None: `.venv-serve` here or in the clone, else what `assay setup` built."""
     endpoints: dict[str, GivenServer] = Field(default_factory=dict)
     """Label of the run -> the server that runs already for it. Empty: assay starts one for every checkpoint."""
+    variants: dict[str, Variant] = Field(default_factory=dict, exclude_if=lambda variants: not variants)
+    """Name -> another way of serving, measured where `--variant NAME` asks for it."""
+
+    @field_validator("variants", mode="before")
+    @classmethod
+    def _named(cls, told: Any) -> Any:
+        """Each with the name that it stands under."""
+        if not isinstance(told, dict):
+            return told
+        return {name: {**entry, "name": name} if isinstance(entry, dict) else entry for name, entry in told.items()}
 
     def _contradictions(self) -> Iterator[str]:
         yield from super()._contradictions()
         yield from refused_secrets(self.vllm, "vllm")
+        yield from self._unusable_numbers()
+
+    def _unusable_numbers(self) -> Iterator[str]:
         for name in ("tensor-parallel-size", "data-parallel-size", "pipeline-parallel-size"):
             ranks = self.flags.get(name, 1)
             if type(ranks) is not int or not 1 <= ranks <= MAX_RANKS:
@@ -99,7 +110,7 @@ class ProfileRecipe(Recipe):
     @property
     def flags(self) -> dict[str, Any]:
         """`vllm`, with names as vLLM's documentation has them: `max_model_len` and `--max-model-len` are `max-model-len`."""
-        return {_flag_name(name): value for name, value in self.vllm.items()}
+        return {flag_name(name): value for name, value in self.vllm.items()}
 
     def with_tensor_parallel(self, size: int | None) -> Self:
         """With another `tensor-parallel-size` and so many more or fewer GPUs; None: as it is. AssayError: its servers run
@@ -108,10 +119,33 @@ class ProfileRecipe(Recipe):
             return self
         if self.endpoints:
             raise AssayError(f"--tensor-parallel-size: the servers of profile {self.name} run already; leave it out")
-        flags = {name: value for name, value in self.vllm.items() if _flag_name(name) != "tensor-parallel-size"}
+        flags = {name: value for name, value in self.vllm.items() if flag_name(name) != "tensor-parallel-size"}
         replicas = self.flags.get("data-parallel-size", 1) * self.flags.get("pipeline-parallel-size", 1)
         hardware = self.hardware.model_copy(update={"num_gpus": size * replicas}) if self.hardware.num_gpus else self.hardware
         return self.model_copy(update={"vllm": flags | {"tensor-parallel-size": size}, "hardware": hardware})
+
+    def served_as(self, variant: Variant | None) -> Self:
+        """With what the variant says instead; None: as it is. AssayError: a number of its flags cannot be."""
+        if variant is None:
+            return self
+        ranks = variant.flags.get("tensor-parallel-size")
+        base = self if type(ranks) is not int else self.with_tensor_parallel(ranks)
+        flags = {name: value for name, value in base.vllm.items() if flag_name(name) not in variant.flags} | variant.flags
+        # `no-enable-prefix-caching: true` of a profile would win over `--enable-prefix-caching`
+        flags |= {f"no-{name}": None for name, value in variant.flags.items() if value is None or isinstance(value, bool)}
+        if variant.speculation is not None:
+            flags = {name: value for name, value in flags.items() if flag_name(name) != "speculative-config"}
+            flags["speculative-config"] = variant.drafting
+        made = base.model_copy(
+            update={
+                "vllm": flags,
+                "environment": base.environment | variant.environment,
+                "interpreter": variant.interpreter or base.interpreter,
+            }
+        )
+        if problems := [*made._unusable_numbers()]:
+            raise AssayError(f"variant {variant.name}: {problems[0]}")
+        return made
 
     @property
     def gpu_memory_utilization(self) -> float:
@@ -125,40 +159,6 @@ class ProfileRecipe(Recipe):
         return None if each is None else int(each * self.gpu_memory_utilization)
 
 
-def _flag_name(name: str) -> str:
-    return name.removeprefix("--").replace("_", "-")
-
-
-# ------------------------------------------------------------------------------------------------ addresses
-_HERE = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0", "::"})
-_DEFAULT_PORTS = {"http": 80, "https": 443}
-
-
-def problem_with(url: str) -> str | None:
-    """Why `url` cannot be a server's address; None: it can. What may be a password or a key is not in it."""
-    shown_url = repr(re.split(r"[?#]", url.rpartition("@")[2])[0])
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
-        return f"{shown_url} is no URL; write it as http://HOST:PORT"
-    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname or not url.isprintable() or " " in url or port == 0:
-        return f"{shown_url} is no URL of a server; write it as http://HOST:PORT"
-    if parts.username is not None or parts.password is not None:
-        return f"the URL for {parts.hostname} holds a user or password, which records would keep; name a variable (api_key_env)"
-    if parts.query or parts.fragment:
-        return f"{shown_url} has something behind its path (`?` or `#`); write it as http://HOST:PORT"
-    return None
-
-
-def server_place(url: str) -> tuple[str, int, str]:
-    """(host, port, path) of an address: equal for two spellings of one server, as far as the text shows it."""
-    parts = urlsplit(url)
-    host = _canonical((parts.hostname or "").rstrip("."))
-    path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
-    return "localhost" if host in _HERE else host, parts.port or _DEFAULT_PORTS[parts.scheme], path
-
-
 # ------------------------------------------------------------------------------------------------ context
 def context_tokens(config: Mapping[str, Any], profile: ProfileRecipe, serving: Serving) -> int | None:
     """The `max-model-len` with which a checkpoint is served: the profile's before the model recipe's, never above its own.
@@ -168,15 +168,3 @@ def context_tokens(config: Mapping[str, Any], profile: ProfileRecipe, serving: S
     own = text_of(config).get("max_position_embeddings")
     asked = profile.flags.get("max-model-len") or serving.max_model_len
     return min((length for length in (own, asked) if isinstance(length, int)), default=None)
-
-
-def _canonical(host: str) -> str:
-    """One spelling of a number: 127.1 and 0x7f000001 are 127.0.0.1. A name stays as it is."""
-    try:
-        return socket.inet_ntoa(socket.inet_aton(host))
-    except (OSError, UnicodeError):
-        try:
-            number = ipaddress.IPv6Address(host)
-        except ValueError:
-            return host
-    return str(number.ipv4_mapped or number)

@@ -6,11 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from assay.errors import MeasureError
+from assay.records.declared import NOT_COMPARED, difference_words, differences, undeclared, untrue, without_address
 from assay.records.measurement import Measurement
 from assay.records.serving import Fingerprint
-
-NOT_COMPARED = ("checkpoint_flags", "emulated", "kernels", "system_fingerprint")
-"""Fields of a serving fingerprint in which reference and candidate may differ."""
 
 
 def check_measurements(measurements: Sequence[Measurement]) -> Measurement:
@@ -47,11 +45,8 @@ def other_reference(reference: Measurement, candidate: Measurement) -> tuple[str
     if candidate.suite_sha256 != reference.suite_sha256:
         fields = _differences(reference.suite_recipe, candidate.suite_recipe, "suite")
         return f"other questions: {'; '.join(fields) or 'another suite'}", "measure both again"
-    if candidate.fingerprint.comparable_sha256 != reference.fingerprint.comparable_sha256:
-        return (
-            f"served differently: {'; '.join(served_differently(reference, candidate))}",
-            "measure both again with one profile",
-        )
+    if (other := _other_serving(reference, candidate)) is not None:
+        return other
     compared_with = [candidate.reference_checkpoint_sha256]
     if candidate.divergence is not None:
         compared_with.append(candidate.divergence.reference_checkpoint_sha256)
@@ -59,6 +54,26 @@ def other_reference(reference: Measurement, candidate: Measurement) -> tuple[str
         if sha256 is not None and sha256 != reference.checkpoint_sha256:
             reason = f"measured against checkpoint {sha256[:12]}, the reference is {reference.checkpoint_sha256[:12]}"
             return reason, "measure the candidate again"
+    return None
+
+
+def _other_serving(reference: Measurement, candidate: Measurement) -> tuple[str, str] | None:
+    """The same of how the two were served: they must differ in what is declared, and in nothing else."""
+    declared = candidate.declared
+    if not candidate.is_variant:
+        if candidate.fingerprint.comparable_sha256 == reference.fingerprint.comparable_sha256:
+            return None
+        fields = "; ".join(served_differently(reference, candidate))
+        return f"served differently: {fields}", "measure both again with one profile"
+    is_one_checkpoint = candidate.checkpoint_sha256 == reference.checkpoint_sha256
+    sides = reference.fingerprint, candidate.fingerprint
+    if leaves := undeclared(*sides, declared, is_one_checkpoint=is_one_checkpoint):
+        return (
+            f"served differently in more than is declared ({difference_words(declared)}): {'; '.join(_lines(leaves))}",
+            "declare that too, or measure both again with one profile",
+        )
+    if (clause := untrue(*sides, declared)) is not None:
+        return f"not served as declared: {clause}", "measure it again, or declare what is so"
     return None
 
 
@@ -77,6 +92,12 @@ def check_comparable(reference: Measurement, candidate: Measurement) -> None:
 def served_differently(first: Measurement, second: Measurement, *, other: str = "candidate") -> list[str]:
     """A line for every field of the serving fingerprint that should be alike and is not. other: what the second is called."""
     return fingerprints_differ(first.fingerprint, second.fingerprint, other=other)
+
+
+def declared_differently(first: Measurement, second: Measurement, *, other: str = "candidate") -> list[str]:
+    """The same of what two measurements of one label declare: `fp8-kv: declared kv-cache-dtype (fp8, candidate auto)`."""
+    leaves = differences(without_address(first.declared), without_address(second.declared))
+    return [f"{first.label}: declared {line}" for line in _lines(leaves, other)]
 
 
 def fingerprints_differ(first: Fingerprint, second: Fingerprint, *, other: str = "candidate") -> list[str]:
@@ -126,8 +147,8 @@ def _asked_of(measurement: Measurement, task: str) -> dict[str, Any]:
 
 def _differences(reference: Any, candidate: Any, path: str, other: str = "candidate") -> list[str]:
     """`flags.max-model-len (4096, candidate 2048)` for every leaf that differs."""
-    if isinstance(reference, dict) and isinstance(candidate, dict):
-        keys = sorted(reference.keys() | candidate.keys())
-        prefix = f"{path}." if path else ""
-        return [line for key in keys for line in _differences(reference.get(key), candidate.get(key), f"{prefix}{key}", other)]
-    return [] if reference == candidate else [f"{path} ({reference}, {other} {candidate})"]
+    return _lines(differences(reference, candidate, path), other)
+
+
+def _lines(leaves: Iterable[tuple[str, Any, Any]], other: str = "candidate") -> list[str]:
+    return [f"{path} ({before}, {other} {after})" for path, before, after in leaves]

@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from assay.records.base import Interval, Part, Record, RecordedRecipe
+from assay.records.declared import is_variant
 from assay.records.divergence import Drift, ExactDivergence, Structural, TextMean
 from assay.records.served.evidence import AskedTwice, ServedEvidence
 from assay.records.serving import Fingerprint, Signature
@@ -382,6 +383,15 @@ class Measurement(Record):
     """One for each kind of temperature that its tasks ask for. Empty: recorded before this was, a repeat, or nothing to ask."""
     imported: ImportedFrom | None = None
     """None: its questions were asked here."""
+    declared: dict[str, Any] = Field(default_factory=dict, exclude_if=lambda declared: not declared)
+    """Of a variant, another way of serving: path in the fingerprint -> the value that it was to have there, as said before it
+    was served (`records/declared.py`). It differs from the reference in exactly these. Empty: it is served alike, or recorded
+    before this was."""
+
+    @property
+    def is_variant(self) -> bool:
+        """Whether it is another way of serving, and not other weights beside the reference's."""
+        return is_variant(self.declared)
 
 
 class TaskBudget(Part):

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from assay.records.base import Interval, Part, Record
+from assay.records.declared import without_address
 from assay.records.measurement import Measurement
 from assay.records.serving import Fingerprint
 
@@ -177,6 +178,8 @@ class ProbeReport(Record):
     system_fingerprint: str | None
     fingerprint: Fingerprint | None = None
     """How it was served. None: somebody else's server."""
+    declared: dict[str, Any] = Field(default_factory=dict, exclude_if=lambda declared: not declared)
+    """Of a variant: as `Measurement.declared`, without the address."""
     started: str
     seconds: float
 
@@ -207,8 +210,10 @@ def ledger_of(place: Path) -> Path:
 def find_probes(reports: Sequence[ProbeReport], measured: Measurement) -> ProbeReport | None:
     """The report of the measured checkpoint: by its hash, or, of a server somebody else runs, by its label.
 
-    The reference's repeat is the reference's checkpoint, so it has the same probes.
+    The reference's repeat is the reference's checkpoint, so it has the same probes. Those of a variant are its own alone.
     """
+    declared = without_address(measured.declared)
+    reports = [report for report in reports if report.declared == declared]
     same = [report for report in reports if report.checkpoint_sha256 == measured.checkpoint_sha256]
     named = [report for report in reports if report.checkpoint_sha256 is None and report.label == measured.label]
     return next(iter([report for report in same if report.label == measured.label] + same + named), None)

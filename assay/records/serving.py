@@ -9,6 +9,8 @@ from typing import Any
 
 from assay.records.base import Part, sha256_of
 
+EXTERNAL = "external"
+"""`Fingerprint.server` of a server that somebody else runs."""
 IMPORTED = "imported"
 """`Fingerprint.server` of scores that another harness computed: no file describes how they were served."""
 

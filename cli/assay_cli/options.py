@@ -275,6 +275,15 @@ TensorParallelOption = Annotated[
         help="GPUs that share each layer, as in vLLM. Default: the profile's; the GPUs that it needs change with it.",
     ),
 ]  # fmt: skip
+VariantOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--variant", metavar="NAME[:KEY=VALUE,...]",
+        help="Compare another way of serving the reference's own checkpoint: flags of vLLM (kv-cache-dtype=fp8), mtp=off or "
+        "mtp=2, env.NAME=VALUE, interpreter=PATH, or url=http://HOST:PORT of a server that runs already and is served so. NAME "
+        "alone: of the profile's `variants`.",
+    ),
+]  # fmt: skip
 TasksOption = Annotated[
     list[str] | None,
     typer.Option("--tasks", metavar="NAME,...", callback=several, help="Only these tasks of the suite. Default: all."),

@@ -12,11 +12,13 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from assay.atomic_files import replacing
 from assay.records.base import Part
+from assay.records.declared import without_address
 from assay.records.measurement import Measurement
 from assay.records.verdict import Attempt, GateReport, Overall
 from assay.safe_files import open_own_file
@@ -39,6 +41,8 @@ class JudgedAttempt(Part):
     started: str
     """When its measurement began: with `run` and `label` what tells two attempts apart."""
     status: Overall
+    declared: dict[str, Any] = Field(default_factory=dict, exclude_if=lambda declared: not declared)
+    """As `Measurement.declared`, without the address: another way of serving the same weights is another candidate."""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -59,6 +63,7 @@ def earlier_attempts(run_dir: Path, measurements: Sequence[Measurement]) -> dict
             if (attempt.reference_sha256, attempt.candidate_sha256)
             == (reference.checkpoint_sha256, candidate.checkpoint_sha256)
             and attempt.suite == candidate.suite
+            and attempt.declared == without_address(candidate.declared)
             and attempt.key != (run_dir.name, candidate.label, candidate.started)
             and attempt.started < candidate.started
         }
@@ -141,6 +146,7 @@ def _attempts(
                 reference_sha256=reference.checkpoint_sha256, candidate_sha256=candidate.checkpoint_sha256,
                 suite=candidate.suite, suite_sha256=candidate.suite_sha256, run=run_dir.name, label=candidate.label,
                 started=candidate.started, status=overall[candidate.label],
+                declared=without_address(candidate.declared),
             )  # fmt: skip
 
 

@@ -32,7 +32,7 @@ def deploy_candidates(
     """
     from assay.records.probe import find_probes, load_probes
     from assay_evaluate.client.journal import Journal
-    from assay_evaluate.run.deployment import check_deployable, deploy, serving_of
+    from assay_evaluate.run.deployment import check_deployable, deploy, served_there, serving_of
 
     measurements = load_measurements(run_dir)
     if (gates := GateReport.load_if_there(run_dir / "gates.json")) is None:
@@ -41,7 +41,9 @@ def deploy_candidates(
     where = profile_named(profile) if profile is not None else _deployment_profile(measurements[0].model)
     folders = {measurement.label: _folder_of(measurement, run_dir) for measurement in chosen}
     for measurement in chosen:
-        check_folder_served(folders[measurement.label], measurement.label, serving_of(measurement), where)
+        check_folder_served(
+            folders[measurement.label], measurement.label, serving_of(measurement), served_there(measurement, where)
+        )
     deployments: list[Deployment] = []
     with locked_run(run_dir), interruptible(lambda: replies_kept(run_dir)):
         with Journal(run_dir / "journal.db") as journal:

@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING
 from assay.callbacks import Say, say_nothing
 from assay.errors import AssayError
 from assay.recipes.suite_files import with_swe_options
+from assay.recipes.variant import parse_variants
 from assay.records.measurement import BudgetCheck, Measurement
 from assay.records.run import RunRecord, SuiteIdentity
 from assay.records.verdict import GateReport
 from assay_pipeline.comparison.checkpoints import of_target, unused_draft_head
 from assay_pipeline.comparison.planned_run import check_released, problem_before
 from assay_pipeline.comparison.sides import given_endpoints, model_of, of_sides, parse_sides, profile_of
+from assay_pipeline.comparison.variants import with_variants
 from assay_pipeline.gate_choice import ChosenGates, choose_gates, describe_gates, register_gates, selected, suite_for
 from assay_pipeline.interrupted import interruptible
 from assay_pipeline.judging import judge, load_measurements
-from assay_pipeline.profiles import check_folder_served
+from assay_pipeline.profiles import check_folder_served, require_hardware
 from assay_pipeline.run_folders import open_run
 from assay_pipeline.targets import foreign_note, resolve_source
 
@@ -77,6 +79,7 @@ def prepare(
     *,
     reference: str | None = None,
     candidates: Sequence[str] = (),
+    variants: Sequence[str] = (),
     api_key_env: str | None = None,
     precisions: list[str] | None = None,
     suite: str | None = None,
@@ -97,11 +100,14 @@ def prepare(
 
     target: a model recipe's name, a checkpoint folder or a hub id, whose precisions are compared; or reference and candidates:
     [LABEL=]DIR, URL, or URL,DIR each. tasks, limit: some tasks of the suite, so many items of each of their parts.
-    tensor_parallel_size: instead of the profile's. AssayError: these words do not go together, a checkpoint or server is not
-    there, or the profile's GPUs cannot hold one.
+    tensor_parallel_size: instead of the profile's. variants: other ways of serving the reference's checkpoint, as `--variant`
+    has them. AssayError: these words do not go together, a checkpoint or server is not there, or the profile's GPUs cannot hold
+    one.
     """
     endpoints = given_endpoints(profile)
-    if (target is None and reference is None) or (reference is not None and not only_reference) != bool(candidates):
+    needs_candidate, has_candidate = reference is not None and not only_reference, bool(candidates or variants)
+    is_unasked = bool(candidates) and not needs_candidate
+    if (target is None and reference is None) or is_unasked or (needs_candidate and not has_candidate):
         raise AssayError(
             "say what to measure: `assay evaluate TARGET`, or `assay evaluate --reference DIR|URL --candidate DIR|URL`"
         )
@@ -118,6 +124,7 @@ def prepare(
         resolved, profile, given=given, problem_on=None if sides else problem_before(resolved, precisions, say),
         tensor_parallel_size=tensor_parallel_size,
     )  # fmt: skip
+    others = parse_variants(variants, chosen.variants)
     resolved = resolved.on_profile(chosen)
     chosen_suite, suite_note = suite_for(resolved, suite, chosen, gates)
     chosen_suite = with_swe_options(chosen_suite, slice_=swe.slice, filter_=swe.filter, num_repeats=swe.num_repeats)
@@ -126,13 +133,19 @@ def prepare(
     if sides is None and not given:
         check_released(resolved, chosen)
     if sides is None:
-        compared = of_target(resolved, runs, name, precisions, endpoints, only_reference=only_reference, say=say)
+        own = {label: server for label, server in endpoints.items() if label not in {variant.name for variant in others}}
+        alone = only_reference or (bool(others) and len(own) == 1)
+        compared = of_target(resolved, runs, name, precisions, own, only_reference=alone, say=say)
     else:
         compared = of_sides(resolved, sides, runs)
+    compared = with_variants(compared, others, endpoints, api_key_env)
     if not given:
         for candidate in compared.candidates:
             assert candidate.checkpoint is not None, "what is served here is a folder"
-            check_folder_served(candidate.checkpoint, candidate.label, resolved.recipe.serving, chosen)
+            profile_of_it = chosen.served_as(candidate.variant)
+            if candidate.variant is not None:
+                require_hardware(profile_of_it)
+            check_folder_served(candidate.checkpoint, candidate.label, resolved.recipe.serving, profile_of_it)
     for candidate in compared.candidates:
         for note in candidate.notes:
             say(f"note: {candidate.label}: {note}")
@@ -162,8 +175,9 @@ def evaluate(
     from assay_evaluate.run.evaluate import evaluate as run_suite
     from assay_evaluate.serving.server import environment_for
 
-    if evaluation.compared.candidates[0].endpoint is None:
-        environment_for(evaluation.profile)  # before a run is begun
+    for candidate in evaluation.compared.candidates:  # before a run is begun
+        if candidate.endpoint is None:
+            environment_for(evaluation.profile.served_as(candidate.variant))
     target, suite, compared = evaluation.target, evaluation.suite, evaluation.compared
     with open_run(runs, evaluation.about, name=name, lock=True, say=say) as run_dir:
         limits = register_gates(evaluation.gates, run_dir, say)

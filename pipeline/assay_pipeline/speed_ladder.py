@@ -100,12 +100,19 @@ def chosen_folders(place: Place, requested: Sequence[str] | None) -> dict[str, P
     for measurement in place.measurements:
         if (
             not measurement.is_noise_floor
+            and not measurement.is_variant
             and measurement.label not in folders
             and (Path(measurement.checkpoint) / "config.json").is_file()
         ):
             folders[measurement.label] = Path(measurement.checkpoint)
     folders = dict(sorted(folders.items(), key=lambda pair: pair[0] != place.reference))
+    variants = {measurement.label for measurement in place.measurements if measurement.is_variant}
     for label in requested or ():
+        if label in variants:
+            raise AssayError(
+                f"--checkpoints {shown(label)}: is another way of serving {place.reference}, and speeds are measured as the "
+                f"profile serves; measure it elsewhere, and say --import FILE --label {shown(label)}"
+            )
         if label not in folders:
             hint = did_you_mean(label, list(folders))
             raise AssayError(

@@ -271,7 +271,11 @@ def _instead(report: Report, row: Row) -> str | None:
     """What to use where this checkpoint did not pass: the smallest that did, and the reference. None: it passed."""
     if row.kind != "candidate" or row.status == "PASS":
         return None
-    passed = [other for other in report.rows if other.kind == "candidate" and other.status == "PASS" and other.checkpoint_bytes]
+    passed = [
+        other
+        for other in report.rows
+        if other.kind == "candidate" and other.status == "PASS" and other.checkpoint_bytes and other.variant is None
+    ]
     smallest = min(passed, key=lambda other: other.checkpoint_bytes or 0, default=None)
     if smallest is None:
         return english.NOTHING_PASSED.format(reference=report.reference)

@@ -67,7 +67,8 @@ def _without_speed(record: Choice) -> list[str]:
     with_speed = sorted({setup.checkpoint for setup in record.setups})
     others = [
         english.WITH_QUALITY.format(
-            checkpoint=quality.checkpoint, quality=english.THE_REFERENCE if quality.word == "REFERENCE" else quality.word
+            checkpoint=quality.checkpoint if quality.variant is None else f"{quality.checkpoint}, which is {quality.variant},",
+            quality=english.THE_REFERENCE if quality.word == "REFERENCE" else quality.word,
         )
         for quality in record.quality
         if quality.may_be_chosen and quality.checkpoint not in with_speed

@@ -6,17 +6,19 @@ No number is typed by hand and none is computed in a template. Differences are r
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from assay.quantities import points
+from assay.quantities import capital, points
 from assay.recipes.calibrated.methods import SCALED_BY
 from assay.recipes.family_names import split_layer
 from assay.records.base import Interval
+from assay.records.declared import INTERPRETER, SPECULATION, variant_note
 from assay.records.divergence import Drift, Estimate
 from assay.records.measurement import Divergence, ItemResult, Measurement, TaskResult
 from assay.records.plan import Plan, TensorPlan
+from assay.records.serving import EXTERNAL
 from assay.records.verdict import Verdict
 from assay.records.verification import Verification
 from assay_evaluate.statistics import swe_difference as swe
@@ -95,6 +97,10 @@ def _row(run: Run, reference: Measurement, measured: Measurement, level: float) 
     reason = english.IS_REFERENCE if is_reference else english.NOT_JUDGED_YET
     if not is_reference and run.gates is not None and label in run.gates.overall:
         reason = f"{run.gates.reasons.get(label, english.JUDGED_BEFORE)}."
+    variant = None
+    if measurement.is_variant:
+        variant = variant_note(reference.label, measurement.declared, is_stated=measurement.fingerprint.server == EXTERNAL)
+        reason = f"{capital(variant)}: {reason}"
     sides = reference.acceptance, measurement.acceptance
     scored = {task.task for task in measurement.tasks if task.accuracy is not None}
     sizes = measurement.checkpoint_bytes, reference.checkpoint_bytes
@@ -120,12 +126,18 @@ def _row(run: Run, reference: Measurement, measured: Measurement, level: float) 
         reached=tuple(reached for reached in run.reached if reached.label == label and reached.task in scored),
         acceptance=measurement.acceptance,
         acceptance_drop=None
-        if is_reference or sides[0] is None or sides[1] is None or not all(side and side.num_draft_tokens for side in sides)
+        if is_reference
+        or SPECULATION in measurement.declared
+        or sides[0] is None
+        or sides[1] is None
+        or not all(side and side.num_draft_tokens for side in sides)
         else acceptance_difference(sides[0], sides[1], level),
         emulated=measurement.fingerprint.emulated,
         checkpoint_flags=measurement.fingerprint.checkpoint_flags,
         kernels=measurement.fingerprint.kernels,
         not_measured=measurement.not_measured,
+        declared=portable_declared(measurement.declared) if measurement.is_variant else {},
+        variant=variant,
         folder=run.places.get(label),
         started=measurement.started,
         seconds=measurement.seconds,
@@ -153,6 +165,13 @@ def portable_name(path: str) -> str:
     """The end of a path that says which checkpoint it is, without the folders of the machine: w4a16/checkpoint."""
     parts = Path(path).parts
     return "/".join(parts[-2:]) if parts and parts[-1] == "checkpoint" else (parts[-1] if parts else path)
+
+
+def portable_declared(declared: Mapping[str, Any]) -> dict[str, Any]:
+    """What a variant declares, its Python without the folders of the machine: vllm-next/bin/python."""
+    if INTERPRETER not in declared:
+        return dict(declared)
+    return {**declared, INTERPRETER: "/".join(Path(str(declared[INTERPRETER])).parts[-3:])}
 
 
 # ------------------------------------------------------------------------------------------------ tasks

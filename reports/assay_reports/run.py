@@ -205,8 +205,9 @@ def _reached_in(run_dir: Path) -> tuple[Reached, ...]:
 
 
 def _made_elsewhere(measurement: Measurement, runs: Path) -> Path | None:
-    """The measured checkpoint, if it lies where it was measured or in another of `runs`, unchanged, with its plan."""
-    if measurement.is_noise_floor:
+    """The measured checkpoint, if it lies where it was measured or in another of `runs`, unchanged, with its plan. None of a
+    variant, whose checkpoint is the reference's."""
+    if measurement.is_noise_floor or measurement.is_variant:  # a card of the weights is about how they are served usually
         return None
     measured_at = Path(measurement.checkpoint)
     for folder in (measured_at, runs.joinpath(*measured_at.parts[-3:])):  # the second: reported from another directory

@@ -146,6 +146,10 @@ class Row(Part):
     checkpoint_flags: dict[str, Any]
     kernels: tuple[str, ...]
     not_measured: dict[str, str]
+    declared: dict[str, Any] = Field(default_factory=dict, exclude_if=lambda declared: not declared)
+    """Of a variant: what it is declared to differ in from the reference, as `Measurement.declared` has it."""
+    variant: str | None = Field(default=None, exclude_if=lambda variant: variant is None)
+    """The same in words: `the checkpoint of fp8 itself, served with kv-cache-dtype fp8`. None: it is other weights."""
     folder: str | None = Field(default=None, exclude_if=lambda value: value is None)
     """Of its checkpoint, as seen from the folder of runs. None: it lies elsewhere, or only a server is known."""
     started: str

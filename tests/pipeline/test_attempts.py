@@ -69,7 +69,9 @@ def test_other_weights_another_suite_and_the_repeat_are_no_attempts(tmp_path: Pa
     run = tmp_path / "run"
     run.mkdir()
     note_attempts(run, sides(1), judged(sides(1)))
-    for changes in ({"checkpoint_sha256": "f" * 64}, {"suite": "full"}, {"is_noise_floor": True, "label": "fp8-repeat"}):
+    other_serving = {"declared": {"flags.kv-cache-dtype": "fp8"}}
+    repeat = {"is_noise_floor": True, "label": "fp8-repeat"}
+    for changes in ({"checkpoint_sha256": "f" * 64}, {"suite": "full"}, other_serving, repeat):
         assert earlier_attempts(run, sides(2, **changes)) == {}
     assert list(earlier_attempts(run, sides(2, suite_sha256="e" * 64))) == ["w4a16"]  # another seed of the suite is one more
 

@@ -73,6 +73,8 @@ class Quality(Part):
     """Why, in a clause."""
     to_run: tuple[str, ...] = ()
     """What would decide it: `GSM8K: 1,819 items`."""
+    variant: str | None = Field(default=None, exclude_if=lambda variant: variant is None)
+    """Of another way of serving the reference's checkpoint: `fp8 with kv-cache-dtype fp8`. None: it is other weights."""
     chance_of_failing: float | None = None
     """Of a PASS: that a true loss is beyond a margin, from the intervals seen. None: not judged by scores."""
 

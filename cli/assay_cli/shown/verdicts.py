@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from assay import quantities
+from assay.records.declared import variant_note
 from assay.records.measurement import Measurement
+from assay.records.serving import EXTERNAL
 from assay.records.verdict import GateReport, Overall
 from assay_cli.terminal import escape, print_rows
 
@@ -32,7 +34,7 @@ def print_summary(gates: GateReport, measurements: Sequence[Measurement], out: C
     rows = [
         (
             f"[bold {COLOURS[status]}]{status}[/]",
-            *map(escape, (label, _size(measured[label], reference), gates.reasons.get(label, ""))),
+            *map(escape, (label, _size(measured[label], reference), _why(measured[label], reference, gates))),
         )
         for label, status in gates.overall.items()
     ]
@@ -45,6 +47,15 @@ def print_summary(gates: GateReport, measurements: Sequence[Measurement], out: C
         out.print(escape(f"{sentence}."))
     if gates.late is not None:
         out.print(f"[yellow]{escape(gates.late)}[/]")
+
+
+def _why(measurement: Measurement, reference: Measurement, gates: GateReport) -> str:
+    """The reason of the verdict; of another way of serving first what it is."""
+    reason = gates.reasons.get(measurement.label, "")
+    if not measurement.is_variant:
+        return reason
+    is_stated = measurement.fingerprint.server == EXTERNAL
+    return f"{variant_note(reference.label, measurement.declared, is_stated=is_stated)}: {reason}"
 
 
 def _size(measurement: Measurement, reference: Measurement) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -42,16 +42,18 @@ class ChoiceRequest:
     not_measured: Mapping[str, str] | None = None
     """Checkpoint -> why it has no row, as the speed record says."""
     beside: OneBeside | None = None
+    variants: Mapping[str, str] = field(default_factory=dict)
+    """Label of another way of serving the reference -> what it is: `fp8 with kv-cache-dtype fp8`."""
 
 
 def choose(rows: Sequence[SpeedRow], gates: GateReport | None, request: ChoiceRequest, *, model: str | None = None) -> Choice:
     """rows: on one hardware. gates: None: quality is assumed, and said to be. AssayError: no row can be used."""
-    selected = select_rows(rows, request.prompts, request.concurrency)
+    selected = select_rows(rows, request.prompts, request.concurrency, request.variants)
     points = request.concurrency or tuple(sorted({at for _, at in selected.rows}))
     objective = dict(request.objective or {})
     setups = [key[0] for key in selected.setups]
     labels = [*setups, *(row.checkpoint for row in selected.others), *_judged_labels(gates, setups)]
-    quality = {label: quality_of(gates, label) for label in dict.fromkeys(labels)}
+    quality = {label: quality_of(gates, label, request.variants.get(label)) for label in dict.fromkeys(labels)}
     noise = noise_of_rows(selected.rows.values(), output_tokens_s)
     cells = {
         (key, at): _cell(selected, key, at, request, objective, noise) for key in selected.setups for at in points

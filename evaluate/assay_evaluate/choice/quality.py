@@ -14,8 +14,15 @@ WHOLE = "whole"
 """Gate of the claim about all scores together (verdicts/whole.py)."""
 
 
-def quality_of(gates: GateReport | None, label: str) -> Quality:
-    """Of a checkpoint that has rows. gates: None: quality is assumed."""
+def quality_of(gates: GateReport | None, label: str, variant: str | None = None) -> Quality:
+    """Of a checkpoint that has rows. gates: None: quality is assumed. variant: what it is, if it is another way of serving."""
+    quality = _judged(gates, label)
+    if variant is None:
+        return quality
+    return quality.model_copy(update={"variant": variant, "detail": f"{variant}: {quality.detail}"})
+
+
+def _judged(gates: GateReport | None, label: str) -> Quality:
     if gates is None:
         return Quality(checkpoint=label, word="ASSUMED", may_be_chosen=True, detail=english.ASSUMED)
     if label in ("reference", gates.reference):

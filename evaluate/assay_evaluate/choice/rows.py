@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from assay.errors import AssayError, did_you_mean
 from assay.foreign_text import shown
@@ -67,8 +68,16 @@ def is_on(row: SpeedRow, hardware: str | None) -> bool:
     return word in (None, row.hardware.casefold()) or (word == "cpu" and row.num_gpus == 0)
 
 
-def select_rows(rows: Sequence[SpeedRow], prompts: str | None, concurrency: Sequence[int] | None) -> SelectedRows:
-    """The largest set of rows under the same conditions; measured before imported before predicted. AssayError: none."""
+def select_rows(
+    rows: Sequence[SpeedRow],
+    prompts: str | None,
+    concurrency: Sequence[int] | None,
+    variants: Mapping[str, str] = MappingProxyType({}),
+) -> SelectedRows:
+    """The largest set of rows under the same conditions; measured before imported before predicted. AssayError: none.
+
+    variants: label of another way of serving -> what it is, for the name of its setup.
+    """
     kinds = sorted({row.prompts for row in rows})
     if prompts is not None and prompts not in kinds:
         raise AssayError(f"--prompts {shown(prompts)}: {did_you_mean(prompts, kinds)}there are speeds for {', '.join(kinds)}")
@@ -101,10 +110,12 @@ def select_rows(rows: Sequence[SpeedRow], prompts: str | None, concurrency: Sequ
         else:
             taken[at] = row
     others = tuple(row for row in rows if not row.is_comparable or conditions(row) != chosen)
-    return SelectedRows(chosen, _setups(taken), taken, others, (*aside, *_left_out(others, chosen)), tuple(_refused(rows)))
+    return SelectedRows(
+        chosen, _setups(taken, variants), taken, others, (*aside, *_left_out(others, chosen)), tuple(_refused(rows))
+    )
 
 
-def _setups(rows: Mapping[tuple[Key, int], SpeedRow]) -> dict[Key, Setup]:
+def _setups(rows: Mapping[tuple[Key, int], SpeedRow], called: Mapping[str, str]) -> dict[Key, Setup]:
     keys = list(dict.fromkeys(key for key, _ in rows))
     drafting = any(key[1] for key in keys)
     lengths = {key[0]: len({other[1] for other in keys if other[0] == key[0] and other[1]}) for key in keys}
@@ -114,6 +125,7 @@ def _setups(rows: Mapping[tuple[Key, int], SpeedRow]) -> dict[Key, Setup]:
         checkpoint, speculation, _, variant = key
         if variants[checkpoint] > 1:
             checkpoint = f"{checkpoint} ({', '.join(variant)})" if variant else checkpoint
+        checkpoint = f"{checkpoint} ({called[key[0]]})" if key[0] in called else checkpoint
         if not drafting:
             return checkpoint
         if not speculation:

@@ -443,19 +443,24 @@ def count_replies(path: Path) -> dict[str, int]:
     return dict(_rows(path, "SELECT checkpoint_sha256, count(*) FROM requests WHERE status = 'answered' GROUP BY 1"))
 
 
-def conversations(path: Path, checkpoint_sha256: str) -> Iterator[dict[str, Any]]:
+def conversations(
+    path: Path, checkpoint_sha256: str, left_out: Collection[str] = ()
+) -> Iterator[dict[str, Any]]:  # fmt: skip
     """Every finished first reply of a checkpoint behind its question, as `{"messages", "tools"}`, thinking as
     `reasoning_content`; `{"text"}` where no chat template was used. In order of tasks and items. MeasureError: no journal.
 
-    A reply that was cut off would be shown by a chat template as if it ended there.
+    A reply that was cut off would be shown by a chat template as if it ended there. left_out: `fingerprint_sha256` of replies
+    that are not taken: those of other ways of serving it.
     """
     rows = _rows(
         path,
-        "SELECT body, reply FROM requests WHERE status = 'answered' AND sample = 0 AND checkpoint_sha256 = ?"
-        " ORDER BY task, item, key",
+        "SELECT body, reply, fingerprint_sha256 FROM requests WHERE status = 'answered' AND sample = 0"
+        " AND checkpoint_sha256 = ? ORDER BY task, item, key",
         checkpoint_sha256,
     )
-    for stored_body, stored_reply in rows:
+    for stored_body, stored_reply, fingerprint_sha256 in rows:
+        if fingerprint_sha256 in left_out:
+            continue
         body, reply = _object(stored_body), _object(stored_reply)
         if reply.get("finish_reason") not in {"stop", "tool_calls"}:
             continue

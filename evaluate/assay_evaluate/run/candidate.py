@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from assay.callbacks import Say
 from assay.errors import MeasureError
 from assay.recipes.model import Serving
 from assay.recipes.profile import GivenServer, ProfileRecipe, context_tokens
 from assay.recipes.suite import SuiteRecipe
+from assay.recipes.variant import Variant
 from assay_evaluate.serving.server import Server, ServerSpec, join
 from assay_evaluate.serving.vllm_command import read_config
 from assay_evaluate.tasks.cells import tasks_filling_context
@@ -25,6 +27,7 @@ class Candidate:
 
     checkpoint: its folder; None: only a server is known. sha256: its `checkpoint_sha256`, if it is known already. notes: what
     the report must say of it (`Measurement.notes`). endpoint: the server that runs already for it; None: assay starts one.
+    variant: the way of serving that is compared, with the reference's own checkpoint; None: the profile's, as the reference's.
     """
 
     label: str
@@ -33,6 +36,12 @@ class Candidate:
     sha256: str | None = None
     notes: tuple[str, ...] = ()
     endpoint: GivenServer | None = None
+    variant: Variant | None = None
+
+    @property
+    def declared(self) -> dict[str, Any]:
+        """What it is to differ in from the reference, as it is served (`Measurement.declared`)."""
+        return {} if self.variant is None else self.variant.declared
 
 
 def split_reference(candidates: Sequence[Candidate]) -> tuple[Candidate, list[Candidate]]:
@@ -48,13 +57,16 @@ def split_reference(candidates: Sequence[Candidate]) -> tuple[Candidate, list[Ca
 
 
 def server_spec(candidate: Candidate, profile: ProfileRecipe, serving: Serving, run_dir: Path) -> ServerSpec:
-    """How assay starts a server on the candidate's folder."""
+    """How assay starts a server on the candidate's folder, in its own way of serving if it has one."""
     assert candidate.checkpoint is not None, "a server is started on a folder"
+    variant, drafts = candidate.variant, serving.num_speculative_tokens is not None
+    if variant is not None and variant.speculation is not None:
+        drafts = variant.drafting is not None
     return ServerSpec(
         checkpoint=candidate.checkpoint,
-        profile=profile,
+        profile=profile.served_as(variant),
         serving=serving,
-        speculate=serving.num_speculative_tokens is not None,
+        speculate=drafts,
         log_path=run_dir / "logs" / f"vllm-{candidate.label}.log",
     )
 

@@ -16,6 +16,7 @@ from assay.recipes.gate import GateRecipe
 from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
+from assay.recipes.variant import declared_variant
 from assay.records.comparable import fingerprints_differ
 from assay.records.deployment.record import Deployment, deployment_place
 from assay.records.measurement import Acceptance, Divergence, Measurement
@@ -63,7 +64,7 @@ def deploy(
         serving = serving_of(measured)
         spec = ServerSpec(
             checkpoint=checkpoint,
-            profile=profile,
+            profile=served_there(measured, profile),
             serving=serving,
             speculate=measured.fingerprint.speculation is not None,
             log_path=run_dir / "logs" / f"vllm-{measured.label}-on-{profile.name}.log",
@@ -146,6 +147,11 @@ def check_deployable(measured: Measurement, checkpoint: Path, profile: ProfileRe
             f"{checkpoint}: is not the checkpoint that was measured as {measured.label} ({sha256[:12]}, measured "
             f"{measured.checkpoint_sha256[:12]}); copy that one here, or evaluate this one first"
         )
+
+
+def served_there(measured: Measurement, profile: ProfileRecipe) -> ProfileRecipe:
+    """The profile, with what a variant declares: it is that way of serving which was judged."""
+    return profile.served_as(declared_variant(measured.label, measured.declared)) if measured.is_variant else profile
 
 
 def serving_of(measured: Measurement) -> Serving:

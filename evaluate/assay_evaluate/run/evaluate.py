@@ -21,6 +21,7 @@ from assay.recipes.gate import GateRecipe
 from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
+from assay.records.declared import without_address
 from assay.records.divergence import EXACT_MODE
 from assay.records.measurement import Measurement, TaskResult
 from assay.records.probe import probes_place
@@ -48,7 +49,7 @@ from assay_evaluate.run.rounds import AHEAD, DueLooks, Rounds, describe_look, ex
 from assay_evaluate.run.set_aside import make_room_for, make_room_for_probes, set_aside_label, set_aside_others
 from assay_evaluate.run.suite import ServedCheckpoint, ask_tasks, measure_suite
 from assay_evaluate.run.weight_bits import weight_bits, weight_shares
-from assay_evaluate.run.weights import count_remeasurement, require_separate_servers
+from assay_evaluate.run.weights import count_remeasurement, own_key, require_separate_servers
 from assay_evaluate.serving.server import Server, ServerSpec, planned_fingerprint, serve
 from assay_evaluate.tasks.lm_eval.load import require_lm_eval
 from assay_evaluate.tasks.published.choice import settle_sources
@@ -90,7 +91,8 @@ def evaluate(
     require_separate_servers(candidates)
     require_lm_eval(suite)
     check_suite(suite)
-    check_context(suite, reference, profile, serving)
+    for candidate in (reference, *(other for other in others if other.variant is not None)):
+        check_context(suite, candidate, profile.served_as(candidate.variant), serving)
     with Journal(run_dir / "journal.db") as journal:
         settle_sources(suite, journal, on_progress)
         run = _Evaluation(
@@ -188,7 +190,7 @@ class _Evaluation:
         for candidate in others:
             fingerprint = self.planned(candidate)
             if reference_fingerprint is not None and fingerprint is not None:
-                require_same_serving(reference_fingerprint, fingerprint, reference.label, candidate.label)
+                require_same_serving(reference_fingerprint, fingerprint, reference.label, candidate.label, candidate.declared)
 
     def forget(self, candidates: Sequence[Candidate], again: Sequence[str]) -> None:
         """Of labels that are measured anew: set aside their measurements, and let no reply of before be found.
@@ -224,7 +226,8 @@ class _Evaluation:
     def measure_candidate(self, candidate: Candidate, reference: Measurement) -> Measurement:
         checkpoint = self.weights.checkpoint(candidate)
         if candidate.endpoint is None and checkpoint == reference.checkpoint_sha256:
-            self.weights.keys[candidate.label] = {"label": candidate.label}  # a copy of the reference is asked all the same
+            # a copy of the reference, and another way of serving it, is asked all the same
+            self.weights.keys[candidate.label] = own_key(candidate)
         earlier = self.find(candidate, candidate.label, checkpoint, reference.checkpoint_sha256)
         if earlier is not None:
             who = self.weights.who_measured(candidate.label, earlier)
@@ -233,7 +236,9 @@ class _Evaluation:
                 return earlier  # `decide_open_tasks` asks further where that is due
         text = self.known_text(reference)
         with self.server(candidate) as server:
-            require_same_serving(reference.fingerprint, server.fingerprint, reference.label, candidate.label)
+            require_same_serving(
+                reference.fingerprint, server.fingerprint, reference.label, candidate.label, candidate.declared
+            )
             if earlier is None:
                 measurement = self.measure(candidate, candidate.label, server, checkpoint, text)
                 return self.ask_due(candidate, server, measurement, reference)
@@ -255,6 +260,7 @@ class _Evaluation:
             and self.weights.who(candidate.label, checkpoint, planned) == identity_of(measurement)
             and (measurement.checkpoint_sha256, measurement.suite_sha256) == (checkpoint, self.suite.sha256)
             and (measurement.reference_checkpoint_sha256, measurement.model) == (reference, self.model)
+            and without_address(measurement.declared) == without_address(candidate.declared)
         )
         if not is_same:
             return None
@@ -310,13 +316,15 @@ class _Evaluation:
         self.weights.end(candidate, server, signature)
         if self.suite.probes is not None and not is_noise_floor:
             # Before the measurement is written: with it, the run counts as done.
-            self.report(make_room_for_probes(self.run_dir, label, checkpoint))
+            declared = without_address(candidate.declared)
+            self.report(make_room_for_probes(self.run_dir, label, checkpoint, declared))
             probe_served(
                 server,
                 self.suite.probes.model_copy(update={"concurrency": self.profile.concurrency}),
                 label=label,
                 checkpoint_sha256=checkpoint,
                 place=probes_place(self.run_dir, label),
+                declared=declared,
                 on_progress=self.reporter(label),
             )
             self.weights.end(candidate, server, signature)  # of probes as well
@@ -344,6 +352,7 @@ class _Evaluation:
             reference_checkpoint_sha256=checkpoint if text is None else text.who.checkpoint_sha256,
             signature=signature,
             replies_sha256=who.fingerprint_sha256,
+            declared={} if candidate.is_reference else candidate.declared | self.weights.declared.get(label, {}),
             **{**results, "notes": (*notes, *results["notes"])},
         )
         self.report(make_room_for(measurement, self.run_dir))
@@ -431,7 +440,9 @@ class _Evaluation:
             for place, candidate in enumerate(others):
                 if self.rounds.due_now(measurements[place], first):
                     with self.server(candidate) as server:
-                        require_same_serving(first.fingerprint, server.fingerprint, reference.label, candidate.label)
+                        require_same_serving(
+                            first.fingerprint, server.fingerprint, reference.label, candidate.label, candidate.declared
+                        )
                         measurements[place] = self.ask_due(candidate, server, measurements[place], first)
         return first
 

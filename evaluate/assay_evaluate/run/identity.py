@@ -6,10 +6,12 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from assay.errors import AssayError, CheckpointError, MeasureError
 from assay.records.base import sha256_of
+from assay.records.declared import difference_words, is_variant, undeclared, untrue
 from assay.records.manifest import MANIFEST, load_manifest
 from assay.records.measurement import Measurement
 from assay.records.run import WRITTEN_ABOUT, verification_of
@@ -104,25 +106,25 @@ def _matching(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
     return (path for pattern in patterns for path in folder.glob(pattern) if path.is_file())
 
 
-def require_same_serving(reference: Fingerprint, candidate: Fingerprint, reference_label: str, candidate_label: str) -> None:
-    """MeasureError naming the differing fields unless both are served alike but for the checkpoint's own format."""
-    if reference.comparable_sha256 == candidate.comparable_sha256:
-        return
-    own = {"checkpoint_flags", "emulated", "kernels", "system_fingerprint"}
-    values, other_values = (side.model_dump(mode="json", exclude=own) for side in (reference, candidate))
-    differences = "; ".join(_differences(values, other_values))
-    raise MeasureError(
-        f"{candidate_label} would not be served like {reference_label}: {differences}. "
-        "Scores compare only under one fingerprint: use the same profile, versions and machine for both"
-    )
+def require_same_serving(
+    reference: Fingerprint,
+    candidate: Fingerprint,
+    reference_label: str,
+    candidate_label: str,
+    declared: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """MeasureError naming the differing fields unless both are served alike but for the checkpoint's own format.
 
-
-def _differences(reference: dict[str, Any], candidate: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    for key in sorted({*reference, *candidate}):
-        left, right = reference.get(key), candidate.get(key)
-        if left == right:
-            continue
-        if isinstance(left, dict) and isinstance(right, dict):
-            yield from _differences(left, right, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}: {left!r} against {right!r}"
+    declared: what the candidate is to differ in, a variant of the reference; then that must be so, and nothing else.
+    """
+    leaves = undeclared(reference, candidate, declared, is_one_checkpoint=is_variant(declared))
+    if leaves:
+        fields = "; ".join(f"{path}: {before!r} against {value!r}" for path, before, value in leaves)
+        beyond = f" in more than is declared ({difference_words(declared)})" if is_variant(declared) else ""
+        remedy = "declare that too, or " if beyond else ""
+        raise MeasureError(
+            f"{candidate_label} would not be served like {reference_label}{beyond}: {fields}. "
+            f"Scores compare only under one fingerprint: {remedy}use the same profile, versions and machine for both"
+        )
+    if (clause := untrue(reference, candidate, declared)) is not None:
+        raise MeasureError(f"{candidate_label} would not be served as declared: {clause}; declare what is so")

@@ -10,6 +10,7 @@ from typing import Any
 from assay.callbacks import Say
 from assay.errors import MeasureError
 from assay.recipes.profile import ProfileRecipe
+from assay.records.declared import ADDRESS
 from assay.records.measurement import Measurement
 from assay.records.serving import Fingerprint, Signature
 from assay_evaluate.asking.signature import describe_distance, take_signature
@@ -24,6 +25,7 @@ from assay_evaluate.run.weights import (
     keep_weights,
     key_of_label,
     named_sha256,
+    own_key,
     require_different_weights,
     same_weights_pairs,
     sign_given,
@@ -48,6 +50,8 @@ class LabelWeights:
     """Label -> what the report must say of its weights."""
     keys: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Of labels whose checkpoint another label has as well: part of the key of their replies."""
+    declared: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Of labels with the reference's weights, as --same-weights allows: their server's address (`Measurement.declared`)."""
     num_remeasured: dict[str, int] = field(default_factory=dict)
     """Label -> how often it was measured anew."""
 
@@ -80,11 +84,19 @@ class LabelWeights:
         for candidate, server in zip(candidates, servers, strict=True):
             signature, self.known[candidate.label] = check_weights(candidate, server, self.journal)
             signed[candidate.label] = server.base_url, signature
+        checkpoints = {candidate.label: signed[candidate.label] for candidate in candidates if candidate.variant is None}
         if not same_weights:
-            require_different_weights(signed)
-        for _, other, sentence in same_weights_pairs(signed):
+            require_different_weights(checkpoints)
+        for label, other, sentence in same_weights_pairs(checkpoints):
             self.note(other, f"{sentence}, which --same-weights allows")
+            if label == candidates[0].label:
+                self.declared[other] = {ADDRESS: checkpoints[other][0]}
+        reference = signed[candidates[0].label][1]
         for candidate, server in zip(candidates, servers, strict=True):
+            if candidate.variant is not None:
+                self.keys[candidate.label] = own_key(candidate)
+                self.note(candidate.label, _of_variant(candidates[0].label, reference, signed[candidate.label][1]))
+                continue
             sha256 = self.known[candidate.label].checkpoint_sha256
             if (key := key_of_label(candidate, server, sha256, self.journal, same_weights=same_weights)) is not None:
                 self.keys[candidate.label] = key
@@ -133,3 +145,14 @@ class LabelWeights:
                 self.on_progress(f"{candidate.label}: {note}")
         self.signed[candidate.label] = checkpoint, signature
         return signature
+
+
+def _of_variant(reference_label: str, reference: Signature, signature: Signature) -> str:
+    """Whether a server that is said to have the reference's checkpoint, served another way, may have it."""
+    apart = describe_distance(reference, signature)
+    if reference.agrees_with(signature):
+        return f"its server answers with the weights of {reference_label} ({apart})"
+    return (
+        f"that its server has the checkpoint of {reference_label} is taken as said: {apart}, which the other way of serving or "
+        "other weights may do"
+    )

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from assay.errors import AssayError
 from assay.records.comparable import other_reference
+from assay.records.declared import without_address
 from assay.records.measurement import Measurement
 from assay.records.probe import ProbeReport, ledger_of, probes_place
 
@@ -26,6 +30,7 @@ def make_room_for(measurement: Measurement, run_dir: Path) -> str | None:
         "is against another reference": (earlier.reference_checkpoint_sha256, measurement.reference_checkpoint_sha256),
         "is of another suite": (earlier.suite_sha256, measurement.suite_sha256),
         "was served differently": (earlier.fingerprint.comparable_sha256, measurement.fingerprint.comparable_sha256),
+        "was declared otherwise": (without_address(earlier.declared), without_address(measurement.declared)),
         "is of another model": (earlier.model, measurement.model),
     }
     reason = next((reason for reason, (before, after) in pairs.items() if before != after), None)
@@ -61,21 +66,28 @@ def set_aside_others(reference: Measurement, run_dir: Path) -> list[str]:
     return lines
 
 
-def make_room_for_probes(run_dir: Path, label: str, checkpoint_sha256: str | None) -> str | None:
-    """Before probes of a checkpoint are written: a report of its label on another one is set aside, its requests too."""
+def make_room_for_probes(
+    run_dir: Path, label: str, checkpoint_sha256: str | None, declared: Mapping[str, Any] = MappingProxyType({})
+) -> str | None:  # fmt: skip
+    """Before probes of a checkpoint are written: a report of its label on another one is set aside, its requests too.
+
+    declared: of a variant, whose label may have been that of another way of serving the same checkpoint.
+    """
     path = probes_place(run_dir, label)
     if not path.is_file():
         return None
     try:
-        earlier = ProbeReport.load(path).checkpoint_sha256
+        report = ProbeReport.load(path)
+        earlier, before = report.checkpoint_sha256, report.declared
     except AssayError:
-        earlier = None
-    if earlier is not None and earlier == checkpoint_sha256:
+        earlier, before = None, {}
+    if earlier is not None and earlier == checkpoint_sha256 and before == dict(declared):
         return None
     place = _move(path, earlier)
     if ledger_of(path).is_file():
         ledger_of(path).replace(ledger_of(place))
     whose = "another checkpoint" if earlier and checkpoint_sha256 else "a server that may hold another checkpoint"
+    whose = "another way of serving it" if earlier is not None and earlier == checkpoint_sha256 else whose
     return f"{label}: the earlier probes are of {whose}; moved to {place}"
 
 

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.errors import MeasureError
-from assay.recipes.profile import server_place
+from assay.recipes.address import server_place
 from assay.records.base import sha256_of
+from assay.records.declared import without_address
 from assay.records.serving import ABOVE_ZERO, MOST_NOISE, Signature
 from assay_evaluate.asking.signature import describe_distance, take_signature
 from assay_evaluate.client.client import NotMeasured
@@ -119,14 +120,22 @@ def distrust_replies(candidate: Candidate, server: Server, journal: Journal, kno
     keep_weights(candidate, server, journal, dataclasses.replace(known, attempt=known.attempt + 1, is_open=False))
 
 
-def _key(candidate: Candidate, server: Server, sha256: str | None, signature: Signature) -> dict[str, str | bool | None]:
+def _key(candidate: Candidate, server: Server, sha256: str | None, signature: Signature) -> dict[str, Any]:
     """Of a folder, whose contents may have changed, its hash; else the label is all there is.
 
     A server that gives logits is another one than it is once it gives log-probabilities, whatever its weights are.
     """
     checkpoint = None if candidate.checkpoint is None else sha256
     logits = {"logits": True} if signature.is_of_logits else {}
-    return {"label": candidate.label, "checkpoint": checkpoint, "served": server.fingerprint.comparable_sha256, **logits}
+    declared = {} if candidate.variant is None else {"declared": without_address(candidate.declared)}
+    served = server.fingerprint.comparable_sha256
+    return {"label": candidate.label, "checkpoint": checkpoint, "served": served, **logits, **declared}
+
+
+def own_key(candidate: Candidate) -> dict[str, Any]:
+    """What besides the checkpoint tells the replies of a copy or a variant of the reference from the reference's own."""
+    declared = {} if candidate.variant is None else {"declared": without_address(candidate.declared)}
+    return {"label": candidate.label, **declared}
 
 
 def key_of_label(

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from assay.errors import ServeError, UnreachableError
 from assay.foreign_text import shown
 from assay.records.manifest import load_manifest
-from assay.records.serving import Fingerprint
+from assay.records.serving import EXTERNAL, Fingerprint
 from assay_evaluate.transport.connection import NO_HEADERS, HttpReply, get_once, post_once, root_url, unmask_error
 from assay_evaluate.transport.errors import TransportError, UnusableReply
 from assay_evaluate.transport.foreign_json import WRONG_SHAPE, fingerprint_in, text_in
@@ -79,7 +79,7 @@ def identify_server(
         raise ServeError(f"{url}: /v1/models does not tell max_model_len; without it truncation cannot be seen. Use vLLM")
     version = find_version(base_url, what=what, headers=headers)
     fingerprint = Fingerprint(
-        server="external",
+        server=EXTERNAL,
         versions={} if version is None else {"vllm": version},
         hardware={},
         profile=profile,

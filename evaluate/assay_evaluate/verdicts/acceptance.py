@@ -9,6 +9,7 @@ from typing import NamedTuple
 from assay.quantities import percent_short, points_short
 from assay.recipes.gate import AcceptanceGate
 from assay.records.base import Interval
+from assay.records.declared import SPECULATION
 from assay.records.measurement import Acceptance, Measurement, TaskResult
 from assay.records.verdict import Status, Verdict
 from assay_evaluate.statistics.drafts import acceptance_difference, has_counts_by_reply, paired_acceptance_difference
@@ -42,11 +43,11 @@ class DraftingSide:
 
 def judge_acceptance(gate: AcceptanceGate, reference: Measurement, candidate: Measurement, level: float) -> Verdict:
     """The candidate's acceptance rate beside the reference's, over the suite's tasks."""
-    is_set = reference.fingerprint.speculation is not None  # of both: other speculation is refused
     before, after = (
         DraftingSide(
             side.label,
-            is_set or (side.acceptance is not None and side.acceptance.num_draft_tokens > 0),  # given servers tell no settings
+            side.fingerprint.speculation is not None
+            or (side.acceptance is not None and side.acceptance.num_draft_tokens > 0),  # given servers tell no settings
             side.acceptance,
             side.not_measured.get("acceptance", "the server drafted nothing"),
         )
@@ -57,6 +58,15 @@ def judge_acceptance(gate: AcceptanceGate, reference: Measurement, candidate: Me
         detail = (
             f"{drafting.name} was served with speculative decoding; {other.name} reports no drafted tokens, so there is "
             "nothing to compare. This does not count in the overall verdict."
+        )
+        return Verdict(
+            gate="acceptance", candidate=candidate.label, status="NOT MEASURED", observed=None, limit=gate.max_drop,
+            detail=detail, has_say=False,
+        )  # fmt: skip
+    if before.drafts and SPECULATION in candidate.declared:
+        detail = (
+            f"{candidate.label} drafts otherwise than {reference.label}, as was declared; shares of other drafts are not "
+            "compared. This does not count in the overall verdict."
         )
         return Verdict(
             gate="acceptance", candidate=candidate.label, status="NOT MEASURED", observed=None, limit=gate.max_drop,

@@ -12,7 +12,13 @@ from typing import Literal
 
 from assay.errors import MeasureError
 from assay.records.base import Interval, Part, Record
-from assay.records.comparable import asked_differently, find_reference, questions_differ, served_differently
+from assay.records.comparable import (
+    asked_differently,
+    declared_differently,
+    find_reference,
+    questions_differ,
+    served_differently,
+)
 from assay.records.divergence import TextMean
 from assay.records.measurement import Measurement
 from assay.records.verdict import GateReport, Overall
@@ -91,7 +97,8 @@ class RunComparison(Record):
     first: RunSide
     second: RunSide
     served_differently: tuple[str, ...]
-    """Fields in which the references were served differently: a difference below may come from them."""
+    """Fields in which the references were served differently, and labels in what they declare to be served otherwise: a
+    difference below may come from them."""
     asked_differently: tuple[str, ...]
     """The same of how they were asked: nothing is paired then."""
     checkpoints: tuple[CheckpointComparison, ...]
@@ -111,7 +118,10 @@ def compare_runs(first: MeasuredRun, second: MeasuredRun) -> RunComparison:
     return RunComparison(
         first=_side(first, references[0], [label for label in by_label if label not in other_by_label]),
         second=_side(second, references[1], [label for label in other_by_label if label not in by_label]),
-        served_differently=tuple(served_differently(*references, other=OTHER)),
+        served_differently=(
+            *served_differently(*references, other=OTHER),
+            *(line for label in labels for line in declared_differently(by_label[label], other_by_label[label], other=OTHER)),
+        ),
         asked_differently=tuple(asked_differently(*references, other=OTHER)),
         checkpoints=tuple(
             _checkpoint((by_label[label], other_by_label[label]), (first.gates, second.gates)) for label in labels

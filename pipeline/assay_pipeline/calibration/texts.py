@@ -67,9 +67,10 @@ def replies_of_run(folder: Path) -> Source:
     if sha256 is None:
         raise AssayError(f"--text {folder}: no reference was measured in this run; evaluate it first")
     checkpoint_sha256 = sha256
+    variants = {measurement.replies_sha256 or "" for measurement in measured if measurement.is_variant}
 
     def rows() -> Iterator[Mapping[str, Any]]:
-        return conversations(folder / JOURNAL, checkpoint_sha256)
+        return conversations(folder / JOURNAL, checkpoint_sha256, variants)
 
     return Conversations(f"replies of the reference in {folder}", rows)
 

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 from assay.errors import AssayError, CheckpointError
 from assay.foreign_text import safe_name
 from assay.quantities import and_more
+from assay.recipes.address import problem_with
 from assay.recipes.load import load_recipe, recipe_names
 from assay.recipes.model import Location, ModelRecipe
-from assay.recipes.profile import GivenServer, Hardware, ProfileRecipe, problem_with
+from assay.recipes.profile import GivenServer, Hardware, ProfileRecipe
 from assay.records.base import sha256_of_file
 from assay.records.run import ReferenceCheckpoint, RunRecord, folder_name
 from assay_evaluate.serving.api_key import bearer

@@ -17,6 +17,8 @@ from assay.recipes.model import ModelRecipe, Serving
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay.records.choice.record import CHOICE_RECORD, Choice
+from assay.records.declared import difference_words
+from assay.records.measurement import Measurement
 from assay.records.plan import Plan
 from assay.records.run import judged_bytes
 from assay.records.speed import OTHER_BYTES, SPEED_RECORD, SpeedRecord, SpeedRow
@@ -83,6 +85,7 @@ def make_choice(
         infeasible=infeasible(unmeasured, profile, min(points), length),
         not_measured=not_measured,
         beside=functools.partial(beside_floor, plans),
+        variants={} if run_dir is None else variants_in(run_dir),
     )
     taken = on_hardware([*rows, *guesses], hardware)
     if hardware is None and (elsewhere := sorted({row.hardware for row in rows} - {row.hardware for row in taken})):
@@ -91,6 +94,13 @@ def make_choice(
     if run_dir is not None:
         record.save(run_dir / CHOICE_RECORD)
     return record
+
+
+def variants_in(run_dir: Path) -> dict[str, str]:
+    """Label of every variant that was measured -> what it is: `fp8 with kv-cache-dtype fp8`."""
+    measured = [Measurement.load(path) for path in sorted((run_dir / "measurements").glob("*.json"))]
+    reference = next((m.label for m in measured if m.is_reference and not m.is_noise_floor), "the reference")
+    return {m.label: f"{reference} with {difference_words(m.declared)}" for m in measured if m.is_variant}
 
 
 def _gates(run_dir: Path) -> GateReport:

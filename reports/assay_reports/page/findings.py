@@ -132,8 +132,20 @@ def _is_larger(row: Row) -> bool:
 
 
 def answer(report: Report) -> str:
-    """Which checkpoint, by verdict and size alone."""
-    rows, reference = candidates(report), report.reference
+    """Which checkpoint, by verdict and size alone; and of each other way of serving the reference how it did."""
+    rows = [row for row in candidates(report) if row.variant is None]
+    ways = [_of_variant(row) for row in candidates(report) if row.variant is not None]
+    of_checkpoints = [_of_checkpoints(report, rows)] if rows or not ways else []
+    return ". ".join((*of_checkpoints, *ways))
+
+
+def _of_variant(row: Row) -> str:
+    status, _ = english.STATUSES.get(row.status, english.STATUSES[None])
+    return english.VARIANT.format(label=row.label, variant=row.variant, status=status)
+
+
+def _of_checkpoints(report: Report, rows: Sequence[Row]) -> str:
+    reference = report.reference
     if not rows:
         return english.NO_CANDIDATE.format(reference=reference)
     smaller = [row for row in rows if row.share_of_reference is not None and not _is_larger(row)]
@@ -218,7 +230,7 @@ def _steps(report: Report) -> list[Step]:
     made += [Step(_how_to_decide(report, verdict)) for verdict in undecided_verdicts(report)]
     reference = folders.get(report.reference)
     for row in candidates(report):
-        if row.status == "FAIL":
+        if row.status == "FAIL" and row.variant is None:
             sides = f"{shlex.quote(reference)} {shlex.quote(row.folder)}" if reference and row.folder else None
             command = sides and f"assay diagnose locate {sides}"
             made.append(Step(english.LOCATE.format(label=row.label, reference=report.reference), command))

@@ -209,14 +209,16 @@ def _texts(run: Run, journal: Path, chosen: set[Key]) -> tuple[Texts, str | None
 
 
 def _add_replies(texts: Texts, db: sqlite3.Connection, measurement: Measurement, chosen: set[Key]) -> None:
-    """Of several replies to one item (served otherwise before) the one with the tokens that were counted, else the last."""
+    """Of several replies to one item (served otherwise before) the one with the tokens that were counted, else the last; those
+    of the measurement itself before others of its checkpoint."""
     items = {_journal_item(key): (key, item) for key, item in _by_key(measurement).items() if key in chosen}
     matched: set[Key] = set()
     query = (
         "SELECT task, item, body, reply, output_tokens FROM requests WHERE checkpoint_sha256 = ? AND sample = 0"
-        " AND status = 'answered' AND suite IN (?, '') ORDER BY asked_at"
+        " AND status = 'answered' AND suite IN (?, '') ORDER BY fingerprint_sha256 = ? DESC, asked_at"
     )
-    for task, name, body, reply, num_tokens in db.execute(query, (measurement.checkpoint_sha256, measurement.suite)):
+    of_it = (measurement.checkpoint_sha256, measurement.suite, measurement.replies_sha256 or "")
+    for task, name, body, reply, num_tokens in db.execute(query, of_it):
         asked = items.get((task, name))
         if asked is None or asked[0] in matched:
             continue

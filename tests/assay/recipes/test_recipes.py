@@ -196,7 +196,7 @@ def _add_misspelt(data: Any, path: list[str | int], wrong: str) -> Any:
          "unknown key 'hardware.num_gpu'; did you mean 'num_gpus'? Allowed: device, gpu, memory_bytes_each, num_gpus"),
         ("profiles", "8xh200", ["concurrency"], "concurency",
          "unknown key 'concurency'; did you mean 'concurrency'? Allowed: concurrency, description, emulate, "
-         "endpoints, environment, hardware, interpreter, name, schema, startup_timeout_s, vllm"),
+         "endpoints, environment, hardware, interpreter, name, schema, startup_timeout_s, variants, vllm"),
         ("suites", "quick", ["tasks", 0, "num_items"], "num_item",
          "unknown key 'tasks.0.arithmetic.num_item'; did you mean 'num_items'? Allowed: budget, chance, kind, languages, "
          "max_tokens, name, num_items, num_samples, num_steps, sampling, temperature, thinking_tokens, title, top_k, top_p"),
@@ -307,7 +307,7 @@ EVERYTHING_WRONG = {
                 for key in ("base_url", "base_urls")
             ),
             "unknown key 'vlm'; did you mean 'vllm'? Allowed: concurrency, description, emulate, endpoints, "
-            "environment, hardware, interpreter, name, schema, startup_timeout_s, vllm",
+            "environment, hardware, interpreter, name, schema, startup_timeout_s, variants, vllm",
             "key 'hardware.device' is missing",
             "concurrency: Input should be greater than or equal to 1 (got '0')",
             "endpoints.fp8: `urls` names one server twice",

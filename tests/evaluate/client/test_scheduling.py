@@ -14,8 +14,9 @@ import pytest
 from fake_server import FakeServer, Scripted
 
 from assay.errors import MeasureError, RecipeError, ServeError, UnreachableError
+from assay.recipes.address import problem_with
 from assay.recipes.load import load_recipe
-from assay.recipes.profile import GivenServer, ProfileRecipe, problem_with
+from assay.recipes.profile import GivenServer, ProfileRecipe
 from assay_evaluate.asking.dialect import CHAT, Dialect
 from assay_evaluate.asking.session import Session
 from assay_evaluate.client.client import WINDOW, Client

@@ -16,7 +16,8 @@ from small_suite import SERVING
 from small_suite import solve as solve_text
 
 from assay.errors import MeasureError, ServeError
-from assay.recipes.profile import GivenServer, Hardware, ProfileRecipe, server_place
+from assay.recipes.address import server_place
+from assay.recipes.profile import GivenServer, Hardware, ProfileRecipe
 from assay.recipes.suite import DivergenceSpec, SuiteRecipe
 from assay.records.measurement import Measurement
 from assay.records.probe import ProbeSettings

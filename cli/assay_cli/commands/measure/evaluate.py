@@ -22,6 +22,7 @@ from assay_cli.options import (
     SuiteOption,
     TasksOption,
     TensorParallelOption,
+    VariantOption,
     completes,
     refuse_unused,
 )
@@ -55,6 +56,7 @@ def evaluate(
         list[str] | None,
         typer.Option("--candidate", metavar="[LABEL=]DIR|URL|URL,DIR", help="Without TARGET: a checkpoint to judge."),
     ] = None,
+    variant: VariantOption = None,
     api_key_env: ApiKeyOption = None,
     same_weights: Annotated[
         bool,
@@ -112,14 +114,25 @@ def evaluate(
     """
 
     if budget_check:
-        unused = ("precisions", "candidate", "same_weights", "again", "own_texts", "swe_slice", "swe_filter", "swe_repeats")
+        unused = (
+            "precisions",
+            "candidate",
+            "variant",
+            "same_weights",
+            "again",
+            "own_texts",
+            "swe_slice",
+            "swe_filter",
+            "swe_repeats",
+        )
         refuse_unused(ctx, "with --budget-check, which asks the reference single questions only", *unused)
     if reference is not None:
         refuse_unused(ctx, "with --reference, whose candidates are named by --candidate", "precisions")
     else:
         refuse_unused(ctx, "without --reference: a profile's `endpoints` name their keys themselves", "api_key_env")
     evaluation = prepare(
-        target, reference=reference, candidates=candidate or (), api_key_env=api_key_env, precisions=precisions, suite=suite,
+        target, reference=reference, candidates=candidate or (), variants=variant or (), api_key_env=api_key_env,
+        precisions=precisions, suite=suite,
         gates=gates, profile=profile, runs=runs, name=name, same_weights=same_weights, own_texts=own_texts,
         only_reference=budget_check, swe=SweOptions(swe_slice, swe_filter, swe_repeats), tasks=tasks, limit=limit,
         tensor_parallel_size=tensor_parallel_size, say=say,

@@ -21,6 +21,7 @@ from assay_cli.options import (
     RunsOption,
     TasksOption,
     TensorParallelOption,
+    VariantOption,
     completes,
     named,
     recipe,
@@ -53,6 +54,7 @@ def judge(
             help=f"What is measured. {named('suites')}",
         ),
     ] = "first-look",
+    variant: VariantOption = None,
     tasks: TasksOption = None,
     limit: LimitOption = None,
     again: Annotated[
@@ -91,19 +93,23 @@ def judge(
     Exit 1 unless every candidate is PASS, 2 on an error; `rows` of --json tell FAIL, UNDERPOWERED and NOT MEASURED apart.
     `assay evaluate` asks the same way for as long as a decision needs.
 
+    `--variant` compares ways of serving one checkpoint, none of them with other weights (docs/how-to/variants.md).
+
     Example: assay judge http://localhost:8000 http://localhost:8001
     """
     from assay_reports.page.findings import first_screen
 
     alone = {"--base": base, "--text": text, "--memory": memory, "--device": None if device == "cpu" else device, "--out": out}
-    if candidates and (given := [option for option, value in alone.items() if value is not None]):
-        raise AssayError(f"{given[0]}: is for one checkpoint alone, and {len(candidates) + 1} were given; leave it out")
-    if not candidates:
+    num_compared = 1 + len(candidates or ()) + len(variant or ())
+    if num_compared > 1 and (given := [option for option, value in alone.items() if value is not None]):
+        raise AssayError(f"{given[0]}: is for one checkpoint alone, and {num_compared} were given; leave it out")
+    if num_compared == 1:
         _judge_one(reference, base, text or (), tokens, device, memory_bytes_of(memory), out, as_json=as_json)
         return
     evaluation = prepare(
-        reference=reference, candidates=candidates, suite=suite, tasks=tasks, limit=limit, gates=gates, api_key_env=api_key_env,
-        profile=profile, tensor_parallel_size=tensor_parallel_size, runs=runs, name=name, say=say,
+        reference=reference, candidates=candidates or (), variants=variant or (), suite=suite, tasks=tasks, limit=limit,
+        gates=gates, api_key_env=api_key_env, profile=profile,
+        tensor_parallel_size=tensor_parallel_size, runs=runs, name=name, say=say,
     )  # fmt: skip
     judged = evaluate(evaluation, runs=runs, name=name, again=again or (), say=say)
     if as_json:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from assay.callbacks import Say
 from assay.errors import MeasureError
@@ -167,14 +168,18 @@ def probe_served(
     label: str,
     checkpoint_sha256: str,
     place: Path,
+    declared: Mapping[str, Any] | None = None,
     on_progress: Say = lambda line: None,
 ) -> ProbeReport:
-    """All probes on a server that runs anyway, but for the pair, which needs another; written to `place`. MeasureError."""
+    """All probes on a server that runs anyway, but for the pair, which needs another; written to `place`. MeasureError.
+
+    declared: of a variant (`ProbeReport.declared`).
+    """
     names = [name for name in PROBES if name != "speculation"]
     ledger_of(place).unlink(missing_ok=True)
     endpoint = replace(_find_server(server), checkpoint_sha256=checkpoint_sha256)
     report = run_probes(endpoint, settings, names, label=label, ledger=ledger_of(place), on_progress=on_progress)
-    report = report.model_copy(update={"fingerprint": server.fingerprint})
+    report = report.model_copy(update={"fingerprint": server.fingerprint, "declared": dict(declared or {})})
     report.save(place)
     return report
 

@@ -1,0 +1,56 @@
+"""One trained checkpoint, served three ways by the real vLLM: as the profile does, with a prefix cache, and without drafts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import Run
+
+from assay.records.measurement import Measurement
+
+pytestmark = [pytest.mark.serve, pytest.mark.timeout(900)]
+
+CHECKPOINT = Path(__file__).resolve().parents[2] / "examples" / "tiny_glm" / "checkpoint"
+SUITE = """\
+schema: 1
+name: short
+seed: eval-short
+tasks: [{kind: arithmetic, name: sums, languages: [en], num_items: 4, num_steps: [2], max_tokens: 32}]
+divergence: {num_documents: 2, max_tokens: 24, top_k: 20}
+"""
+
+
+def test_a_prefix_cache_and_no_drafts(run: Run) -> None:
+    """Neither changes what the weights answer, and both are seen to be as declared."""
+    Path("short.yaml").write_text(SUITE)
+    words = ["evaluate", "tiny-glm", "--reference", f"bf16={CHECKPOINT}", "--profile", "cpu-emulated", "--suite", "short.yaml"]
+    variants = ["--variant", "cached:enable-prefix-caching=true", "--variant", "no-mtp:mtp=off"]
+    code, out, err = run(*words, *variants, "--json")
+    assert code == 0, err
+    folder = next(Path("runs").glob("*/measurements"))
+    bf16, cached, no_mtp = (Measurement.load(folder / f"{label}.json") for label in ("bf16", "cached", "no-mtp"))
+    assert cached.declared == {"flags.enable-prefix-caching": True} and no_mtp.declared == {"speculation": None}
+    assert (bf16.fingerprint.flags["no-enable-prefix-caching"], cached.fingerprint.flags["enable-prefix-caching"]) == (
+        True,
+        True,
+    )
+    assert "no-enable-prefix-caching" not in cached.fingerprint.flags
+    assert bf16.fingerprint.speculation == cached.fingerprint.speculation != no_mtp.fingerprint.speculation is None
+    assert bf16.acceptance is not None and no_mtp.acceptance is None
+    assert len({one.checkpoint_sha256 for one in (bf16, cached, no_mtp)}) == 1
+    for one in (cached, no_mtp):
+        assert one.divergence is not None and one.divergence.kl_mean.value < 1e-4
+        assert one.tasks[0].num_failed == 0
+    rows = {row["label"]: row for row in json.loads(out)["rows"]}
+    assert rows["cached"]["variant"] == "the checkpoint of bf16 itself, served with enable-prefix-caching on"
+    assert rows["no-mtp"]["variant"] == "the checkpoint of bf16 itself, served with speculation off"
+    code, _, err = run(*words, *variants)
+    assert code == 0 and err.count("measured already") == 4, err
+    code, out, err = run(*words, "--variant", "same:max-num-seqs=32")
+    assert (code, out, err.splitlines()[-1]) == (
+        2, "",
+        "error: same would not be served as declared: flags.max-num-seqs is declared to differ, and is 32 on both sides; "
+        "declare what is so",
+    )  # fmt: skip
