@@ -179,7 +179,7 @@ def test_a_precision_that_cannot_be_made(run: Run, small: str, monkeypatch: pyte
 
 def test_a_run_stops_at_its_first_step(run: Run, small: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with_gpus(monkeypatch, EIGHT_H200)
-    monkeypatch.setattr("assay_evaluate.serving.server.interpreter_for", lambda profile: Path("python"))
+    monkeypatch.setattr("assay_evaluate.serving.server.environment_for", lambda profile: (Path("python"), {}))
     fails = Check(check="disk", subject=None, outcome="FAIL", detail="full", remedy="free some")
     monkeypatch.setattr(preflight, "CHECKS", (("disk", lambda run, on_progress: [fails]),))
     code, out, err = run("run", small)
@@ -194,7 +194,7 @@ def test_a_run_stops_at_its_first_step(run: Run, small: str, monkeypatch: pytest
 def test_a_run_on_gpus_that_are_not_here(run: Run, small: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first step says so; without it the run itself does."""
     with_gpus(monkeypatch, ())
-    monkeypatch.setattr("assay_evaluate.serving.server.interpreter_for", lambda profile: Path("python"))
+    monkeypatch.setattr("assay_evaluate.serving.server.environment_for", lambda profile: (Path("python"), {}))
     code, out, err = run("run", small, "--profile", "4xh200")
     assert (code, out.split()[:3], Path("runs").exists()) == (1, ["FAIL", "hardware", "4xh200"], False)
     code, _, err = run("run", small, "--profile", "4xh200", "--no-preflight")
