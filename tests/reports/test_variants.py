@@ -74,7 +74,7 @@ def test_page_and_summary_say_what_it_is(tmp_path: Path) -> None:
     acceptance = next(v for v in report.verdicts if (v.candidate, v.gate) == ("fp8-kv", "acceptance"))
     assert (acceptance.status, acceptance.has_say) == ("NOT MEASURED", False), acceptance.detail
     headline = answer(report)
-    assert headline == (f"Keep fp8: no smaller checkpoint passes (nvfp4a16 is undecided). fp8-kv, {WHAT}, is undecided")
+    assert headline == (f"Keep fp8: no smaller checkpoint passes (nvfp4a16 is undecided). fp8-kv is undecided: {WHAT}")
     page = (run_dir / "report" / "index.html").read_text()
     assert WHAT in page and WHAT[1:] in (run_dir / "report" / "report.md").read_text()
     console = Console(record=True, width=400)
@@ -85,7 +85,11 @@ def test_page_and_summary_say_what_it_is(tmp_path: Path) -> None:
 
 def test_a_run_of_variants_alone_names_no_checkpoint_to_use(tmp_path: Path) -> None:
     report = Report.load(variant_run(tmp_path, only_variant=True) / "report" / "report.json")
-    assert answer(report) == f"fp8-kv, {WHAT}, is undecided"
+    assert answer(report) == f"fp8-kv is undecided: {WHAT}"
+    row = next(row for row in report.rows if row.label == "fp8-kv")
+    others = (row.model_copy(update={"label": "no-cache"}), row.model_copy(update={"label": "tp-2", "status": "PASS"}))
+    several = report.model_copy(update={"rows": (*report.rows, *others)})
+    assert answer(several) == "fp8-kv and no-cache are undecided and tp-2 passes, as other ways of serving fp8"
 
 
 def test_a_page_names_no_folder_of_the_machine(tmp_path: Path) -> None:

@@ -134,14 +134,16 @@ def _is_larger(row: Row) -> bool:
 def answer(report: Report) -> str:
     """Which checkpoint, by verdict and size alone; and of each other way of serving the reference how it did."""
     rows = [row for row in candidates(report) if row.variant is None]
-    ways = [_of_variant(row) for row in candidates(report) if row.variant is not None]
-    of_checkpoints = [_of_checkpoints(report, rows)] if rows or not ways else []
-    return ". ".join((*of_checkpoints, *ways))
+    variants = [row for row in candidates(report) if row.variant is not None]
+    of_checkpoints = [_of_checkpoints(report, rows)] if rows or not variants else []
+    return ". ".join((*of_checkpoints, *_of_variants(report.reference, variants)))
 
 
-def _of_variant(row: Row) -> str:
-    status, _ = english.STATUSES.get(row.status, english.STATUSES[None])
-    return english.VARIANT.format(label=row.label, variant=row.variant, status=status)
+def _of_variants(reference: str, rows: Sequence[Row]) -> list[str]:
+    """What a single one is stands in the sentence; what several are, beside each of them."""
+    if len(rows) > 1:
+        return [english.VARIANTS.format(statuses=and_list(_statuses(rows)), reference=reference)]
+    return [english.VARIANT.format(variant=row.variant, status=_statuses([row])[0]) for row in rows]
 
 
 def _of_checkpoints(report: Report, rows: Sequence[Row]) -> str:
