@@ -108,6 +108,7 @@ STAND_INS: dict[str, Callable[..., Any]] = {
     "assay_evaluate.run.identity.checkpoint_sha256": lambda *_: "0" * 64,
     "assay_evaluate.serving.server.serve": serves,
     "assay_evaluate.serving.server.find_interpreter": returning(Path(sys.executable)),
+    "assay_evaluate.serving.server.environment_for": returning((Path(sys.executable), {"vllm": "0.32.0"})),
     "assay_evaluate.serving.hardware.find_gpus": returning(()),
     "assay_evaluate.diagnosis.endpoint.find_endpoint": returning(SimpleNamespace(model="m", headers={})),
     "assay_evaluate.diagnosis.probes.run_probes.run_probes": returning(probed("m", *CLEAN, sha256="0" * 64)),
