@@ -53,24 +53,22 @@ def judge_acceptance(gate: AcceptanceGate, reference: Measurement, candidate: Me
         )
         for side in (reference, candidate)
     )
+    reason = None
     if before.drafts != after.drafts:
         drafting, other = (before, after) if before.drafts else (after, before)
-        detail = (
+        reason = (
             f"{drafting.name} was served with speculative decoding; {other.name} reports no drafted tokens, so there is "
-            "nothing to compare. This does not count in the overall verdict."
+            "nothing to compare"
         )
-        return Verdict(
-            gate="acceptance", candidate=candidate.label, status="NOT MEASURED", observed=None, limit=gate.max_drop,
-            detail=detail, has_say=False,
-        )  # fmt: skip
-    if before.drafts and SPECULATION in candidate.declared:
-        detail = (
+    elif before.drafts and SPECULATION in candidate.declared:
+        reason = (
             f"{candidate.label} drafts otherwise than {reference.label}, as was declared; shares of other drafts are not "
-            "compared. This does not count in the overall verdict."
+            "compared"
         )
+    if reason is not None:
         return Verdict(
             gate="acceptance", candidate=candidate.label, status="NOT MEASURED", observed=None, limit=gate.max_drop,
-            detail=detail, has_say=False,
+            detail=f"{reason}. This does not count in the overall verdict.", has_say=False,
         )  # fmt: skip
     return compare_acceptance(gate, before, after, candidate.label, level, paired=drafts_by_prompt(reference, candidate))
 
