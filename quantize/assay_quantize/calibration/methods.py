@@ -271,7 +271,7 @@ def _rounding(options: Calibrated, groups: Mapping[str, Any], at_once: int) -> A
 
 @contextmanager
 def _watched(model: Any, modifiers: Sequence[Any], state: Any, *, every_expert: bool) -> Iterator[None]:
-    """every_expert: sees every token, which changes nothing in what a layer puts out."""
+    """every_expert: sees every token, which changes nothing but last bits in what a layer puts out."""
     from llmcompressor.modeling.moe.context import moe_calibration_context
     from llmcompressor.utils.helpers import DisableQuantization, calibration_forward_context
 

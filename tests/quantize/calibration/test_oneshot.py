@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from tiny_checkpoints import change_biases, make_tiny_glm4_moe
 from assay.recipes.calibrated.methods import AutoRoundCalibration, AwqGptqCalibration, GptqCalibration, SmoothQuantCalibration
 from assay.recipes.precision import PrecisionRecipe
 from assay_quantize.calibration.layerwise import calibrate_layers
+from assay_quantize.calibration.methods import plain_forward
 from assay_quantize.calibration.progress import TOKENS
 from assay_quantize.calibration.text import Text
 from assay_quantize.engine.quantize import quantize
@@ -92,10 +95,22 @@ def of_both(
     return layer_tensors(work), by_oneshot(folder, tokens, modifiers(options), monkeypatch, **of_oneshot)
 
 
+@contextmanager
+def every_expert_runs(model: Any) -> Iterator[None]:
+    """As `oneshot` passes states on to the next layer: every expert computes every token, and those routed to it are taken from
+    that. With as many rows in each product as there are tokens, its last bits may be others than those of the routed rows."""
+    from llmcompressor.modeling.moe.context import moe_calibration_context
+
+    with plain_forward(model), moe_calibration_context():
+        yield
+
+
 @pytest.mark.usefixtures("one_thread")
 def test_layers_are_those_of_oneshot(tmp_path: Path, words: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_tiny_glm4_moe(tmp_path / "model", dtype="fp32")  # so that both run in the dtype of the weights
-    made = of_both(folder, "w4a16-gptq", words, tmp_path / "work", lambda options: [gptq_of(options)], monkeypatch)
+    with monkeypatch.context() as as_oneshot:
+        as_oneshot.setattr("assay_quantize.calibration.methods.plain_forward", every_expert_runs)
+        made = of_both(folder, "w4a16-gptq", words, tmp_path / "work", lambda options: [gptq_of(options)], monkeypatch)
     got, expected = made
     expected = {name: value for name, value in expected.items() if not name.endswith(".weight")}
     assert got.keys() == expected.keys() and len(got) == 2 * (3 * 4 + 3 + 2 * 5 * 3)
@@ -105,6 +120,24 @@ def test_layers_are_those_of_oneshot(tmp_path: Path, words: Path, monkeypatch: p
     plain = quantize(plan_of(folder, "w4a16"), folder, tmp_path / "plain")
     rounded = {n: t for shard in plain.shards for n, t in load_file(tmp_path / "plain" / shard.name).items()}
     assert all(not torch.equal(got[name], rounded[name]) for name in packed)  # to the nearest, they would be others
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_routed_rows_alone_change_no_code_but_at_ties(tmp_path: Path, words: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What users get: states go on through the experts that tokens are routed to. Up to the first layer with experts nothing
+    differs from every expert on every token; behind it a code may lie on the other side of a tie, which depends on the CPU."""
+    folder, text = make_tiny_glm4_moe(tmp_path / "model", dtype="fp32"), Text((words,))
+    plan = plan_of(folder, "w4a16-gptq")
+    calibrate_layers(plan, folder, tmp_path / "routed", text, batch_tokens=LENGTH)
+    monkeypatch.setattr("assay_quantize.calibration.methods.plain_forward", every_expert_runs)
+    calibrate_layers(plan, folder, tmp_path / "every", text, batch_tokens=LENGTH)
+    routed, every = layer_tensors(tmp_path / "routed"), layer_tensors(tmp_path / "every")
+    assert routed.keys() == every.keys()
+    behind = [name for name in every if name.startswith("model.layers.2.")]
+    assert len(behind) == 2 * (4 + 5 * 3)
+    assert [name for name in every if name not in behind and not torch.equal(routed[name], every[name])] == []
+    apart = [codes(routed[n]) - codes(every[n]) for n in behind if n.endswith("weight_packed")]
+    assert sum(int((part != 0).sum()) for part in apart) <= 1e-3 * sum(part.numel() for part in apart)
 
 
 WHOLE = """schema: 1
