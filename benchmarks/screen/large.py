@@ -5,8 +5,9 @@ computing alone, bytes read, the estimate; and the same figures window by window
 
 Reading alone: every layer is decoded and thrown away. Computing alone: every layer runs all texts, and only that is timed.
 Window by window: every text goes through the whole model before the next begins, and layers are read for each, as a model that
-does not fit into memory is run where texts are outermost. It sees the first two texts; the head sees one, and its seconds are
-for all. The page cache is dropped before each where the machine lets it be.
+does not fit into memory is run where texts are outermost. It sees the first two texts. The head is loaded, twice, and sees one
+text, and then two: their difference is what each further text takes. The page cache is dropped before each where the machine
+lets it be.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ import numpy as np
 import torch
 
 from assay_pipeline.comparison.screen_sources import ScreenSource
+from assay_quantize.decoding.open_stored import StoredCheckpoint
 from assay_quantize.screen.compare import PassSide, compare_passes
 from assay_quantize.screen.estimate import estimate_pass
-from assay_quantize.screen.forward import load_state, run_pass, save_state
+from assay_quantize.screen.forward import ScreenPass, load_state, run_pass, save_state
 from assay_quantize.screen.layer_model import LayerModel
 from assay_quantize.sensitivity.texts import ScoredText
 
@@ -40,7 +42,7 @@ import hollow  # noqa: E402
 
 SHARD_BYTES = 4 << 30
 WHOLE_LAYERS = 48
-WINDOWS, HEAD_TEXTS = 2, 1
+WINDOWS = 2
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -154,12 +156,8 @@ def measure(path: Path, texts: Sequence[ScoredText], dtype: torch.dtype) -> dict
         states = run_pass(model, texts, Path(work) / "pass", "x", lambda _line: None)
         pass_s = time.perf_counter() - begin
         read_bytes = bytes_read() - read_before
-        begin = time.perf_counter()
-        side = PassSide(str(path), LayerModel(stored, dtype).head(), states)
-        other = PassSide(str(path), LayerModel(stored, dtype).head(), states)
-        if any(values.kl_P.any() for values in compare_passes(texts[:HEAD_TEXTS], side, other)):
-            raise SystemExit("the pass differs from itself")
-        head_s = (time.perf_counter() - begin) * len(texts) / HEAD_TEXTS
+        one_s, two_s = (head_seconds(stored, dtype, texts[:count], states) for count in (1, 2))
+        head_s = one_s + (len(texts) - 1) * (two_s - one_s)
         peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
         drop_cache()
         estimate_s = estimate_pass(LayerModel(stored, dtype), texts, Path(work), has_draft=False).seconds
@@ -174,6 +172,15 @@ def measure(path: Path, texts: Sequence[ScoredText], dtype: torch.dtype) -> dict
         "computing_s": computing_s, "window_s": window_s,
         "window_tokens": sum(len(text.ids) for text in texts[:WINDOWS]), "num_tokens": num_tokens,
     }  # fmt: skip
+
+
+def head_seconds(stored: StoredCheckpoint, dtype: torch.dtype, texts: Sequence[ScoredText], states: ScreenPass) -> float:
+    """Of a comparison of a pass with itself, each side with a head of its own, which is loaded."""
+    begin = time.perf_counter()
+    side, other = (PassSide(stored.location, LayerModel(stored, dtype).head(), states) for _ in range(2))
+    if any(values.kl_P.any() for values in compare_passes(texts, side, other)):
+        raise SystemExit("the pass differs from itself")
+    return time.perf_counter() - begin
 
 
 def reading_and_computing(model: LayerModel, texts: Sequence[ScoredText], work: Path) -> tuple[float, float]:

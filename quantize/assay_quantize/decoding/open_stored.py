@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 SLAB_BYTES = 64 << 20
 """Of FP32 that `slabs` gives at a time, about."""
 
+PREFETCHED_BYTES = 1 << 20
+"""Read at a time ahead of their use: as much as stays in the cache of a core."""
+
 STORED_AS_CODES = ("I8", "U8", "F8_E4M3", "F8_E5M2", "I32")
 
 
@@ -49,6 +52,14 @@ class ShardReader(Protocol):
 
     def close(self) -> None:
         """No more is read."""
+
+
+class ByteRange(NamedTuple):
+    """[begin, end) of a file."""
+
+    shard: str
+    begin: int
+    end: int
 
 
 class Examination(NamedTuple):
@@ -110,6 +121,26 @@ class StoredCheckpoint:
             return {self.others[name].shard}
         weight = self.weight(name)
         return {part.header.shard for part in weight.parts.values()} | {header.shard for header in weight.beside.values()}
+
+    def byte_ranges(self, name: str, rows: tuple[int, int] | None = None) -> list[ByteRange]:
+        """Where a weight, or a tensor that is none, or its rows [begin, end) lie; more than that where rows lie apart."""
+        if name in self.others:
+            return [_range_of(Part(self.others[name], None if rows is None else 0), rows)]
+        weight = self.weight(name)
+        beside = [Part(header, None) for header in weight.beside.values()]
+        return [_range_of(part, rows) for part in (*weight.parts.values(), *beside)]
+
+    def prefetch(self, ranges: Collection[ByteRange]) -> None:
+        """Read these, so that the system has them in memory when they are asked for. CheckpointError as of `read_weight`."""
+        if self._shards is None:
+            return
+        scratch, name, reached = memoryview(bytearray(PREFETCHED_BYTES)), "", 0
+        for shard, begin, end in sorted(set(ranges)):
+            name, reached = shard, max(begin, reached if shard == name else 0)
+            while reached < end:
+                piece = scratch[: min(PREFETCHED_BYTES, end - reached)]
+                self._shards.read_into(piece, shard, reached, "truncated: ends inside a tensor; download it again")
+                reached += len(piece)
 
     def weight(self, name: str) -> StoredWeight:
         """By name, with or without `.weight`. CheckpointError: there is none, or it cannot be read."""
@@ -306,6 +337,16 @@ def _is_quantized(module: Module) -> bool:
     if weight is not None and weight.dtype in STORED_AS_CODES and len(weight.shape) > 1:
         return True
     return bool(module.keys() & (QUANTIZED_LEAVES - {"scales"})) or ("scales" in module and bool(module.keys() & CODE_LEAVES))
+
+
+def _range_of(part: Part, rows: tuple[int, int] | None) -> ByteRange:
+    """Of the rows of a weight where they lie behind each other, else of the whole part."""
+    header = part.header
+    if rows is None or part.axis != 0 or header.strides is not None:
+        return ByteRange(header.shard, header.begin, header.end)
+    row_bytes = header.num_bytes // max(1, header.shape[0])
+    low, high = part.span(*rows)
+    return ByteRange(header.shard, header.begin + low * row_bytes, header.begin + high * row_bytes)
 
 
 def _dtypes(module: Module) -> str:

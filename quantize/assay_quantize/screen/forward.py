@@ -216,7 +216,8 @@ def _loaded(model: LayerModel, begin: int) -> Iterator[tuple[int, LoadedLayer]]:
         return not loaded.groups.experts and model.has_room_for(following)  # groups take all the room there is
 
     layers = range(begin, model.num_layers)
-    yield from zip(layers, read_ahead(layers, model.load, has_room_beside), strict=True)
+    prefetch = model.prefetch if model.device == "cpu" else None
+    yield from zip(layers, read_ahead(layers, model.load, has_room_beside, prefetch), strict=True)
 
 
 # ------------------------------------------------------------------------------------------------ files

@@ -23,7 +23,7 @@ from assay.recipes.family_names import split_layer
 from assay_quantize.calibration.one_layer import End, Passing, State, again_with_buffers, parent, pass_through, run_layer
 from assay_quantize.calibration.quiet import loading
 from assay_quantize.decoding.activations import InputRounding, RoundedInputs
-from assay_quantize.decoding.open_stored import StoredCheckpoint
+from assay_quantize.decoding.open_stored import ByteRange, StoredCheckpoint
 from assay_quantize.screen.expert_groups import LoadedGroup, experts_name
 from assay_quantize.screen.kv_cache import CacheScales, fp8_cache
 from assay_quantize.screen.memory import FOR_WEIGHTS, Budget, Groups, Parts, empty_tensor, groups_of
@@ -211,6 +211,24 @@ class LayerModel:
             weights[leaf], of_value = self._value(f"{self.prefix}.{layer}.{name}.{leaf}", hollow, experts)
             roundings |= of_value
         return LoadedGroup(experts, weights, roundings)
+
+    def prefetch(self, layer: int, experts: range | None = None) -> None:
+        """Have the stored bytes read that `load` or, of these experts, `load_group` decodes; safe beside a layer that runs.
+
+        CheckpointError: they cannot be read.
+        """
+        prefix = f"{self.prefix}.{layer}."
+        ranges: list[ByteRange] = []
+        for name, sources in self._sources.items():
+            is_expert = f".{_EXPERTS}." in name
+            if name.startswith(prefix) and (experts is None or is_expert):
+                for source in sources:
+                    if experts is None or source.expert is None:
+                        rows = None if experts is None else (experts.start, experts.stop)
+                        ranges += self.stored.byte_ranges(source.name, rows)
+                    elif source.expert in experts:
+                        ranges += self.stored.byte_ranges(source.name)
+        self.stored.prefetch(ranges)
 
     def release(self, layer: int) -> None:
         """No pass reads layers up to `layer` again: shards that hold nothing else are released (`ShardReader`)."""

@@ -181,14 +181,14 @@ def test_weights_stay_within_the_memory_and_are_read_once(tmp_path: Path, monkey
     whole_bytes, peak_bytes = peak_bytes, 0
     parts = LayerModel(stored).parts(1)
     assert whole_bytes >= parts.whole_bytes
-    memory_bytes = int((parts.rest_bytes + 7 * parts.expert_bytes) / FOR_WEIGHTS)
+    memory_bytes = int((parts.rest_bytes + 6.5 * parts.expert_bytes) / FOR_WEIGHTS)
     reads.clear()
     asked: list[int] = []
     has_room_for = LayerModel.has_room_for
     monkeypatch.setattr(LayerModel, "has_room_for", lambda self, layer: asked.append(layer) or has_room_for(self, layer))
     assert passed(LayerModel(stored, memory_bytes=memory_bytes), tmp_path / "groups") == whole
     assert asked == [1]  # no layer is read beside groups of another
-    assert 3 * parts.expert_bytes < peak_bytes <= FOR_WEIGHTS * memory_bytes < whole_bytes / 2
+    assert 3 * parts.expert_bytes < peak_bytes <= FOR_WEIGHTS * memory_bytes < 0.5 * whole_bytes
     assert {name for name, count in reads.items() if count > 1} <= {"model.embed_tokens.weight"}
     assert not held
 
