@@ -6,8 +6,7 @@ computing alone, bytes read, the estimate; and the same figures window by window
 Reading alone: every layer is decoded and thrown away. Computing alone: every layer runs all texts, and only that is timed.
 Window by window: every text goes through the whole model before the next begins, and layers are read for each, as a model that
 does not fit into memory is run where texts are outermost. It sees the first two texts. The head is loaded, twice, and sees one
-text, and then two: their difference is what each further text takes. The page cache is dropped before each where the machine
-lets it be.
+text, and then four: their difference is what three more take. The page cache is dropped before each where the machine lets it be.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ import hollow  # noqa: E402
 
 SHARD_BYTES = 4 << 30
 WHOLE_LAYERS = 48
-WINDOWS = 2
+WINDOWS, HEAD_TEXTS = 2, 4
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -156,8 +155,8 @@ def measure(path: Path, texts: Sequence[ScoredText], dtype: torch.dtype) -> dict
         states = run_pass(model, texts, Path(work) / "pass", "x", lambda _line: None)
         pass_s = time.perf_counter() - begin
         read_bytes = bytes_read() - read_before
-        one_s, two_s = (head_seconds(stored, dtype, texts[:count], states) for count in (1, 2))
-        head_s = one_s + (len(texts) - 1) * (two_s - one_s)
+        first_s, several_s = (head_seconds(stored, dtype, texts[:count], states) for count in (1, HEAD_TEXTS))
+        head_s = first_s + (len(texts) - 1) * (several_s - first_s) / (HEAD_TEXTS - 1)
         peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
         drop_cache()
         estimate_s = estimate_pass(LayerModel(stored, dtype), texts, Path(work), has_draft=False).seconds
