@@ -6,7 +6,8 @@ computing alone, bytes read, the estimate; and the same figures window by window
 Reading alone: every layer is decoded and thrown away. Computing alone: every layer runs all texts, and only that is timed.
 Window by window: every text goes through the whole model before the next begins, and layers are read for each, as a model that
 does not fit into memory is run where texts are outermost. It sees the first two texts. The head is loaded, twice, and sees one
-text, and then four: their difference is what three more take. The page cache is dropped before each where the machine lets it be.
+text, and then four: their difference is what three more take. The page cache is dropped before each where the machine lets it
+be.
 """
 
 from __future__ import annotations
