@@ -16,10 +16,14 @@ from assay.records.plan import OutputTensor, Plan, TensorPlan
 from assay.safe_files import open_inside, read_fully
 from assay.safetensors_index import name_in_file
 from assay_quantize.formats.schemes import DTYPE_BYTES
-from assay_quantize.storage.past_cache import Residency, has_direct
+from assay_quantize.storage.past_cache import ReadAhead, Residency, has_direct
 
 ALIGNMENT_BYTES = 8
 """Sizes that are multiples of it keep every later tensor aligned to its element size, whatever that is."""
+
+
+LARGE_BYTES = 1 << 20
+"""From which on a range that is read ahead has memory of its own, of whole huge pages."""
 
 
 class OpenShard(NamedTuple):
@@ -37,10 +41,13 @@ class OpenShards:
         """sizes: shard -> its bytes when its header was read; another size is refused. advice: how they will be read."""
         self._folder, self._sizes, self._advice = folder, sizes or {}, advice
         self._shards: dict[str, OpenShard] = {}
+        self._ahead: ReadAhead | None = None
         self._lock = threading.Lock()
 
     def close(self) -> None:
         """Close all files. No read may be under way."""
+        if self._ahead is not None:
+            self._ahead.close()
         with self._lock:
             for shard in self._shards.values():
                 shard.residency.close()
@@ -70,11 +77,30 @@ class OpenShards:
                 self._shards[name] = OpenShard(descriptor, has_direct(descriptor), Residency(descriptor, size))
             return self._shards[name]
 
+    def prefetch(self, name: str, begin: int, num_bytes: int) -> None:
+        """Have bytes of a shard read ahead that `read_into` is asked for soon, and in one go; returns at once.
+
+        What lies in the page cache stays there. Other ranges, if they are large, are read past it, which costs the processor
+        nothing, into memory of their own.
+        """
+        shard = self.open(name)
+        if num_bytes == 0 or (shard.residency.is_known and shard.residency.seems_cached(begin, num_bytes)):
+            return
+        if num_bytes < LARGE_BYTES or not shard.has_direct or not shard.residency.is_known:
+            os.posix_fadvise(shard.descriptor, begin, num_bytes, os.POSIX_FADV_WILLNEED)
+            return
+        with self._lock:
+            if self._ahead is None:
+                self._ahead = ReadAhead()
+        self._ahead.begin(shard.descriptor, begin, num_bytes)
+
     def read_into(self, view: memoryview, name: str, begin: int, if_shorter: str) -> None:
         """Fill `view` from byte `begin` of a shard on. if_shorter: what it means, in words, that the file ends before."""
-        path = self._folder / name
+        path, descriptor = self._folder / name, self.open(name).descriptor
+        if self._ahead is not None and self._ahead.take(descriptor, begin, view):
+            return
         try:
-            done = read_fully(self.open(name).descriptor, view, begin)
+            done = read_fully(descriptor, view, begin)
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
         if done < len(view):

@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 SLAB_BYTES = 64 << 20
 """Of FP32 that `slabs` gives at a time, about."""
 
-PREFETCHED_BYTES = 1 << 20
-"""Read at a time ahead of their use: as much as stays in the cache of a core."""
-
 STORED_AS_CODES = ("I8", "U8", "F8_E4M3", "F8_E5M2", "I32")
 
 
@@ -46,6 +43,9 @@ class ShardReader(Protocol):
 
     def read_into(self, view: memoryview, name: str, begin: int, if_shorter: str, /) -> None:
         """Fill `view` from byte `begin` of a shard on."""
+
+    def prefetch(self, name: str, begin: int, num_bytes: int, /) -> None:
+        """These bytes of a shard are read soon, and in one go."""
 
     def release(self, shards: Collection[str], /) -> None:
         """Nothing of these is read again soon: what they take elsewhere than in a folder of the user's can go."""
@@ -123,7 +123,8 @@ class StoredCheckpoint:
         return {part.header.shard for part in weight.parts.values()} | {header.shard for header in weight.beside.values()}
 
     def byte_ranges(self, name: str, rows: tuple[int, int] | None = None) -> list[ByteRange]:
-        """Where a weight, or a tensor that is none, or its rows [begin, end) lie; more than that where rows lie apart."""
+        """What `read_values` or `read_other` of a weight, or a tensor that is none, or of its rows [begin, end), reads at once
+        each; of values that lie apart in their file the range that holds them."""
         if name in self.others:
             return [_range_of(Part(self.others[name], None if rows is None else 0), rows)]
         weight = self.weight(name)
@@ -131,16 +132,10 @@ class StoredCheckpoint:
         return [_range_of(part, rows) for part in (*weight.parts.values(), *beside)]
 
     def prefetch(self, ranges: Collection[ByteRange]) -> None:
-        """Read these, so that the system has them in memory when they are asked for. CheckpointError as of `read_weight`."""
-        if self._shards is None:
-            return
-        scratch, name, reached = memoryview(bytearray(PREFETCHED_BYTES)), "", 0
-        for shard, begin, end in sorted(set(ranges)):
-            name, reached = shard, max(begin, reached if shard == name else 0)
-            while reached < end:
-                piece = scratch[: min(PREFETCHED_BYTES, end - reached)]
-                self._shards.read_into(piece, shard, reached, "truncated: ends inside a tensor; download it again")
-                reached += len(piece)
+        """These are read soon, each in one go. CheckpointError as of `read_weight`."""
+        if self._shards is not None:
+            for shard, begin, end in sorted(set(ranges)):
+                self._shards.prefetch(shard, begin, end - begin)
 
     def weight(self, name: str) -> StoredWeight:
         """By name, with or without `.weight`. CheckpointError: there is none, or it cannot be read."""

@@ -121,6 +121,9 @@ class FilesReader:
                 raise CheckpointError(f"{self._files.location}/{name}: {if_shorter}")
             view[at:end] = piece
 
+    def prefetch(self, name: str, begin: int, num_bytes: int, /) -> None:
+        """Ranges come when they are read."""
+
     def release(self, shards: Collection[str], /) -> None:
         """Nothing of them is held."""
 

@@ -70,6 +70,10 @@ class HubMirror:
         if done < len(view):
             raise CheckpointError(f"{self.hub_id}/{name}: {if_shorter}")
 
+    def prefetch(self, name: str, begin: int, num_bytes: int, /) -> None:
+        """Download the shard, if it is not there. CheckpointError as of `read_into`."""
+        self._fetch(name)
+
     def release(self, shards: Collection[str]) -> None:
         """Nothing of these is read again soon; their data go."""
         for name in self._whole & set(shards):

@@ -213,9 +213,9 @@ class LayerModel:
         return LoadedGroup(experts, weights, roundings)
 
     def prefetch(self, layer: int, experts: range | None = None) -> None:
-        """Have the stored bytes read that `load` or, of these experts, `load_group` decodes; safe beside a layer that runs.
+        """Have the stored bytes read ahead that `load` or, of these experts, `load_group` decodes next.
 
-        CheckpointError: they cannot be read.
+        Safe beside a layer that runs. CheckpointError: they cannot be read.
         """
         prefix = f"{self.prefix}.{layer}."
         ranges: list[ByteRange] = []
@@ -223,11 +223,14 @@ class LayerModel:
             is_expert = f".{_EXPERTS}." in name
             if name.startswith(prefix) and (experts is None or is_expert):
                 for source in sources:
-                    if experts is None or source.expert is None:
-                        rows = None if experts is None else (experts.start, experts.stop)
-                        ranges += self.stored.byte_ranges(source.name, rows)
-                    elif source.expert in experts:
-                        ranges += self.stored.byte_ranges(source.name)
+                    if source.expert is not None:
+                        ranges += self.stored.byte_ranges(source.name) if experts is None or source.expert in experts else []
+                    elif is_expert and source.name in self.stored.others:  # as `_copy_rows` reads them
+                        rows = range(self.stored.others[source.name].shape[0]) if experts is None else experts
+                        ranges += [part for row in rows for part in self.stored.byte_ranges(source.name, (row, row + 1))]
+                    else:
+                        held = None if experts is None else (experts.start, experts.stop)
+                        ranges += self.stored.byte_ranges(source.name, held)
         self.stored.prefetch(ranges)
 
     def release(self, layer: int) -> None:
