@@ -13,7 +13,9 @@ from assay.quantities import change
 from assay.records.base import Interval, write_text_atomically
 from assay_reports.numbers import build_report
 from assay_reports.page import charts
-from assay_reports.page.findings import answer, candidates, tasks
+from assay_reports.page.findings import tasks
+from assay_reports.page.first_screen import answer
+from assay_reports.page.report_rows import candidates
 from assay_reports.page.svg import SERIES
 from assay_reports.report import document_parts, environment
 from assay_reports.run import load_run

@@ -20,7 +20,7 @@ from assay.errors import AssayError
 from assay.foreign_text import in_markdown, in_page
 from assay.records.base import write_text_atomically
 from assay_reports.numbers import build_report
-from assay_reports.page import charts, findings, sensitivity
+from assay_reports.page import charts, findings, first_screen, sensitivity
 from assay_reports.page.items import Browser, browser
 from assay_reports.run import load_run
 from assay_reports.schema import Report, Row, TaskNumbers
@@ -126,7 +126,7 @@ def context(report: Report) -> dict[str, Any]:
     for row in report.rows:
         for task in row.tasks:
             tasks.setdefault(task.task, []).append((row, task))
-    first = findings.first_screen(report)
+    first = first_screen.first_screen(report)
     commands = [step.command for step in first.steps]
     return {
         "report": report,

@@ -12,7 +12,7 @@ from page_commands import Block, blocks_of, pages
 from page_runner import clone, first_not_printed, run_block
 from warm import WarmVllm
 
-from assay_reports.page.findings import first_screen
+from assay_reports.page.first_screen import first_screen
 from assay_reports.schema import Report
 
 pytestmark = [pytest.mark.serve, pytest.mark.timeout(1800)]

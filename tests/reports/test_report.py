@@ -36,7 +36,7 @@ from assay_reports.cards.serving import serve_command
 from assay_reports.find_limits import LIMITS, find_limits
 from assay_reports.limits.scores import best_of
 from assay_reports.numbers import build_report
-from assay_reports.page.findings import first_screen
+from assay_reports.page.first_screen import first_screen
 from assay_reports.report import write_report
 from assay_reports.run import Run, load_run
 from assay_reports.schema import Report

@@ -18,7 +18,7 @@ from assay_cli.shown.verdicts import print_summary
 from assay_evaluate.verdicts.run_comparison import MeasuredRun, compare_runs
 from assay_pipeline.hardware.choice_inputs import make_choice
 from assay_pipeline.judging import judge, load_measurements, write_cards
-from assay_reports.page.findings import answer
+from assay_reports.page.first_screen import answer
 from assay_reports.report import write_report
 from assay_reports.run import load_run
 from assay_reports.schema import Report

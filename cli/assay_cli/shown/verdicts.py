@@ -23,7 +23,7 @@ def print_summary(gates: GateReport, measurements: Sequence[Measurement], out: C
 
     A table on a terminal; in a log, whose width nobody knows, a line each.
     """
-    from assay_reports.page.findings import loss_of_reference
+    from assay_reports.page.first_screen import loss_of_reference
     from assay_reports.rankings import ranked
 
     measured = {m.label: m for m in measurements}

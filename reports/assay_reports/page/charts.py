@@ -18,7 +18,8 @@ from assay.records.long_context import CellLoss
 from assay.records.measurement import Divergence
 from assay.records.speed import SpeedRow
 from assay.records.verdict import Verdict
-from assay_reports.page.findings import candidates, is_unjudged, ladders, name_of, scored, title_of
+from assay_reports.page.findings import ladders
+from assay_reports.page.report_rows import candidates, is_unjudged, name_of, scored, title_of
 from assay_reports.page.svg import (
     PHONE,
     SERIES,

@@ -1,6 +1,7 @@
 """The page of a run and its Markdown: the first screen, headings that say what was found, notes, captions and definitions.
 
-`assay_reports/page/findings.py` fills in the first two, `report.py` the notes. Headings of tables stand in `templates/`.
+`assay_reports/page/first_screen.py` and `findings.py` fill in the first two, `report.py` the notes. Headings of tables stand in
+`templates/`.
 """
 
 # ------------------------------------------------------------------------------------------------ the first screen

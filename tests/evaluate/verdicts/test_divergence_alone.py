@@ -20,7 +20,8 @@ from assay_evaluate.verdicts.gates import judge
 from assay_reports.card import render_card
 from assay_reports.numbers import build_report
 from assay_reports.page.charts import deciding_gate
-from assay_reports.page.findings import Step, candidates, first_screen
+from assay_reports.page.first_screen import Step, first_screen
+from assay_reports.page.report_rows import candidates
 from assay_reports.report import render_html, render_markdown
 from assay_reports.run import load_run
 

@@ -30,7 +30,8 @@ from assay.records.verdict import GateReport, Verdict
 from assay_reports.choice import choice_words
 from assay_reports.json_schema import report_schema
 from assay_reports.numbers import build_report
-from assay_reports.page.findings import first_screen, kept_roles
+from assay_reports.page.findings import kept_roles
+from assay_reports.page.first_screen import first_screen
 from assay_reports.report import context, document_parts, environment, render_html, render_markdown, write_report
 from assay_reports.run import load_run
 from assay_reports.schema import Limit, PlanNumbers, Report, RoleNumbers

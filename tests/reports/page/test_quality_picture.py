@@ -11,7 +11,7 @@ import pytest
 
 from assay.records.base import Interval
 from assay_reports.page.charts import Point, deciding_gate, points_of, quality_and_size, quality_caption
-from assay_reports.page.findings import candidates
+from assay_reports.page.report_rows import candidates
 from assay_reports.page.svg import ABOVE, BELOW, LETTER
 from assay_reports.schema import Report, Row
 

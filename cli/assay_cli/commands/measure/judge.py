@@ -97,7 +97,7 @@ def judge(
 
     Example: assay judge http://localhost:8000 http://localhost:8001
     """
-    from assay_reports.page.findings import first_screen
+    from assay_reports.page.first_screen import first_screen
 
     alone = {"--base": base, "--text": text, "--memory": memory, "--device": None if device == "cpu" else device, "--out": out}
     num_compared = 1 + len(candidates or ()) + len(variant or ())
