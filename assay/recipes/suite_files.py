@@ -84,7 +84,7 @@ def with_selection(suite: SuiteRecipe, tasks: Sequence[str] | None = None, limit
         chosen = [_limited(task, limit) for task in chosen]
     if tuple(chosen) == suite.tasks:
         return suite
-    words = [f"only {', '.join(task.name for task in chosen)}"] if len(chosen) < len(known) else []
+    words = [f"only {', '.join(task.name for task in chosen)}" if chosen else "no task"] if len(chosen) < len(known) else []
     words += [f"at most {limit} items of each part"] if limit is not None else []
     told = ", ".join(words)
     return suite.model_copy(

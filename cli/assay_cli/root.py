@@ -50,6 +50,7 @@ from assay_cli.commands.measure.run import run
 from assay_cli.commands.measure.screen import screen
 from assay_cli.commands.measure.serve import serve
 from assay_cli.commands.measure.speed import speed
+from assay_cli.commands.measure.upgrade_check import upgrade_check
 from assay_cli.commands.results.card import card
 from assay_cli.commands.results.choose import choose
 from assay_cli.commands.results.compare import compare
@@ -213,7 +214,7 @@ _add(VERBS, inspect_checkpoint, quantize, judge, choose, publish)
 app.add_typer(diagnosis, name="diagnose", rich_help_panel=VERBS)
 _add(VERBS, run)
 _add(BEFORE, init, preflight, plan, power, sensitivity, recipe, calibrate)
-_add(WHOLE, evaluate, deployment, speed, gate, report, card)
+_add(WHOLE, evaluate, upgrade_check, deployment, speed, gate, report, card)
 _add(CHECKPOINTS, screen, pack, verify, serve, family)
 _add(RUNS, status, compare)
 _add("This installation", setup, doctor)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from assay.callbacks import Say, say_nothing
 from assay.errors import AssayError
 from assay.recipes.suite_files import with_swe_options
-from assay.recipes.variant import parse_variants
+from assay.recipes.variant import Variant, parse_variants
 from assay.records.measurement import BudgetCheck, Measurement
 from assay.records.run import RunRecord, SuiteIdentity
 from assay.records.verdict import GateReport
@@ -79,7 +79,8 @@ def prepare(
     *,
     reference: str | None = None,
     candidates: Sequence[str] = (),
-    variants: Sequence[str] = (),
+    variants: Sequence[str | Variant] = (),
+    interpreter: str | None = None,
     api_key_env: str | None = None,
     precisions: list[str] | None = None,
     suite: str | None = None,
@@ -100,9 +101,9 @@ def prepare(
 
     target: a model recipe's name, a checkpoint folder or a hub id, whose precisions are compared; or reference and candidates:
     [LABEL=]DIR, URL, or URL,DIR each. tasks, limit: some tasks of the suite, so many items of each of their parts.
-    tensor_parallel_size: instead of the profile's. variants: other ways of serving the reference's checkpoint, as `--variant`
-    has them. AssayError: these words do not go together, a checkpoint or server is not there, or the profile's GPUs cannot hold
-    one.
+    tensor_parallel_size, interpreter: instead of the profile's. variants: other ways of serving the reference's checkpoint, as
+    `--variant` has them. AssayError: these words do not go together, a checkpoint or server is not there, or the profile's GPUs
+    cannot hold one.
     """
     endpoints = given_endpoints(profile)
     needs_candidate, has_candidate = reference is not None and not only_reference, bool(candidates or variants)
@@ -124,7 +125,10 @@ def prepare(
         resolved, profile, given=given, problem_on=None if sides else problem_before(resolved, precisions, say),
         tensor_parallel_size=tensor_parallel_size,
     )  # fmt: skip
-    others = parse_variants(variants, chosen.variants)
+    if interpreter is not None:
+        chosen = chosen.model_copy(update={"interpreter": interpreter})
+    others = parse_variants([each for each in variants if isinstance(each, str)], chosen.variants)
+    others += [each for each in variants if isinstance(each, Variant)]
     resolved = resolved.on_profile(chosen)
     chosen_suite, suite_note = suite_for(resolved, suite, chosen, gates)
     chosen_suite = with_swe_options(chosen_suite, slice_=swe.slice, filter_=swe.filter, num_repeats=swe.num_repeats)
@@ -138,7 +142,7 @@ def prepare(
         compared = of_target(resolved, runs, name, precisions, own, only_reference=alone, say=say)
     else:
         compared = of_sides(resolved, sides, runs)
-    compared = with_variants(compared, others, endpoints, api_key_env)
+    compared = with_variants(compared, others, endpoints, api_key_env, chosen)
     if not given:
         for candidate in compared.candidates:
             assert candidate.checkpoint is not None, "what is served here is a folder"

@@ -16,6 +16,8 @@ from assay.recipes.model import ModelRecipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.profile import ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
+from assay.recipes.variant import declared_variant
+from assay.records.declared import ADDRESS
 from assay.records.manifest import MANIFEST
 from assay.records.measurement import Measurement
 from assay.records.run import RunRecord
@@ -88,8 +90,8 @@ def _target_of(run_dir: Path, target: str) -> Target:
 
 
 def chosen_folders(place: Place, requested: Sequence[str] | None) -> dict[str, Path]:
-    """Label -> checkpoint folder on this machine: the reference first, then the source. Those that were named, else all of the
-    run. AssayError: there is none, or no such one."""
+    """Label -> checkpoint folder on this machine: the reference first, then the source; of a variant that of the reference.
+    Those that were named, else all of the run. AssayError: there is none, or no such one."""
     folders: dict[str, Path] = {}
     source = place.target.location.path
     if source is not None and (Path(source) / "config.json").is_file():
@@ -100,18 +102,18 @@ def chosen_folders(place: Place, requested: Sequence[str] | None) -> dict[str, P
     for measurement in place.measurements:
         if (
             not measurement.is_noise_floor
-            and not measurement.is_variant
+            and ADDRESS not in measurement.declared
             and measurement.label not in folders
             and (Path(measurement.checkpoint) / "config.json").is_file()
         ):
             folders[measurement.label] = Path(measurement.checkpoint)
     folders = dict(sorted(folders.items(), key=lambda pair: pair[0] != place.reference))
-    variants = {measurement.label for measurement in place.measurements if measurement.is_variant}
+    elsewhere = {measurement.label for measurement in place.measurements if ADDRESS in measurement.declared}
     for label in requested or ():
-        if label in variants:
+        if label in elsewhere:
             raise AssayError(
-                f"--checkpoints {shown(label)}: is another way of serving {place.reference}, and speeds are measured as the "
-                f"profile serves; measure it elsewhere, and say --import FILE --label {shown(label)}"
+                f"--checkpoints {shown(label)}: is served by somebody else; measure its speed there, and say --import FILE "
+                f"--label {shown(label)}"
             )
         if label not in folders:
             hint = did_you_mean(label, list(folders))
@@ -197,10 +199,18 @@ def measure_in_run(
                     asked = asked_in(journal, identity_of(measurement))
             prompts = Prompts(suite, ladder.seed, ladder.prompt_tokens, asked)
             prompts.check(ladder.prompts)
+            variants = {
+                measurement.label: declared_variant(measurement.label, measurement.declared)
+                for measurement in place.measurements
+                if measurement.is_variant
+            }
             subjects = [
-                Subject(label, folder, checkpoint_sha256(folder, journal.file_sha256), scheme_of(label, folder))
+                Subject(
+                    label, folder, checkpoint_sha256(folder, journal.file_sha256),
+                    scheme_of(place.reference if label in variants else label, folder), variants.get(label),
+                )
                 for label, folder in folders.items()
-            ]
+            ]  # fmt: skip
         return LadderRun(subjects, ladder, prompts, where, place.target.recipe.serving, run_dir, say).run()
 
 

@@ -80,6 +80,7 @@ def build_report(run: Run) -> Report:
         probes=run.probes,
         deployments=run.deployments,
         sensitivity=run.sensitivity,
+        upgrade=run.upgrade,
         long_context=gates.long_context if gates else (),
         rankings=gates.rankings if gates else (),
         effective_lengths=gates.effective_lengths if gates else (),

@@ -19,22 +19,24 @@ from markupsafe import Markup
 from assay.errors import AssayError
 from assay.foreign_text import in_markdown, in_page
 from assay.records.base import write_text_atomically
+from assay_reports import upgrade
 from assay_reports.numbers import build_report
 from assay_reports.page import charts, findings, first_screen, sensitivity
 from assay_reports.page.items import Browser, browser
 from assay_reports.run import load_run
 from assay_reports.schema import Report, Row, TaskNumbers
 from assay_reports.sentences import page as english
+from assay_reports.sentences import upgrade as upgrade_words
 from assay_reports.text import FILTERS, NOT_MEASURED, missing_part
 
 SECTIONS = (
-    ("scores", "Tasks"), ("long-context", "Long context"), ("divergence", "Divergence"), ("fidelity", "Serving fidelity"),
-    ("deployment", "Deployment"), ("speed", "Speed"),
+    ("upgrade", "Engine upgrade"), ("scores", "Tasks"), ("long-context", "Long context"), ("divergence", "Divergence"),
+    ("fidelity", "Serving fidelity"), ("deployment", "Deployment"), ("speed", "Speed"),
     ("sensitivity", "Sensitivity"), ("tensors", "Tensors"), ("verification", "Verification"),
     ("serving", "Fingerprint"), ("limits", "Limits"), ("items", "Items"), ("words", "Glossary"),
 )  # fmt: skip
 """Ids of the page's sections in their order, and what the contents call them."""
-MAY_LACK = {"deployment": "deployments", "sensitivity": "sensitivity"}
+MAY_LACK = {"upgrade": "upgrade", "deployment": "deployments", "sensitivity": "sensitivity"}
 """Section -> field of the report without which it is left out."""
 
 
@@ -130,6 +132,8 @@ def context(report: Report) -> dict[str, Any]:
     commands = [step.command for step in first.steps]
     return {
         "report": report,
+        "upgrade": None if report.upgrade is None else upgrade.shown(report.upgrade),
+        "upgrade_words": upgrade_words,
         "sensitivity": sensitivity.shown(report.sensitivity),
         "first": first,
         "findings": {name: heading(report) for name, heading in findings.HEADINGS.items()},

@@ -23,6 +23,7 @@ from assay.records.reached import REACHED_NAME, Reached, ReachedAndLost
 from assay.records.run import RUN_RECORD, RunRecord, calibration_of, plan_of, verification_of
 from assay.records.screening import SCREENED, SCREENING_NAME, Screening
 from assay.records.speed import SPEED_RECORD, SpeedRecord
+from assay.records.upgrade import UPGRADE_RECORD, UpgradeCheck
 from assay.records.verdict import GateReport, Overall, Verdict
 from assay.records.verification import Verification
 from assay_reports.choice import choice_words
@@ -76,6 +77,8 @@ class Run:
     """Of `assay screen`, of these checkpoints or others."""
     sensitivity: Sensitivity | None = None
     """Of `assay sensitivity --run`."""
+    upgrade: UpgradeCheck | None = None
+    """Of `assay upgrade-check`, about the verdicts that are here."""
     reached: tuple[Reached, ...] = ()
     """Of `reached.json`, about the measurements that are here."""
     name: str | None = None
@@ -141,6 +144,7 @@ def load_run(run_dir: Path) -> Run:
         old_deployments=old_deployments,
         screening=Screening.load_if_there(run_dir / SCREENED / SCREENING_NAME),
         sensitivity=Sensitivity.load_if_there(run_dir / SENSITIVITY_NAME),
+        upgrade=_upgrade_in(run_dir, run.gates),
         reached=_reached_in(run_dir),
         name=run_dir.absolute().name,
         places={label: str(place.relative_to(runs)) for label, place in places.items() if place.is_relative_to(runs)},
@@ -157,6 +161,14 @@ def load_run(run_dir: Path) -> Run:
         undecided = {v.candidate for v in verdicts if v.status == "UNDERPOWERED" and v.has_say}
         run = replace(run, choice_outdated=reason, choice=None if reason else choice_words(choice, undecided))
     return run
+
+
+def _upgrade_in(run_dir: Path, gates: GateReport | None) -> UpgradeCheck | None:
+    """None: there is none, or another verdict was reached since."""
+    check = UpgradeCheck.load_if_there(run_dir / UPGRADE_RECORD)
+    if check is None or gates is None or gates.overall.get(check.after.label) != check.status:
+        return None
+    return check
 
 
 def load_checkpoint(checkpoint: Path, label: str) -> Run:

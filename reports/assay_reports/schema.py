@@ -18,6 +18,7 @@ from assay.records.reached import Reached
 from assay.records.serving import Fingerprint
 from assay.records.speed import SpeedRecord
 from assay.records.swe import SweDifference, SweFigures
+from assay.records.upgrade import UpgradeCheck
 from assay.records.verdict import Chosen, Overall, PublishedComparison, Verdict
 from assay.records.verification import Damage
 
@@ -245,5 +246,7 @@ class Report(Record):
     """`speed.json`. None: `assay speed` has not run."""
     choice: ChoiceWords | None = None
     """Of `choice.json`. None: `assay choose` has not run."""
+    upgrade: UpgradeCheck | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Of `upgrade.json`. None: the run compares no engines."""
     sensitivity: Sensitivity | None = None
     """Of `sensitivity.json`. None: `assay sensitivity --run` has not run."""

@@ -134,7 +134,7 @@ def test_every_command_has_help(run: Run) -> None:
     assert sorted(commands) == [
         "calibrate", "card", "choose", "compare", "deployment", "doctor", "evaluate", "family", "gate", "gpu-check", "init",
         "inspect", "judge", "lever", "locate", "pack", "plan", "power", "preflight", "probe", "publish", "quantize", "recipe",
-        "recipes", "report", "run", "screen", "sensitivity", "serve", "setup", "speed", "status", "verify",
+        "recipes", "report", "run", "screen", "sensitivity", "serve", "setup", "speed", "status", "upgrade-check", "verify",
     ]  # fmt: skip
     for command in commands:
         code, out, _ = run(command, "--help")

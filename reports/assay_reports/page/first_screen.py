@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from assay.quantities import capital, percent_short, points_short, size
 from assay.records.base import Interval
 from assay.records.verdict import Verdict
+from assay_reports import upgrade
 from assay_reports.page.report_rows import (
     candidates,
     name_of,
@@ -67,6 +68,8 @@ def first_screen(report: Report) -> FirstScreen:
     order = {"PASS": 0, "not failed": 1, "UNDERPOWERED": 2, "NOT MEASURED": 3, "FAIL": 4, None: 5}
     rows = sorted(candidates(report), key=lambda row: (_is_larger(row), order[row.status], row.checkpoint_bytes or 0))
     headline = choice.sentence if choice else answer(report)
+    if report.upgrade is not None:
+        headline = upgrade.headline(report.upgrade)
     if any(limit.key == "foreign_reference" for limit in report.limits):
         headline = english.AGAINST_COPY.format(answer=headline.rstrip("."))
     return FirstScreen(
