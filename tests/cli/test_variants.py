@@ -129,3 +129,10 @@ def test_endpoints_of_a_profile_may_be_variants(run: Run) -> None:
         found = [(one.label, one.endpoint and one.endpoint.url, one.declared) for one in prepared.compared.candidates]
         urls = {label: server.base_url for label, server in servers.by_label.items()}
     assert found == [("fp8", urls["fp8"], {}), ("kv", urls["kv"], {"flags.kv-cache-dtype": "fp8"})]
+
+
+def test_the_reference_alone_needs_no_mix_to_be_chosen(run: Run) -> None:
+    """tiny-glm's recipe has `auto-4.5bpw`, which a run chooses first; a budget check asks the reference only."""
+    assert one_error(run("evaluate", "tiny-glm", "--budget-check", "--profile", "cpu-emulated")) == (
+        "runs/tiny-glm/fp8/checkpoint: no finished checkpoint there; make it first: assay quantize tiny-glm --precision fp8"
+    )

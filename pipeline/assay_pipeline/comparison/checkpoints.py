@@ -66,10 +66,11 @@ def of_target(
     again = functools.partial(quantize_command, target, runs=runs, name=name)
     runs_of_it = _runs_of(RunRecord(model=recipe.name, source=source), runs, name)
     named = precisions_for(target, None, precisions, with_reference=True, say=say)
+    if only_reference:  # before the others are looked for: a mix need not be chosen yet
+        named = dict(list(named.items())[: recipe.reference.precision is not None])
     asked = {text: _recipe_of(named_precision, runs_of_it, again) for text, named_precision in named.items()}
-    check_candidates(recipe, asked)
-    if only_reference:
-        asked = dict(list(asked.items())[: recipe.reference.precision is not None])
+    if not only_reference:
+        check_candidates(recipe, asked)
     candidates = [
         Candidate(precision_recipe.name, _made(target, named, precision_recipe, runs_of_it, runs, again))
         for named, precision_recipe in asked.items()
