@@ -18,8 +18,10 @@ def engine_name(engine: Engine, other: Engine) -> str:
 
 
 class Shown(NamedTuple):
-    """Sentences of the page's section. steps: what the rows in between are; empty: a PASS, or the engines are neighbours."""
+    """Sentences of the page's section. heading: the verdict, and where a loss came in. line: for a changelog. steps: what the
+    rows in between are; empty: nothing was lost."""
 
+    heading: str
     line: str
     steps: str
 
@@ -31,7 +33,7 @@ def shown(check: UpgradeCheck) -> Shown:
         steps = english.STEPS.format(before=check.before.label, tasks=tasks, run=check.bisected_in)
     elif check.status == "FAIL":
         steps = english.NO_ENGINES_BETWEEN
-    return Shown(changelog_line(check), steps)
+    return Shown(headline(check) + where_lost(check), changelog_line(check), steps)
 
 
 def headline(check: UpgradeCheck) -> str:

@@ -180,7 +180,10 @@ def test_a_loss_is_found_between_two_servers(place: Path) -> None:
         "; lost between vLLM 0.31.0 and vLLM 0.32.0"
     )
     assert "FAIL: vLLM 0.33.0 in place of vLLM 0.30.0" in page and '<section id="upgrade">' in page
-    assert text.startswith("# FAIL: vLLM 0.33.0 in place of vLLM 0.30.0") and "## Engine upgrade" in text
+    assert (
+        text.startswith("# FAIL: vLLM 0.33.0 in place of vLLM 0.30.0")
+        and "\n## FAIL: vLLM 0.33.0 in place of vLLM 0.30.0; lost between" in text
+    )
     assert any(sentence.startswith("bisection: vllm-0.31.0 against vllm-0.30.0 on more") for sentence in said)
 
 

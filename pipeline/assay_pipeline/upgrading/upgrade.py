@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from assay.records.verdict import GateReport
     from assay_pipeline.evaluating import Evaluation, Judged
 
-SUITE = "first-look"
+SUITE = "upgrade"
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def _bisected(
     tried: list[Engine] = []
 
     def is_lost(engine: Engine) -> bool | None:
-        asked = ", ".join(lost) if lost else "the divergence"
+        asked = ", ".join(lost) if lost else "divergence and probes"
         say(f"bisection: {engine.label} against {record.before.label} on {asked}")
         try:
             step, _ = _judged(narrowed, chain[0], [*tried, engine], runs, name, say)
@@ -193,11 +193,12 @@ def bisect(chain: Sequence[Engine], is_lost: Callable[[Engine], bool | None]) ->
 
 # ------------------------------------------------------------------------------------------------ speed
 def _with_speeds(record: UpgradeCheck, evaluation: Evaluation, judged: Judged, say: Say) -> UpgradeCheck:
-    from assay_pipeline.speed_ladder import measure_judged
+    from assay_pipeline.speed_ladder import Place, measure_in_run
 
     if url_in(record.before.where) is not None:
         return record.model_copy(update={"speeds_not_measured": "both are servers that run already, on hardware nobody states"})
-    speed, _ = measure_judged(judged.run_dir, judged.measurements, evaluation.target, evaluation.profile, say)
+    place = Place(judged.run_dir, evaluation.target, tuple(judged.measurements))
+    speed = measure_in_run(place, [record.before.label, record.after.label], evaluation.profile, {}, say)
     speeds = speeds_of(speed, record.before.label, record.after.label)
     reasons = [point.reason for point in speed.not_measured if point.checkpoint in (record.before.label, record.after.label)]
     missing = reasons[0] if reasons else None if speeds else "no point was measured on both"
@@ -205,7 +206,7 @@ def _with_speeds(record: UpgradeCheck, evaluation: Evaluation, judged: Judged, s
 
 
 def speeds_of(record: SpeedRecord, before: str, after: str) -> tuple[UpgradeSpeed, ...]:
-    """Of every operating point that was measured on both engines, in the record's order."""
+    """Of every operating point that was measured on both engines: by drafts, then by requests in flight."""
     from assay_evaluate.speed.ratio import ratio, why_unlike
 
     def point(row: SpeedRow) -> tuple[object, ...]:
@@ -225,4 +226,4 @@ def speeds_of(record: SpeedRecord, before: str, after: str) -> tuple[UpgradeSpee
                 after_tokens_s=row.tokens_s, ratio=estimate.value, interval=estimate.interval,
             )
         )  # fmt: skip
-    return tuple(speeds)
+    return tuple(sorted(speeds, key=lambda speed: (speed.prompts, speed.speculation or 0, speed.concurrency)))
