@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assay.callbacks import Say, say_nothing
-from assay.errors import AssayError, MeasureError, ServeError
+from assay.errors import AssayError
 from assay.foreign_text import one_line
 from assay.recipes.variant import variant_of
 from assay.records.speed import SpeedRecord, SpeedRow
@@ -154,7 +154,7 @@ def _bisected(
         say(f"bisection: {engine.label} against {record.before.label} on {asked}")
         try:
             step, _ = _judged(narrowed, chain[0], [*tried, engine], runs, name, say)
-        except (ServeError, MeasureError) as error:
+        except AssayError as error:
             steps.append(UpgradeStep(engine=engine, status=None, reason=one_line(str(error).splitlines()[0])))
             return None
         tried.append(engine)

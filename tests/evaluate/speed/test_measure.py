@@ -22,6 +22,7 @@ from assay.records.speed import NotMeasured, SpeedRecord, SpeedRow
 from assay_evaluate.serving.server import Server, ServerSpec
 from assay_evaluate.speed import measure, watch
 from assay_evaluate.speed.bench import Job, words_of
+from assay.recipes.variant import parse_variants
 from assay_evaluate.speed.ladder import Ladder, Point, deal_repeats, parse_objective, shuffled, shuffled_servers
 from assay_evaluate.speed.measure import LadderRun, Subject, check_concurrency, drafting, ranks_of
 from assay_evaluate.speed.prompts import Prompts
@@ -379,3 +380,28 @@ def test_memory_of_processes() -> None:
     held = watch.memory_of_group(os.getpgrp())
     assert held is not None and held > 10 << 20
     assert watch.memory_of_group(2**22 + 7) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "depths", "flags"),
+    [
+        ("kv:kv-cache-dtype=fp8", (0, 1), {"kv-cache-dtype": "fp8"}),
+        ("no-mtp:mtp=off", (0,), {}),
+        ("deep:mtp=3", (3,), {}),
+        ("ngram:speculative-config={method: ngram, num_speculative_tokens: 2}", (2,), {}),
+    ],
+)
+def test_a_variant_is_measured_as_it_is_served(
+    world: World, words: str, depths: tuple[int, ...], flags: dict[str, Any]
+) -> None:
+    """Beside the reference, at the drafts that it declares, or at all of the ladder's if it declares none."""
+    (variant,) = parse_variants([words], {})
+    subject = replace(SUBJECT, label=variant.name, variant=variant)
+    assert subject.depths(LADDER) == depths
+    measuring = world.measuring(LADDER, SUBJECT, subject)
+    spec = measuring.spec(subject, depths[-1])
+    assert {name: spec.profile.flags.get(name) for name in flags} == flags
+    assert (spec.speculate, spec.serving.num_speculative_tokens) == (depths[-1] > 0, depths[-1] or None)
+    record = measuring.run()
+    points = {(row.checkpoint, row.speculation) for row in record.rows}
+    assert points == {("bf16", 0), ("bf16", 1), *((variant.name, depth) for depth in depths)}
