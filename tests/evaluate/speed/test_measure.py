@@ -17,12 +17,12 @@ from assay.recipes.load import load_recipe
 from assay.recipes.model import Serving
 from assay.recipes.profile import Hardware, ProfileRecipe
 from assay.recipes.suite import SuiteRecipe
+from assay.recipes.variant import parse_variants
 from assay.records.serving import Fingerprint
 from assay.records.speed import NotMeasured, SpeedRecord, SpeedRow
 from assay_evaluate.serving.server import Server, ServerSpec
 from assay_evaluate.speed import measure, watch
 from assay_evaluate.speed.bench import Job, words_of
-from assay.recipes.variant import parse_variants
 from assay_evaluate.speed.ladder import Ladder, Point, deal_repeats, parse_objective, shuffled, shuffled_servers
 from assay_evaluate.speed.measure import LadderRun, Subject, check_concurrency, drafting, ranks_of
 from assay_evaluate.speed.prompts import Prompts

@@ -41,8 +41,8 @@ def upgrade_check(
         str | None,
         typer.Argument(
             metavar="TARGET", autocompletion=completes("models"),
-            help="The checkpoint that both engines serve: a folder, a model recipe's name, or a Hugging Face id. Not needed for "
-            "servers that run already.",
+            help="The checkpoint that both engines serve: a folder, a model recipe's name, or a Hugging Face id. Not needed "
+            "for servers that run already.",
         ),
     ] = None,
     between: Annotated[
