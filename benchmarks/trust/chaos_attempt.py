@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from assay_evaluate.client.journal import count_replies
+from assay_evaluate.client.journal_reading import count_replies
 from assay_evaluate.serving.process import group_members
 
 STAGES = ("quantize", "verify", "start", "measure", "judge", "report")

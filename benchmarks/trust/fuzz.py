@@ -45,7 +45,8 @@ from assay.records.plan import Plan  # noqa: E402
 from assay.records.run import RunRecord, SourceData, SuiteIdentity  # noqa: E402
 from assay.records.speed import SpeedRecord  # noqa: E402
 from assay_evaluate.choice.choose import ChoiceRequest, choose  # noqa: E402
-from assay_evaluate.client.journal import Identity, Journal, Reply, Request, count_replies  # noqa: E402
+from assay_evaluate.client.journal import Identity, Journal, Reply, Request  # noqa: E402
+from assay_evaluate.client.journal_reading import count_replies  # noqa: E402
 from assay_evaluate.speed.imported import read_imported  # noqa: E402
 from assay_evaluate.speed.rows import with_rows  # noqa: E402
 from assay_evaluate.speed.stated import Stated  # noqa: E402

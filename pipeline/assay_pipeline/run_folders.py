@@ -63,7 +63,7 @@ def open_run(
 @contextmanager
 def _freed_if_nothing_came(folder: Path) -> Iterator[None]:
     """After an error, take back what a claim left in the folder, if there is nothing else."""
-    from assay_evaluate.client.journal import count_replies
+    from assay_evaluate.client.journal_reading import count_replies
 
     try:
         yield

@@ -134,7 +134,7 @@ def status_of_all(runs: Path) -> list[RunStatus]:
 
 def read_status(folder: Path) -> RunStatus:
     """AssayError: a record is damaged."""
-    from assay_evaluate.client.journal import count_replies
+    from assay_evaluate.client.journal_reading import count_replies
 
     about = read_run(folder)
     assert about is not None, "the callers saw to it"

@@ -17,7 +17,8 @@ from assay.records.measurement import Measurement
 from assay.records.run import RunRecord, SourceData
 from assay.records.speed import NotMeasured, SpeedRecord, SpeedRepeat, SpeedRow
 from assay.records.verdict import GateReport
-from assay_evaluate.client.journal import Identity, Journal, Reply, Request, count_replies
+from assay_evaluate.client.journal import Identity, Journal, Reply, Request
+from assay_evaluate.client.journal_reading import count_replies
 from assay_pipeline.run_folders import locked_run
 from assay_pipeline.status import RunStatus, SpeedStatus
 from assay_quantize.checkpoint.file_names import JOURNAL

@@ -23,7 +23,8 @@ from assay.records.base import Interval
 from assay.records.measurement import ItemResult, Measurement, TaskResult
 from assay.records.reached import Reached
 from assay_evaluate.asking.evidence import full_text, key_of
-from assay_evaluate.client.journal import Identity, Reply, stored_replies
+from assay_evaluate.client.journal import Identity, Reply
+from assay_evaluate.client.journal_reading import stored_replies
 from assay_evaluate.client.message import separate_thinking
 from assay_evaluate.reached.statements import Answer, Stated, read_answer, read_strings, statements_in
 from assay_evaluate.statistics.clustered import clustered_difference, clustered_proportion

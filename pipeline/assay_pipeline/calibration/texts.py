@@ -47,7 +47,7 @@ def text_sources(named: Sequence[str]) -> tuple[Weighted, ...]:
 
 def replies_of_run(folder: Path) -> Source:
     """What a run's reference replied. AssayError: no run, or one without a reference's replies."""
-    from assay_evaluate.client.journal import conversations
+    from assay_evaluate.client.journal_reading import conversations
     from assay_quantize.calibration.sources import Conversations
 
     if not (folder / JOURNAL).is_file():
@@ -113,7 +113,7 @@ def _add_suite(withheld: Withheld, name: str, *, may_download: bool) -> None:
 
 
 def _add_run(withheld: Withheld, folder: Path) -> None:
-    from assay_evaluate.client.journal import asked_texts
+    from assay_evaluate.client.journal_reading import asked_texts
 
     if not (folder / JOURNAL).is_file():
         raise AssayError(f"--withhold {folder}: no run that was evaluated, it has no {JOURNAL}; name a suite or a run")

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from assay.errors import MeasureError
-from assay_evaluate.client.journal import Identity, Journal, Reply, Request, asked_texts, conversations
+from assay_evaluate.client.journal import Identity, Journal, Reply, Request
+from assay_evaluate.client.journal_reading import asked_texts, conversations
 
 REFERENCE, CANDIDATE = Identity("r" * 64, "f" * 64, "s"), Identity("c" * 64, "f" * 64, "s")
 TOOLS = [{"type": "function", "function": {"name": "send"}}]

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from assay.errors import AssayError, CheckpointError, MeasureError, ServeError
-from assay_evaluate.client.journal import Identity, Journal, Reply, Request, conversations
+from assay_evaluate.client.journal import Identity, Journal, Reply, Request
+from assay_evaluate.client.journal_reading import conversations
 from assay_evaluate.divergence.structural import structural_ids
 from assay_evaluate.run.suite import template_sha256
 from assay_evaluate.serving.external import sum_metrics
@@ -128,5 +129,5 @@ def test_a_reply_that_a_later_version_wrote(tmp_path: Path) -> None:
 
     with Journal(tmp_path / "journal.db") as journal:
         stored = module._reply_json(Reply("answered", "2"))
-        assert module._read_reply("text", stored.replace("{", '{"mood":"fine",', 1).encode(), None).text == "2"
+        assert module.read_reply("text", stored.replace("{", '{"mood":"fine",', 1).encode(), None).text == "2"
         assert journal.find("none") is None
