@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
-
 from assay.records.base import Interval, Part, Record
 from assay.records.verdict import Overall
 
@@ -63,12 +61,14 @@ class UpgradeCheck(Record):
     speeds: tuple[UpgradeSpeed, ...] = ()
     speeds_not_measured: str | None = None
     """Why there are none, or not of every point. None: all were measured."""
-    tried_on: tuple[str, ...] = Field(default=())
+    tried_on: tuple[str, ...] = ()
     """Tasks that engines in between were asked. Empty: there was no bisection, or the divergence alone told."""
     steps: tuple[UpgradeStep, ...] = ()
     """In the order in which they were tried."""
     last_good: Engine | None = None
     first_bad: Engine | None = None
     """The neighbours between which the loss came in, of those that could be told. None: nothing was lost."""
+    num_untold: int = 0
+    """Engines between these two of which it could not be told."""
     bisected_in: str | None = None
     """Name of the run's folder that holds the steps."""

@@ -26,7 +26,6 @@ from assay_reports.page.items import Browser, browser
 from assay_reports.run import load_run
 from assay_reports.schema import Report, Row, TaskNumbers
 from assay_reports.sentences import page as english
-from assay_reports.sentences import upgrade as upgrade_words
 from assay_reports.text import FILTERS, NOT_MEASURED, missing_part
 
 SECTIONS = (
@@ -133,7 +132,6 @@ def context(report: Report) -> dict[str, Any]:
     return {
         "report": report,
         "upgrade": None if report.upgrade is None else upgrade.shown(report.upgrade),
-        "upgrade_words": upgrade_words,
         "sensitivity": sensitivity.shown(report.sensitivity),
         "first": first,
         "findings": {name: heading(report) for name, heading in findings.HEADINGS.items()},

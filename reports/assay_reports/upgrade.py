@@ -18,9 +18,10 @@ def engine_name(engine: Engine, other: Engine) -> str:
 
 
 class Shown(NamedTuple):
-    """Sentences of the page's section. heading: the verdict, and where a loss came in. line: for a changelog. steps: what the
-    rows in between are; empty: nothing was lost."""
+    """Sentences of the page's section. note: what the two have in common. heading: the verdict, and where a loss came in. line:
+    for a changelog. steps: what the rows in between are; empty: nothing was lost."""
 
+    note: str
     heading: str
     line: str
     steps: str
@@ -33,7 +34,8 @@ def shown(check: UpgradeCheck) -> Shown:
         steps = english.STEPS.format(before=check.before.label, tasks=tasks, run=check.bisected_in)
     elif check.status == "FAIL":
         steps = english.NO_ENGINES_BETWEEN
-    return Shown(headline(check) + where_lost(check), changelog_line(check), steps)
+    note = english.NOTE if check.before.code is not None else english.NOTE_OF_SERVERS
+    return Shown(note, headline(check) + where_lost(check), changelog_line(check), steps)
 
 
 def headline(check: UpgradeCheck) -> str:
@@ -64,6 +66,5 @@ def where_lost(check: UpgradeCheck) -> str:
     if check.last_good is None or check.first_bad is None or not check.steps:
         return ""
     good, bad = engine_name(check.last_good, check.first_bad), engine_name(check.first_bad, check.last_good)
-    untold = sum(step.status not in ("PASS", "FAIL", "not failed") for step in check.steps)
     found = english.FOUND.format(good=good, bad=bad)
-    return found + (english.UNDECIDED.format(count=untold) if untold else "")
+    return found + (english.UNDECIDED.format(count=check.num_untold) if check.num_untold else "")

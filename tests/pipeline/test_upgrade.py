@@ -56,7 +56,8 @@ def tried(chain: list[Engine], first_bad: str, untold: str = "") -> tuple[str, s
         asked.append(engine.label)
         return None if engine.label in untold else engine.label >= first_bad
 
-    good, bad = bisect(chain, is_lost)
+    good, bad, num_untold = bisect(chain, is_lost)
+    assert num_untold == ord(bad.label) - ord(good.label) - 1
     return good.label, bad.label, asked
 
 
@@ -75,6 +76,7 @@ def test_neighbours_need_no_step() -> None:
 def test_what_cannot_be_told_is_stepped_over() -> None:
     assert tried(engines(*"abcde"), "d", untold="c") == ("b", "d", ["c", "b", "d"])
     assert tried(engines(*"abcd"), "c", untold="bc")[:2] == ("a", "d")
+    assert tried(engines(*"abcde"), "b", untold="c") == ("a", "b", ["c", "b"])  # c lies behind the two, and is not counted
 
 
 # ------------------------------------------------------------------------------------------------ engines
@@ -176,6 +178,7 @@ def test_a_loss_is_found_between_two_servers(place: Path) -> None:
     page = (checked.run_dir / "report" / "index.html").read_text()
     text = (checked.run_dir / "report" / "report.md").read_text()
     line = changelog_line(record)
+    assert "alike, is taken as said" in page and "Nothing else differs" not in page
     assert line.startswith("vLLM 0.33.0 in place of vLLM 0.30.0, model: FAIL on sums: ") and line.endswith(
         "; lost between vLLM 0.31.0 and vLLM 0.32.0"
     )
@@ -247,7 +250,7 @@ def test_the_line_for_a_changelog() -> None:
     patched = NEW.model_copy(update={"version": "0.31.0"})
     assert changelog_line(check(after=patched)).startswith("vLLM 0.31.0 at /0.33.0 in place of vLLM 0.31.0 at /0.31.0, m: ")
     lost = check(status="FAIL", steps=(UpgradeStep(engine=MIDDLE, status=None, reason="it did not start"),),
-                 last_good=OLD, first_bad=NEW, tried_on=("sums",), bisected_in="m-bisect")  # fmt: skip
+                 last_good=OLD, first_bad=NEW, num_untold=1, tried_on=("sums",), bisected_in="m-bisect")  # fmt: skip
     assert changelog_line(lost).endswith("; lost between vLLM 0.31.0 and vLLM 0.33.0 (1 in between could not be told)")
     assert shown(lost).steps == (
         "Engines in between were compared with vllm-0.31.0, on sums alone; replies are in run m-bisect."

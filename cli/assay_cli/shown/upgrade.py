@@ -23,7 +23,7 @@ def print_upgrade(check: UpgradeCheck, out: Console) -> None:
     ]
     if rows:
         print_rows(("verdict", "engine", "where", "why"), rows, out)
-    elif (note := shown(check).steps) and not check.steps:
+    elif note := shown(check).steps:
         out.print(escape(note))
     for speed in check.speeds:
         drafts = f", {speed.speculation} drafted a step" if speed.speculation else ""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from assay.errors import AssayError, ServeError
+from assay.errors import AssayError
 from assay.installation import serving_environments
 from assay.recipes.address import problem_with
 from assay.records.upgrade import Engine
@@ -46,11 +46,11 @@ def _label(version: str | None, code: str | None) -> str:
 
 def labelled(engines: Sequence[Engine], kept: Sequence[Engine] = ()) -> list[Engine]:
     """With labels of their own: the version, with the code's hash where versions are alike, and a number where that is, too."""
-    labelled: list[Engine] = []
+    named: list[Engine] = []
     taken = {engine.label for engine in kept}
     for engine in engines:
         if engine in kept:
-            labelled.append(engine)
+            named.append(engine)
             continue
         alike = [other for other in (*engines, *kept) if other is not engine and other.version == engine.version]
         label = stem = _label(engine.version, engine.code if alike else None)
@@ -59,8 +59,8 @@ def labelled(engines: Sequence[Engine], kept: Sequence[Engine] = ()) -> list[Eng
             number += 1
             label = f"{stem}-{number}"
         taken.add(label)
-        labelled.append(engine.model_copy(update={"label": label}))
-    return labelled
+        named.append(engine.model_copy(update={"label": label}))
+    return named
 
 
 def check_same_kind(first: Engine, other: Engine) -> None:
@@ -87,7 +87,7 @@ def installed_between(first: Engine, last: Engine) -> list[Engine]:
 def _engine_or_none(folder: Path) -> Engine | None:
     try:
         return engine_at(str(folder), "")
-    except (AssayError, ServeError):
+    except AssayError:
         return None
 
 

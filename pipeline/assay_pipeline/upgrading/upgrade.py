@@ -162,17 +162,17 @@ def _bisected(
         steps.append(UpgradeStep(engine=engine, status=status, reason=step.gates.reasons.get(engine.label, "")))
         return {"PASS": False, "not failed": False, "FAIL": True}.get(status)
 
-    good, bad = bisect(chain, is_lost)
+    good, bad, num_untold = bisect(chain, is_lost)
     return record.model_copy(
         update={
             "tried_on": tuple(lost) if steps else (), "steps": tuple(steps), "last_good": good, "first_bad": bad,
-            "bisected_in": name if steps else None,
+            "num_untold": num_untold, "bisected_in": name if steps else None,
         }
     )  # fmt: skip
 
 
-def bisect(chain: Sequence[Engine], is_lost: Callable[[Engine], bool | None]) -> tuple[Engine, Engine]:
-    """The last engine that is known to be good and the first that is known to be bad behind it.
+def bisect(chain: Sequence[Engine], is_lost: Callable[[Engine], bool | None]) -> tuple[Engine, Engine, int]:
+    """The last engine that is known to be good, the first that is known to be bad behind it, and how many lie between them.
 
     chain: the first is good, the last is bad. is_lost: None where it cannot be told; such engines are stepped over, so that the
     two may not be neighbours.
@@ -188,7 +188,7 @@ def bisect(chain: Sequence[Engine], is_lost: Callable[[Engine], bool | None]) ->
             high = middle
         else:
             low = middle
-    return chain[low], chain[high]
+    return chain[low], chain[high], high - low - 1
 
 
 # ------------------------------------------------------------------------------------------------ speed
