@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
 from assay.installation import data_file
 from assay.records.base import sha256_of
+from assay.secret_text import secrets_in
 
 WHOLE_ONLY = "whole recipe only"
+MOST_AT_ONCE = 4096
+"""Requests in flight, tokens drafted, repeats."""
 
 
 class Section(BaseModel):
@@ -73,3 +76,13 @@ def recipes_dir() -> Path:
 def recipe_names(kind: str) -> list[str]:
     """Names of the recipes of one kind that ship with assay, sorted."""
     return sorted(path.stem for path in (recipes_dir() / kind).glob("*.yaml"))
+
+
+def refused_secrets(told: dict[str, Any], where: str) -> Iterator[str]:
+    """One sentence for every key, token or password in a recipe's values. The secret itself is in none."""
+    for place in secrets_in(told, where):
+        yield (
+            f"{place}: is a key, a token or a password, or an address with one, by its name or looks; command lines are for "
+            "every user to read, and logs and records keep them. Remove it: a server that assay starts gets a key of its own "
+            "and downloads nothing; the key of a server of yours is named by `api_key_env`"
+        )

@@ -14,10 +14,10 @@ from assay.errors import AssayError, RecipeError
 from assay.foreign_text import shown
 from assay.quantities import Budget, budget_of
 from assay.recipes import own_families
-from assay.recipes.base import Recipe, Section, beside, recipe_names
+from assay.recipes.base import MOST_AT_ONCE, Recipe, Section, beside, recipe_names, refused_secrets
 from assay.recipes.calibrated.texts import MAX_LENGTH, TextNames, text_beside
 from assay.recipes.precision import SchemeName
-from assay.secret_text import secrets_in
+from assay.recipes.variant import Variants
 
 
 def _known_family(name: str) -> str:
@@ -77,16 +77,6 @@ class Serving(Section):
             yield from refused_secrets(getattr(self, name), name)
 
 
-def refused_secrets(told: dict[str, Any], where: str) -> Iterator[str]:
-    """One sentence for every key, token or password in a recipe's values. The secret itself is in none."""
-    for place in secrets_in(told, where):
-        yield (
-            f"{place}: is a key, a token or a password, or an address with one, by its name or looks; command lines are for "
-            "every user to read, and logs and records keep them. Remove it: a server that assay starts gets a key of its own "
-            "and downloads nothing; the key of a server of yours is named by `api_key_env`"
-        )
-
-
 class Sampling(Section):
     """How a model is asked, by its card or generation_config.json; the recipe names the source in a comment."""
 
@@ -128,10 +118,6 @@ class Licence(Section):
     def _contradictions(self) -> Iterator[str]:
         if (self.id == "other") != (self.name is not None and self.link is not None):
             yield "`name` and `link` are for `id: other`, and it needs both"
-
-
-MOST_AT_ONCE = 4096
-"""Requests in flight, tokens drafted, repeats."""
 
 
 class SpeedPoints(Section):
@@ -285,6 +271,8 @@ class ModelRecipe(Recipe):
     published: dict[str, PublishedScore] = Field(default_factory=dict)
     """Task of a suite -> published score of the source. A reference that misses it makes the task's verdicts NOT MEASURED."""
     serving: Serving = Serving()
+    variants: Variants = Field(default_factory=dict, exclude_if=lambda variants: not variants)
+    """Name -> another way of serving, measured where `--variant NAME` asks for it; a profile's of that name wins."""
     speed: SpeedPoints = SpeedPoints()
 
     def found_from(self, folder: Path) -> Self:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from assay.errors import AssayError
 from assay.recipes.address import problem_with, server_place
-from assay.recipes.base import Recipe, Section
-from assay.recipes.model import Serving, refused_secrets
+from assay.recipes.base import Recipe, Section, refused_secrets
+from assay.recipes.model import Serving
 from assay.recipes.text_config import text_of
-from assay.recipes.variant import Variant, flag_name
+from assay.recipes.variant import Variant, Variants, flag_name
 
 GPU_MEMORY_UTILIZATION = 0.92
 """vLLM's default of `gpu-memory-utilization` (vllm/config/cache.py)."""
@@ -82,16 +82,8 @@ class ProfileRecipe(Recipe):
     """Python of another environment that has vLLM. None: `.venv-serve` here or in the clone, else what `assay setup` built."""
     endpoints: dict[str, GivenServer] = Field(default_factory=dict)
     """Label of the run -> the server that runs already for it. Empty: assay starts one for every checkpoint."""
-    variants: dict[str, Variant] = Field(default_factory=dict, exclude_if=lambda variants: not variants)
+    variants: Variants = Field(default_factory=dict, exclude_if=lambda variants: not variants)
     """Name -> another way of serving, measured where `--variant NAME` asks for it."""
-
-    @field_validator("variants", mode="before")
-    @classmethod
-    def _named(cls, told: Any) -> Any:
-        """Each with the name that it stands under."""
-        if not isinstance(told, dict):
-            return told
-        return {name: {**entry, "name": name} if isinstance(entry, dict) else entry for name, entry in told.items()}
 
     def _contradictions(self) -> Iterator[str]:
         yield from super()._contradictions()

@@ -1,6 +1,7 @@
 """Variants: other ways of serving the reference's checkpoint, each measured as if it were a candidate.
 
-In a profile, `variants: {fp8-kv: {vllm: {kv-cache-dtype: fp8}}}`; on the command line `--variant fp8-kv:kv-cache-dtype=fp8`.
+In a profile or a model's recipe, `variants: {fp8-kv: {vllm: {kv-cache-dtype: fp8}}}`; on the command line
+`--variant fp8-kv:kv-cache-dtype=fp8`.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 from assay.errors import AssayError, did_you_mean
 from assay.foreign_text import shown
 from assay.recipes.address import problem_with
-from assay.recipes.base import Section
-from assay.recipes.model import MOST_AT_ONCE, refused_secrets
+from assay.recipes.base import MOST_AT_ONCE, Section, refused_secrets
 from assay.records.declared import ADDRESS, ENVIRONMENT, FLAGS, INTERPRETER, SPECULATION
 from assay.safe_yaml import NotPlainYaml, parse_yaml
 
@@ -106,6 +106,17 @@ class Variant(Section):
         return told | ({} if self.url is None else {ADDRESS: self.url})
 
 
+def _named(told: Any) -> Any:
+    """Each with the name that it stands under."""
+    if not isinstance(told, dict):
+        return told
+    return {name: {**entry, "name": name} if isinstance(entry, dict) else entry for name, entry in told.items()}
+
+
+Variants = Annotated[dict[str, Variant], BeforeValidator(_named)]
+"""`variants:` of a profile or a model's recipe, by name."""
+
+
 def declared_variant(name: str, declared: Mapping[str, Any]) -> Variant:
     """The variant that a measurement declares: `Variant.declared` the other way round."""
     fields: dict[str, Any] = {
@@ -146,7 +157,8 @@ _ENVIRONMENT_KEY = "env."
 
 
 def parse_variants(texts: Sequence[str], known: Mapping[str, Variant]) -> list[Variant]:
-    """Of `--variant`, each NAME:KEY=VALUE,... or the NAME of one of the profile's (known). AssayError: one means nothing."""
+    """Of `--variant`, each NAME:KEY=VALUE,... or the NAME of one that is known: the profile's or the
+    model recipe's. AssayError: one means nothing."""
     variants = [_parse(text.strip(), known) for text in texts]
     names = [variant.name for variant in variants]
     if twice := [name for name in names if names.count(name) > 1]:
@@ -161,7 +173,7 @@ def _parse(text: str, known: Mapping[str, Variant]) -> Variant:
     if not colon:
         if name not in known:
             hint = did_you_mean(name, list(known))
-            theirs = f"the profile has {', '.join(known)}" if known else "the profile has no `variants`"
+            theirs = f"there are {', '.join(known)}" if known else "neither the profile nor the model's recipe has `variants`"
             raise AssayError(f"--variant {name}: {hint}{theirs}; name one of them, or {_HELP}")
         return known[name]
     return variant_of(name, _fields(name, told), f"--variant {name}")

@@ -281,7 +281,7 @@ VariantOption = Annotated[
         "--variant", metavar="NAME[:KEY=VALUE,...]",
         help="Compare another way of serving the reference's own checkpoint: flags of vLLM (kv-cache-dtype=fp8), mtp=off or "
         "mtp=2, env.NAME=VALUE, interpreter=PATH, or url=http://HOST:PORT of a server that runs already and is served so. NAME "
-        "alone: of the profile's `variants`.",
+        "alone: of `variants` in the profile or the model's recipe.",
     ),
 ]  # fmt: skip
 TasksOption = Annotated[

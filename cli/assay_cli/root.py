@@ -28,6 +28,7 @@ from assay_cli.commands.about.doctor import doctor
 from assay_cli.commands.about.family import family
 from assay_cli.commands.about.recipes import list_recipes
 from assay_cli.commands.about.setup import setup
+from assay_cli.commands.diagnose.blame import blame
 from assay_cli.commands.diagnose.gpu_check import gpu_check
 from assay_cli.commands.diagnose.inspect import inspect as inspect_checkpoint
 from assay_cli.commands.diagnose.lever import lever
@@ -215,7 +216,7 @@ app.add_typer(diagnosis, name="diagnose", rich_help_panel=VERBS)
 _add(VERBS, run)
 _add(BEFORE, init, preflight, plan, power, sensitivity, recipe, calibrate)
 _add(WHOLE, evaluate, upgrade_check, deployment, speed, gate, report, card)
-_add(CHECKPOINTS, screen, pack, verify, serve, family)
+_add(CHECKPOINTS, screen, blame, pack, verify, serve, family)
 _add(RUNS, status, compare)
 _add("This installation", setup, doctor)
 app.command("recipes", cls=Command, rich_help_panel="This installation")(list_recipes)

@@ -39,7 +39,7 @@ def deploy_candidates(
         raise AssayError(f"{run_dir}: nothing was judged yet, so no verdict can travel; run `assay gate {run_dir}` first")
     chosen = _candidates(measurements, gates, labels, run_dir)
     where = profile_named(profile) if profile is not None else _deployment_profile(measurements[0].model)
-    folders = {measurement.label: _folder_of(measurement, run_dir) for measurement in chosen}
+    folders = {measurement.label: folder_of(measurement, run_dir) for measurement in chosen}
     for measurement in chosen:
         check_folder_served(
             folders[measurement.label], measurement.label, serving_of(measurement), served_there(measurement, where)
@@ -106,7 +106,7 @@ def _deployment_profile(model: str) -> ProfileRecipe:
     )
 
 
-def _folder_of(measured: Measurement, run_dir: Path) -> Path:
+def folder_of(measured: Measurement, run_dir: Path) -> Path:
     """The checkpoint on this machine: in the run, which may have been copied, else where it was measured."""
     inside = run_dir / measured.label / "checkpoint"
     if (inside / MANIFEST).is_file():

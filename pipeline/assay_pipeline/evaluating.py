@@ -127,7 +127,8 @@ def prepare(
     )  # fmt: skip
     if interpreter is not None:
         chosen = chosen.model_copy(update={"interpreter": interpreter})
-    others = parse_variants([each for each in variants if isinstance(each, str)], chosen.variants)
+    known = {**resolved.recipe.variants, **chosen.variants}
+    others = parse_variants([each for each in variants if isinstance(each, str)], known)
     others += [each for each in variants if isinstance(each, Variant)]
     resolved = resolved.on_profile(chosen)
     chosen_suite, suite_note = suite_for(resolved, suite, chosen, gates)

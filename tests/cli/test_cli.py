@@ -132,9 +132,10 @@ def test_a_checkpoint_in_no_run_has_a_card_that_names_its_base_model(run: Run, s
 def test_every_command_has_help(run: Run) -> None:
     commands = [command.name or command.callback.__name__ for command in cli.app.registered_commands if command.callback]
     assert sorted(commands) == [
-        "calibrate", "card", "choose", "compare", "deployment", "doctor", "evaluate", "family", "gate", "gpu-check", "init",
-        "inspect", "judge", "lever", "locate", "pack", "plan", "power", "preflight", "probe", "publish", "quantize", "recipe",
-        "recipes", "report", "run", "screen", "sensitivity", "serve", "setup", "speed", "status", "upgrade-check", "verify",
+        "blame", "calibrate", "card", "choose", "compare", "deployment", "doctor", "evaluate", "family", "gate", "gpu-check",
+        "init", "inspect", "judge", "lever", "locate", "pack", "plan", "power", "preflight", "probe", "publish", "quantize",
+        "recipe", "recipes", "report", "run", "screen", "sensitivity", "serve", "setup", "speed", "status", "upgrade-check",
+        "verify",
     ]  # fmt: skip
     for command in commands:
         code, out, _ = run(command, "--help")

@@ -26,6 +26,7 @@ from assay.records.base import Interval, Record
 from assay.records.calibration import Calibration, Nvfp4Inputs
 from assay.records.choice.mix import Mix
 from assay.records.choice.record import Choice
+from assay.records.diagnosis.blame import Blame
 from assay.records.diagnosis.lever import LeverReport, Observation
 from assay.records.diagnosis.locate import LocateReport
 from assay.records.diagnosis.sensitivity import Sensitivity
@@ -140,6 +141,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], type[Record] | None, tuple[int, ...]]
     "quantize": (("source", "-p", "w4a16"), None, (0,)),
     "inspect": (("made",), Inspection, (0,)),
     "screen": (("source", "made", "--text", "source/config.json", "--length", "16"), Screening, (0, 1)),
+    "blame": (("source", "made", "--text", "source/config.json", "--length", "16", "--out", "blamed"), Blame, (0, 1)),
     "pack": (("source", "--text", "source/config.json", "--length", "16", "--out", "pack"), Pack, (0,)),
     "verify": (("made",), Verification, (0,)),
     "calibrate": (("source", "--out", "w"), Calibration, (0,)),

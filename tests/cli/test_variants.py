@@ -64,6 +64,23 @@ def test_a_checkpoint_and_its_variants(run: Run, tmp_path: Path) -> None:
     assert not [line for line in said if "compared with themselves" in line]
 
 
+def test_a_variant_of_the_model_s_recipe(run: Run) -> None:
+    """A profile's of the same name wins."""
+    make_tiny_glm4_moe(Path("model"))
+    assert run("init", "model", "--out", "mine.yaml")[0] == 0
+    own = "variants:\n  no-mtp: {speculation: off}\n  fp8-kv: {vllm: {kv-cache-dtype: fp8_e5m2}}\n"
+    Path("mine.yaml").write_text(Path("mine.yaml").read_text() + own)
+    Path("here.yaml").write_text(PROFILE)
+    assert run("quantize", "mine.yaml", "-p", "fp8")[0] == 0  # the reference
+    prepared = prepare(
+        "mine.yaml", variants=["fp8-kv", "no-mtp"], only_reference=True, suite="first-look", profile="here.yaml"
+    )  # fmt: skip
+    declared = {candidate.label: candidate.declared for candidate in prepared.compared.candidates[1:]}
+    assert declared == {"fp8-kv": {"flags.kv-cache-dtype": "fp8"}, "no-mtp": {"speculation": None}}
+    error = one_error(run("evaluate", "mine.yaml", "--variant", "no-mpt", "--suite", "first-look"))
+    assert error.startswith("--variant no-mpt: did you mean no-mtp? there are no-mtp, fp8-kv; name one of them, or write ")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -77,7 +94,7 @@ def test_a_checkpoint_and_its_variants(run: Run, tmp_path: Path) -> None:
         ),
         (
             ("model", "--variant", "fp8kv", "--profile", "here.yaml"),
-            "--variant fp8kv: did you mean fp8-kv? the profile has fp8-kv;",
+            "--variant fp8kv: did you mean fp8-kv? there are fp8-kv;",
         ),
         (
             ("model", "--variant", "model:mtp=off"),

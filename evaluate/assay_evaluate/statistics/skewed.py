@@ -81,17 +81,17 @@ def skewed_ratio(numerators_D: ArrayLike, denominators_D: ArrayLike, level: floa
         lowest, highest = skewed_ends(r * b_D - a_D, ones_D, stratum_D, level)
         return min(low, -highest), max(high, -lowest)
 
-    low = 0.0 if ratio == 0 or ends(0.0)[0] <= 0 else _edge(lambda r: ends(r)[0] > 0, 0.0, ratio)
+    low = 0.0 if ratio == 0 or ends(0.0)[0] <= 0 else edge(lambda r: ends(r)[0] > 0, 0.0, ratio)
     far = next((ratio * 2.0**power for power in range(1, 21) if ratio > 0 and ends(ratio * 2.0**power)[1] < 0), None)
     if ratio == 0:
         far = next((2.0**power for power in range(-40, 21) if ends(2.0**power)[1] < 0), None)
     if far is None:
         return None
-    high = _edge(lambda r: ends(r)[1] >= 0, ratio, far)
+    high = edge(lambda r: ends(r)[1] >= 0, ratio, far)
     return Interval(value=ratio, low=low, high=high, n=len(a_D), level=level, coverage="at_least")
 
 
-def _edge(holds: Callable[[float], bool], inside: float, outside: float) -> float:
+def edge(holds: Callable[[float], bool], inside: float, outside: float) -> float:
     """Where `holds` ends between a place where it does and one where it does not."""
     for _ in range(50):
         middle = (inside + outside) / 2

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from assay_evaluate.divergence.drift import Positions
     from assay_evaluate.divergence.positions import Bools, PositionDivergence, ScoredDocument
+    from assay_evaluate.verdicts.divergence import Limit
     from assay_pipeline.comparison.screen_passes import MadePass, ScreenReference
     from assay_pipeline.comparison.screen_sources import ScreenSource
     from assay_quantize.decoding.open_stored import StoredCheckpoint
@@ -74,8 +75,6 @@ def screened_candidate(
     import numpy as np
 
     from assay_evaluate.divergence.drift import NOT_NEGATIVE, SHARE, drift_of, gather, groups_of, text_mean
-    from assay_evaluate.run.weight_bits import weight_bits, weight_shares
-    from assay_evaluate.verdicts.divergence import limit_for
 
     texts = reference.texts
     pairs = _documents(texts, values)
@@ -94,8 +93,7 @@ def screened_candidate(
     }
     entropy_N = np.concatenate([text.entropy_P for text in values])
     ends = [*(low for low, _ in ENTROPY[1:]), math.inf]
-    bits = weight_bits(source.folder)
-    limit = limit_for(gate, bits, None, weight_shares=weight_shares(source.folder, bits))
+    limit = limit_by_bits(gate, source.folder)
     word, needed = _word(drift, limit.value, surprise_of(values), reference.floor)
     return Screened(
         label=label,
@@ -123,6 +121,28 @@ def screened_candidate(
         drafts=_drafts(reference.drafts, made.drafts),
         not_applied=tuple(_not_applied(stored, reference.drafts, made.drafts)),
     )
+
+
+def limit_by_bits(gate: DivergenceGate, folder: Path) -> Limit:
+    """What a gate allows a checkpoint of so many bits."""
+    from assay_evaluate.run.weight_bits import weight_bits, weight_shares
+    from assay_evaluate.verdicts.divergence import limit_for
+
+    bits = weight_bits(folder)
+    return limit_for(gate, bits, None, weight_shares=weight_shares(folder, bits))
+
+
+def kl_of_texts(sums_T: ArrayLike, counts_T: ArrayLike, level: float = 0.95) -> Interval:
+    """Mean KL a token, of the KL and the tokens of each text: as of a screening, all texts being of one kind."""
+    import numpy as np
+
+    from assay_evaluate.statistics.skewed import skewed_ends
+
+    sums, counts = np.asarray(sums_T, np.float64), np.asarray(counts_T, np.float64)
+    mean = float(sums.sum() / counts.sum())
+    low, high = skewed_ends(sums, counts, np.zeros(len(sums), np.intp), level) if np.ptp(sums / counts) else (mean, mean)
+    interval = Interval(value=mean, low=max(low, 0.0), high=high, n=len(sums), level=level, coverage="at_least")
+    return with_higher_low(interval, sums, counts)
 
 
 def with_higher_low(mean: Interval, sums_T: ArrayLike, counts_T: ArrayLike) -> Interval:

@@ -87,7 +87,7 @@ def screen(
 
     place_of_pack = None if pack is None else pack_folder(pack, say)
     text = text or [shipped_panel()]
-    gate = _gate(gates)
+    gate = kl_gate(gates)
     check_device(device)
     place = place_for("screen", ".", out=out, say=say)
     with (
@@ -189,7 +189,8 @@ def _labelled(texts: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield label, text
 
 
-def _gate(name: str) -> DivergenceGate:
+def kl_gate(name: str) -> DivergenceGate:
+    """The limit on a mean KL of gates. AssayError: they have none."""
     for gate in load_recipe(GateRecipe, name).gates:
         if isinstance(gate, DivergenceGate) and gate.metric == "kl_mean" and gate.over != "spans":
             return gate

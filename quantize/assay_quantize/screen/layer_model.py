@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -147,11 +147,15 @@ class LayerModel:
 
     def _value(self, name: str, hollow: Tensor, experts: range | None = None) -> tuple[Tensor, dict[int, InputRounding]]:
         """Of a parameter or buffer, or of these experts in one that holds all of them; and the roundings, as of `_fill`."""
+        value = self._weights(name, hollow, experts)
+        return value, self._roundings(name, value, experts)
+
+    def _weights(self, name: str, hollow: Tensor, experts: range | None = None) -> Tensor:
+        """Of `_value`."""
         whole = range(len(hollow)) if hollow.dim() else range(1)
         held = whole if experts is None else experts
         shape = hollow.shape if experts is None else (len(experts), *hollow.shape[1:])
         value = empty_tensor(shape, hollow.dtype, self.device)
-        roundings: dict[int, InputRounding] = {}
         for source in self._sources[name]:
             if source.expert is not None and source.expert not in held:
                 continue
@@ -164,10 +168,19 @@ class LayerModel:
             place = of_expert[source.first_row : source.first_row + part.shape[0]] if part.dim() else of_expert
             self._check_shape(source.name, part.shape, place.shape)
             place.copy_(part)
-            if source.name not in self.stored.others:
+        return value
+
+    def _roundings(self, name: str, value: Tensor, experts: range | None = None) -> dict[int, InputRounding]:
+        """How inputs of `_weights`, or of others that lie in their place, are rounded."""
+        first = 0 if experts is None else experts.start
+        roundings: dict[int, InputRounding] = {}
+        for source in self._sources[name]:
+            is_held = source.expert is None or experts is None or source.expert in experts
+            if is_held and source.name not in self.stored.others:
+                of_expert = value if source.expert is None else value[source.expert - first]
                 address = of_expert.data_ptr()
                 roundings[address] = _of_fused(roundings.get(address), self._rounding(source.name))
-        return value, {address: rounding for address, rounding in roundings.items() if rounding.rule.kind != "none"}
+        return {address: rounding for address, rounding in roundings.items() if rounding.rule.kind != "none"}
 
     def _copy_rows(self, name: str, hollow: Tensor, value: Tensor, rows: range) -> None:
         self._check_shape(name, self.stored.others[name].shape, hollow.shape)
@@ -212,16 +225,16 @@ class LayerModel:
             roundings |= of_value
         return LoadedGroup(experts, weights, roundings)
 
-    def prefetch(self, layer: int, experts: range | None = None) -> None:
+    def prefetch(self, layer: int, experts: range | None = None, but: Collection[str] = ()) -> None:
         """Have the stored bytes read ahead that `load` or, of these experts, `load_group` decodes next.
 
-        Safe beside a layer that runs. CheckpointError: they cannot be read.
+        but: parameters that are not read. Safe beside a layer that runs. CheckpointError: they cannot be read.
         """
         prefix = f"{self.prefix}.{layer}."
         ranges: list[ByteRange] = []
         for name, sources in self._sources.items():
             is_expert = f".{_EXPERTS}." in name
-            if name.startswith(prefix) and (experts is None or is_expert):
+            if name.startswith(prefix) and name not in but and (experts is None or is_expert):
                 for source in sources:
                     if source.expert is not None:
                         ranges += self.stored.byte_ranges(source.name) if experts is None or source.expert in experts else []
@@ -325,7 +338,7 @@ class LayerModel:
 
     def use_embedding(self, tokens: Tensor) -> None:
         """Have the model know the embeddings of `tokens`."""
-        embedding, (source,) = self.model.get_input_embeddings(), self._sources[f"{self._embedding}.weight"]
+        embedding = self.model.get_input_embeddings()
         ids = torch.unique(tokens)
         num_rows, columns = embedding.weight.shape
         rows_VH = torch.empty(len(ids), columns, dtype=self.dtype)
@@ -333,9 +346,13 @@ class LayerModel:
             end = min(begin + _EMBEDDING_ROWS, num_rows)
             is_in = (ids >= begin) & (ids < end)
             if is_in.any():
-                rows_VH[is_in] = self._read(source.name, (begin, end))[ids[is_in] - begin].to(self.dtype)
+                rows_VH[is_in] = self._embedding_rows(begin, end)[ids[is_in] - begin].to(self.dtype)
         embedding.weight = nn.Parameter(rows_VH.to(self.device), requires_grad=False)
         self.model.set_input_embeddings(_FewTokens(embedding, ids.to(self.device)))
+
+    def _embedding_rows(self, begin: int, end: int) -> Tensor:
+        (source,) = self._sources[f"{self._embedding}.weight"]
+        return self._read(source.name, (begin, end))
 
     def run(self, layer: int, tokens: Tensor, state: State | None) -> State:
         """What layer `layer` makes of `state`, or of the embedded `tokens` [B, T] where it is None; it must be filled."""

@@ -59,7 +59,8 @@ def test_what_words_declare(words: str, declared: dict[str, Any]) -> None:
         ("", "--variant: begins with no name; write NAME:KEY=VALUE,..., such as fp8-kv:kv-cache-dtype=fp8 or no-mtp:mtp=off"),
         ("kv-cache-dtype=fp8", "--variant: begins with no name; write NAME:KEY=VALUE,..., such as fp8-kv:kv-cache-dtype=fp8 or "
          "no-mtp:mtp=off"),
-        ("x", "--variant x: the profile has no `variants`; name one of them, or write NAME:KEY=VALUE,..., such as "
+        ("x", "--variant x: neither the profile nor the model's recipe has `variants`; name one of them, or write "
+         "NAME:KEY=VALUE,..., such as "
          "fp8-kv:kv-cache-dtype=fp8 or no-mtp:mtp=off"),
         ("x:enforce-eager", "--variant x: enforce-eager has no value; write KEY=VALUE, a flag as KEY=true or KEY=false"),
         ("x:a=1,a=2", "--variant x: a is there twice"),
@@ -105,7 +106,7 @@ def test_variants_of_a_profile(tmp_path: Path) -> None:
     profile = load_recipe(ProfileRecipe, str(tmp_path / "here.yaml"))
     chosen = parse_variants(["no-mtp", "fp8-kv"], profile.variants)
     assert [variant.declared for variant in chosen] == [{"speculation": None}, {"flags.kv-cache-dtype": "fp8"}]
-    with pytest.raises(AssayError, match=r"^--variant fp8kv: did you mean fp8-kv\? the profile has fp8-kv, no-mtp; name one "):
+    with pytest.raises(AssayError, match=r"^--variant fp8kv: did you mean fp8-kv\? there are fp8-kv, no-mtp; name one "):
         parse_variants(["fp8kv"], profile.variants)
     with pytest.raises(AssayError, match=r"^--variant no-mtp: is given twice; each needs a name of its own$"):
         parse_variants(["no-mtp", "no-mtp:mtp=off"], profile.variants)

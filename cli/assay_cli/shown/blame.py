@@ -1,0 +1,93 @@
+"""What stands at the end of `assay blame`: causes with their shares, what they do together, layers, and the cheapest change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console
+
+from assay.quantities import size
+from assay.records.base import Interval
+from assay.records.diagnosis.blame import Blame, Change
+from assay_cli.terminal import escape, print_rows
+
+_COLOURS = {"nothing to blame": "green", "blamed": "bold red", "no cause shown": "yellow"}
+
+
+def print_blame(record: Blame, out: Console) -> None:
+    from assay_reports.screening import nats
+
+    panel = record.panel
+    out.print(
+        escape(
+            f"{record.candidate} against {record.reference}; {panel.num_texts} texts, {panel.num_tokens:,} tokens; "
+            f"{record.numerics.arithmetic} on {record.numerics.device}"
+        )
+    )
+    out.print(
+        f"[{_COLOURS[record.word]}]{record.word}[/]: "
+        + escape(f"KL {nats(record.kl)} nats, {record.limit:g} allowed{record.limit_for}")
+    )
+    rows = [(shown_share(cause.share), escape(cause.what)) for cause in record.causes]
+    if rows:
+        print_rows(("share of the KL", "cause"), rows, out)
+    for line in _lines(record):
+        out.print(escape(line))
+
+
+def shown_share(share: Interval | None) -> str:
+    """`62 % (58 to 66)`."""
+    if share is None:
+        return "not known"
+    low, value, high = (f"{100 * end:.0f}" for end in (share.low, share.value, share.high))
+    return f"{value} % ({low} to {high})"
+
+
+def _lines(record: Blame) -> Iterator[str]:
+    from assay_reports.screening import nats
+
+    what = {cause.name: cause.what for cause in record.causes}
+    for pair in record.interactions:
+        word = "more" if pair.share.value > 0 else "less"
+        yield (
+            f"{what[pair.first]} with {what[pair.second]}: {shown_share(pair.share)} {word} than the two alone, half of it in "
+            "the share of each"
+        )
+    for found in record.layers:
+        where = (
+            f"layer {found.first_layer}"
+            if found.first_layer == found.last_layer
+            else f"layers {found.first_layer} to {found.last_layer}"
+        )
+        yield f"{what[found.cause]}: {100 * found.share:.0f} % of what they lose by themselves is in {where}"
+    if record.unexplained is not None and abs(record.unexplained) >= 0.1:
+        yield f"{100 * record.unexplained:.0f} % of the KL is in no cause and no pair of them"
+    if record.change is not None:
+        yield from _change(record.change, record.limit)
+    for cause in record.serving:
+        yield (
+            f"served with {cause.what} ({cause.label}): {cause.num_recovered} of {cause.num_lost} lost answers are right, "
+            f"{cause.num_again} as it was served: {shown_share(cause.share)} of the loss"
+        )
+    if record.served is not None and record.served.is_more:
+        yield (
+            f"while serving the run measured KL {nats(record.served.kl)} nats: kernels, backends or the engine add to it; "
+            "compare ways of serving with `--variant`, and `assay diagnose probe`"
+        )
+
+
+def _change(change: Change, limit: float) -> Iterator[str]:
+    from assay_reports.screening import nats
+
+    restored = ", ".join(change.restored)
+    if not change.is_within:
+        yield f"no change tried is within {limit:g}: with {restored} of the reference KL is {nats(change.kl)} nats"
+        return
+    costs = [f"{size(change.added_bytes)} more, {size(change.weights_bytes)} of weights"] if change.added_bytes else []
+    if change.read_ratio > 1:
+        costs.append(f"a token reads {change.read_ratio:.2f} times the bytes")
+    yield "; ".join([f"cheapest change: {restored} as in the reference: KL {nats(change.kl)} nats", *costs])
+    if change.recipe is not None:
+        yield f"recipe: {change.recipe}"
+    if change.variant is not None:
+        yield f"while serving: --{change.variant.replace('=', ' ')}"

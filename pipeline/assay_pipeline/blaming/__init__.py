@@ -1,0 +1,1 @@
+"""`assay blame`: which part of a candidate lost what it lost."""
