@@ -36,8 +36,8 @@ def interval_name(level: float, coverage: str) -> str:
 
 
 def percent_of_events(rate: float) -> str:
-    """0.0015 -> 0.15 %: two significant digits, for the rate of something rare."""
-    return f"{100 * rate:.2g} %" if rate < 0.995 else "100 %"
+    """0.0015 -> 0.15 %, 0.9985 -> 99.85 %: two significant digits of what is rare, the rate or what it lacks to 1."""
+    return f"{100 * rate:.2g} %" if rate < 0.995 else f"{100 - float(f'{100 * (1 - rate):.2g}'):g} %"
 
 
 def hundredfold(share: float) -> str:

@@ -9,15 +9,15 @@ from __future__ import annotations
 from typing import Literal
 
 from assay.records.base import Interval, Part, Record
-from assay.records.screening import Numerics, Panel
+from assay.records.screening import Numerics, Panel, Surprise
 
 BLAME_RECORD = "blame.json"
 BLAME = "blame"
 """Folder of a run for records of its candidates."""
 CauseKind = Literal["weights", "activations", "kv_cache", "config"]
-BlameWord = Literal["nothing to blame", "blamed", "no cause shown"]
-"""nothing to blame: the divergence surely is within the limit. no cause shown: it may lie above, and no share is surely above
-0."""
+BlameWord = Literal["nothing to blame", "blamed", "undecided"]
+"""nothing to blame: the divergence surely is within the limit. undecided: it may lie above, and no share is surely above 0; or
+the texts are foreign to the reference, whose limit is for text as it writes."""
 
 
 class Cause(Part):
@@ -97,6 +97,7 @@ class Blame(Record):
     candidate_sha256: str
     numerics: Numerics
     panel: Panel
+    surprise: Surprise
     kl: Interval
     limit: float
     limit_for: str

@@ -11,7 +11,7 @@ from assay.records.base import Interval
 from assay.records.diagnosis.blame import Blame, Change
 from assay_cli.terminal import escape, print_rows
 
-_COLOURS = {"nothing to blame": "green", "blamed": "bold red", "no cause shown": "yellow"}
+_COLOURS = {"nothing to blame": "green", "blamed": "bold red", "undecided": "yellow"}
 
 
 def print_blame(record: Blame, out: Console) -> None:
@@ -47,6 +47,12 @@ def _lines(record: Blame) -> Iterator[str]:
     from assay_reports.screening import nats
 
     what = {cause.name: cause.what for cause in record.causes}
+    if record.surprise.is_foreign and record.word == "undecided":
+        surprise = record.surprise
+        yield (
+            f"these texts are foreign to the reference ({surprise.nll:.2f} nats a token, and {surprise.entropy:.2f} were they "
+            "its own words): shares hold for them, what is allowed is for text as it writes; give its replies with --text"
+        )
     for pair in record.interactions:
         word = "more" if pair.share.value > 0 else "less"
         yield (

@@ -167,6 +167,7 @@ def blame(
             candidate_sha256=hashes[1],
             numerics=numerics,
             panel=panel,
+            surprise=points.surprise,
             kl=answer.kl,
             limit=answer.limit,
             limit_for=answer.limit_for,
@@ -292,7 +293,7 @@ def _answer(
     strong = [cause for cause in experiment.causes if cause.share is not None and cause.share.value >= STRONG]
     ranges = [narrow(by_name[cause.name], kl_of) for cause in strong]
     layers = [found for found in ranges if found is not None]
-    word: BlameWord = "blamed" if is_shown else "no cause shown"
+    word: BlameWord = "blamed" if is_shown and not points.surprise.is_foreign else "undecided"
     if whole.high <= limit.value:
         word = "nothing to blame"
     answer = replace(

@@ -13,7 +13,9 @@ import numpy as np
 
 from assay.callbacks import say_nothing
 from assay.records.base import sha256_of, write_text_atomically
+from assay.records.screening import Surprise
 from assay.safe_files import read_json_object
+from assay_pipeline.comparison.screen_figures import surprise_of
 from assay_pipeline.comparison.screen_passes import PassRunner
 
 if TYPE_CHECKING:
@@ -43,12 +45,13 @@ class Points:
     identity: str
     num_passes: int = 0
     _kept: dict[str, list[float]] = field(default_factory=dict)
+    _surprise: Surprise | None = None
 
     def __post_init__(self) -> None:
         if (self._kept_in / POINTS).is_file():
             found = read_json_object(self._kept_in, POINTS)
             if found.get("identity") == self.identity:
-                self._kept = found["kl"]
+                self._kept, self._surprise = found["kl"], Surprise.model_validate(found["surprise"])
 
     @property
     def _folder(self) -> Path:
@@ -63,6 +66,12 @@ class Points:
     def num_tokens(self) -> NDArray[np.int64]:
         """Scored, of each text."""
         return np.array([text.num_scored for text in self.texts])
+
+    @property
+    def surprise(self) -> Surprise:
+        """Of the reference at the texts, once a pass was made."""
+        assert self._surprise is not None, "every pass tells it"
+        return self._surprise
 
     def reference_model(self) -> LayerModel:
         """Without weights."""
@@ -86,7 +95,8 @@ class Points:
             folder = self._folder / _MIXED
             states = run_pass(self.model(switches), self.texts, folder, sha256_of([self.identity, key]), say_nothing)
             side = PassSide(self.candidate.location, self.model(switches).head(), states)
-            values = compare_passes(self.texts, self._side_of_reference(), side)
+            values = list(compare_passes(self.texts, self._side_of_reference(), side))
+            self._surprise = surprise_of(values)
             self._kept[key] = [float(text.kl_P.sum()) for text in values]
             self._keep()
             shutil.rmtree(folder)
@@ -102,4 +112,5 @@ class Points:
         return PassSide(self.reference.location, self.reference_model().head(), states)
 
     def _keep(self) -> None:
-        write_text_atomically(self._kept_in / POINTS, json.dumps({"identity": self.identity, "kl": self._kept}))
+        kept = {"identity": self.identity, "kl": self._kept, "surprise": self.surprise.model_dump()}
+        write_text_atomically(self._kept_in / POINTS, json.dumps(kept))

@@ -96,11 +96,11 @@ def _suite_of(candidate: Measurement, tasks: Sequence[str], work: Path) -> Path:
     """The run's suite with these tasks alone, and gates for them beside it."""
     told: Mapping[str, Any] = candidate.suite_recipe
     kept = [task for task in told["tasks"] if task["name"] in tasks]
-    suite = {**told, "tasks": kept, "acceptance": False}
+    suite = {**told, "name": Path(_SUITE).stem, "tasks": kept, "acceptance": False}
     for part in ("divergence", "probes", "gates"):
         suite.pop(part, None)
     gates = {
-        "schema": 1, "name": "blame", "level": 0.95, "max_excluded": 0.5, "min_items": 1,
+        "schema": 1, "name": Path(_GATES).stem, "level": 0.95, "max_excluded": 0.5, "min_items": 1,
         "gates": [{"kind": "score", "task": task, "max_drop": _MOST_LOST_SHARE} for task in tasks],
     }  # fmt: skip
     work.mkdir(parents=True, exist_ok=True)

@@ -12,8 +12,10 @@ from assay.errors import AssayError
 from assay.installation import data_file
 from assay.recipes.gate import DivergenceGate, GateRecipe
 from assay.recipes.load import load_recipe
+from assay.recipes.text_config import text_of
 from assay.records.pack import PACK_NAME
 from assay.records.screening import SCREENING_NAME, Screening
+from assay.safe_files import read_json_object
 from assay_pipeline.comparison.damage import unlike_reference
 from assay_pipeline.comparison.pack_source import pack_folder
 from assay_pipeline.comparison.screen_cost import Most, estimated, shown_estimate, shown_memory
@@ -115,6 +117,8 @@ def screen(
         unlike = {label: told for label in candidates if (told := unlike_reference(compared_with, sources[label].folder))}
         for label, told in unlike.items():
             say(f"note: {label}: another model than the reference: {'; '.join(told)}")
+        for label in candidates:
+            _check_vocabulary(label, compared_with, sources[label].folder)
         foreign = sources[first].foreign() if of_pack is None else of_pack.record.foreign_reference
         if foreign is not None:
             say(f"note: {foreign_note(sources[first].location if of_pack is None else str(place_of_pack), foreign)}")
@@ -174,6 +178,16 @@ def _check_sides(checkpoints: Sequence[str], pack: str | Path | None, text: Sequ
         raise AssayError("give a candidate's folder beside the pack")
     if pack is not None and text:
         raise AssayError(f"--text: {pack} has its own texts; leave --text out")
+
+
+def _check_vocabulary(label: str, reference: Path, folder: Path) -> None:
+    """Before hours of work. AssayError: the two have heads of different sizes. reference: its folder, or its pack."""
+    sizes = [text_of(read_json_object(place, "config.json")).get("vocab_size") for place in (reference, folder)]
+    if all(isinstance(size, int) for size in sizes) and sizes[0] != sizes[1]:
+        raise AssayError(
+            f"{label}: has {sizes[1]:,} tokens in its head, the reference {sizes[0]:,}: it is another model, whose next-token "
+            "distributions are over other tokens; give a candidate of this reference"
+        )
 
 
 def _labelled(texts: Sequence[str]) -> Iterator[tuple[str, str]]:

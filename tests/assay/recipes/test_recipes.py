@@ -179,7 +179,7 @@ def _add_misspelt(data: Any, path: list[str | int], wrong: str) -> Any:
         ("models", "glm-5", ["source"], "sourse",
          "unknown key 'sourse'; did you mean 'source'? Allowed: automatic, base_model, calibration, deployment_profiles, "
          "description, family, gates, include_source, licence, mtp, name, precisions, precisions_on, profiles, published, "
-         "reference, sampling, schema, serving, source, speed, suite"),
+         "reference, sampling, schema, serving, source, speed, suite, variants"),
         ("models", "glm-5", ["source", "hub"], "hubb",
          "unknown key 'source.hubb'; did you mean 'hub'? Allowed: hub, path, revision"),
         ("models", "glm-5", ["reference", "release", "hub"], "hbu",
@@ -270,7 +270,7 @@ EVERYTHING_WRONG = {
         [
             "unknown key 'sourse'; did you mean 'source'? Allowed: automatic, base_model, calibration, deployment_profiles, "
             "description, family, gates, include_source, licence, mtp, name, precisions, precisions_on, profiles, published, "
-            "reference, sampling, schema, serving, source, speed, suite",
+            "reference, sampling, schema, serving, source, speed, suite, variants",
             "schema: Input should be 1 (got '2')",
             f"family: Input should be {', '.join(map(repr, recipe_names('families')))} (got 'glm4')",
             "reference.release: say either `path` (a folder) or `hub` (an id such as zai-org/GLM-5), not both or neither",

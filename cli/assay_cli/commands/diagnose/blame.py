@@ -73,7 +73,7 @@ def blame(
     """Say which part of a candidate lost what it lost, and the cheapest change that mends it: no server, no GPU needed.
 
     Weights by role and layers, rounding of activations, KV cache and config.json are switched between candidate and reference,
-    in 8 to about 40 passes over the texts. Exit 0: nothing to blame; 1: a cause was found, or none could be shown.
+    in 8 to about 40 passes over the texts. Exit 0: nothing to blame; 1: a cause was found, or it is undecided.
 
     Example: assay blame runs/glm-5 --candidate w4a16
     """
