@@ -12,8 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_errors import one_error
+from command_line import Run
 from safetensors import safe_open
 from safetensors.torch import save_file
+from synthetic_run import make_run
+from tiny_families import glm4_moe, make_tiny
 from torch import Tensor
 
 from assay.errors import AssayError
@@ -21,6 +25,7 @@ from assay.recipes.load import load_recipe, parse_recipe
 from assay.recipes.precision import PrecisionRecipe
 from assay.records.diagnosis.blame import Blame, Cause
 from assay.records.screening import Screening
+from assay.records.verdict import GateReport
 from assay_evaluate.tasks.items import arithmetic_item
 from assay_pipeline.blaming.blame import Question, blame
 from assay_pipeline.blaming.changed_recipe import changed_recipe
@@ -219,6 +224,44 @@ def test_the_same_checkpoint_has_no_cause(question: Question, tmp_path: Path) ->
     same = shutil.copytree(TINY_GLM, tmp_path / "same")
     with pytest.raises(AssayError, match=f"^{same}: computes what {TINY_GLM} does; nothing to blame$"):
         blame([str(TINY_GLM), str(same)], question, out=tmp_path / "out")
+
+
+# ------------------------------------------------------------------------------------------------ wrong words
+def test_wrong_words(run: Run, question: Question, precisions: Path, tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path)
+    other = make_tiny(tmp_path / "other", glm4_moe(vocab_size=960))
+    source, candidate = str(TINY_GLM), str(made("w4a16-g32", precisions))
+    for words, message in (
+        (("nowhere",), "nowhere: no such folder; give that of a run, or those of a reference and of a candidate"),
+        ((source, candidate, candidate), "give the folder of a run, or those of a reference and of a candidate"),
+        ((source, candidate, "--candidate", "x"), "--candidate: is for a run; of two folders the second is the candidate"),
+        ((source, "me/model"), "me/model: is read many times; download it first and give its folder"),
+        ((str(run_dir), "--candidate", "w4a61"),
+         f"--candidate w4a61: did you mean w4a16? {run_dir} has the candidates bf16, nvfp4a16, w4a16"),
+        ((source, str(other)),
+         "other: has 960 tokens in its head, the reference 896: it is another model, whose next-token distributions are over "
+         "other tokens; give a candidate of this reference"),
+    ):  # fmt: skip
+        assert one_error(run("blame", *words)) == message
+    code, _, err = run("blame", source, candidate, "--max-hours", "0", "--text", str(question.text[0]))
+    assert code == 2 and err.splitlines()[-1].startswith("error: --max-hours: up to 24 passes of about ")
+
+
+def test_what_the_run_failed_is_not_cleared(
+    question: Question, precisions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The divergence of a candidate is within its limit, and its tasks lost."""
+    candidate = made("w4a16-g32", precisions)
+    run_dir = make_run(tmp_path)
+    gates = GateReport.load(run_dir / "gates.json")
+    lost = gates.model_copy(update={"overall": gates.overall | {"w4a16": "FAIL"}, "reasons": {"w4a16": "loses 9 points"}})
+    lost.save(run_dir / "gates.json")
+    folders = {"fp8": TINY_GLM, "w4a16": candidate}
+    monkeypatch.setattr("assay_pipeline.blaming.blame.folder_of", lambda measured, _run: folders[measured.label])
+    record, path = blame([str(run_dir)], question, candidate="w4a16")
+    assert path == run_dir / "blame" / "w4a16" / "blame.json"
+    assert (record.word, record.run_status, record.run_reason) == ("undecided", "FAIL", "loses 9 points")
+    assert record.kl.high <= record.limit and record.causes and record.change is None
 
 
 # ------------------------------------------------------------------------------------------------ parts

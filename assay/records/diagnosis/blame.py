@@ -10,14 +10,16 @@ from typing import Literal
 
 from assay.records.base import Interval, Part, Record
 from assay.records.screening import Numerics, Panel, Surprise
+from assay.records.verdict import Overall
 
 BLAME_RECORD = "blame.json"
 BLAME = "blame"
 """Folder of a run for records of its candidates."""
 CauseKind = Literal["weights", "activations", "kv_cache", "config"]
 BlameWord = Literal["nothing to blame", "blamed", "undecided"]
-"""nothing to blame: the divergence surely is within the limit. undecided: it may lie above, and no share is surely above 0; or
-the texts are foreign to the reference, whose limit is for text as it writes."""
+"""nothing to blame: the divergence surely is within the limit. undecided: it may lie above, and no share is surely above 0; it
+is within, and the run failed the candidate all the same; or the texts are foreign to the reference, whose limit is for text as
+it writes."""
 
 
 class Cause(Part):
@@ -112,6 +114,10 @@ class Blame(Record):
     """The cheapest that is within the limit; else, of those tried, the one with the least KL. None: none was tried."""
     served: Served | None = None
     """None: not of a run, or its divergence was not measured."""
+    run_status: Overall | None = None
+    """What the run says of the candidate. None: not of a run, or it was not judged."""
+    run_reason: str = ""
+    """With the numbers, as `GateReport.reasons` has it."""
     serving: tuple[ServingCause, ...] = ()
     """Of the variants that were named, largest share first."""
     num_passes: int

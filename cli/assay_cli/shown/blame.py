@@ -70,6 +70,11 @@ def _lines(record: Blame) -> Iterator[str]:
         yield f"{100 * record.unexplained:.0f} % of the KL is in no cause and no pair of them"
     if record.change is not None:
         yield from _change(record.change, record.limit)
+    if record.run_status == "FAIL" and record.kl.high <= record.limit:
+        yield (
+            f"the run says FAIL: {record.run_reason}; this divergence does not show that loss: name other ways of serving with "
+            "--variant, which are asked what it lost"
+        )
     for cause in record.serving:
         yield (
             f"served with {cause.what} ({cause.label}): {cause.num_recovered} of {cause.num_lost} lost answers are right, "

@@ -35,9 +35,10 @@ from assay.records.diagnosis.blame import (
 )
 from assay.records.manifest import load_manifest
 from assay.records.run import folder_name
+from assay.records.verdict import GateReport, Overall
 from assay.safe_files import read_json_object
 from assay_pipeline.blaming.change import MEASURED_AT_MOST, Restored, cheapest, options_of
-from assay_pipeline.blaming.changed_recipe import changed_recipe, write_recipe
+from assay_pipeline.blaming.changed_recipe import changed_recipe, numbers_text, write_recipe
 from assay_pipeline.blaming.experiment import STRONG, narrow, run_design
 from assay_pipeline.blaming.factors import Factor, factors_of, switches_of
 from assay_pipeline.blaming.points import Points
@@ -55,7 +56,7 @@ from assay_pipeline.comparison.screen_passes import (
 )
 from assay_pipeline.comparison.screen_sources import ScreenSource, check_out, check_place
 from assay_pipeline.comparison.screen_texts import check_texts, read_panel
-from assay_pipeline.comparison.screening import GATES, kl_gate, shipped_panel
+from assay_pipeline.comparison.screening import GATES, check_vocabulary, kl_gate, shipped_panel
 from assay_pipeline.deployment import folder_of
 from assay_pipeline.interrupted import interruptible
 from assay_pipeline.judging import load_measurements
@@ -103,6 +104,12 @@ class _Sides:
     run_dir: Path | None = None
     measured: Measurement | None = None
     measured_reference: Measurement | None = None
+    gates: GateReport | None = None
+
+    @property
+    def run_status(self) -> Overall | None:
+        """What the run says of the candidate."""
+        return None if self.gates is None else self.gates.overall.get(self.label)
 
 
 def blame(
@@ -121,6 +128,7 @@ def blame(
         raise AssayError("--variant: is asked what the candidate of a run lost; give the run's folder, or leave it out")
     text = question.text or _default_text(sides)
     check_texts(text)
+    check_vocabulary(sides.label, sides.reference, sides.candidate)
     if out is not None:
         check_out(out, [sides.reference, sides.candidate])
 
@@ -178,6 +186,8 @@ def blame(
             layers=tuple(answer.layers),
             change=answer.change,
             served=answer.served,
+            run_status=sides.run_status,
+            run_reason="" if sides.gates is None else sides.gates.reasons.get(sides.label, ""),
             serving=serving,
             num_passes=points.num_passes,
             seconds=time.monotonic() - started,
@@ -204,10 +214,10 @@ def _sides(checkpoints: Sequence[str], candidate: str | None) -> _Sides:
 
 
 def _of_run(run_dir: Path, candidate: str | None) -> _Sides:
-    from assay.records.verdict import GateReport
-
     if not run_dir.is_dir():
-        raise AssayError(f"{shown(str(run_dir))}: no such run")
+        raise AssayError(
+            f"{shown(str(run_dir))}: no such folder; give that of a run, or those of a reference and of a candidate"
+        )
     measured = {measurement.label: measurement for measurement in load_measurements(run_dir)}
     references = [label for label, measurement in measured.items() if measurement.is_reference]
     candidates = [
@@ -215,21 +225,22 @@ def _of_run(run_dir: Path, candidate: str | None) -> _Sides:
     ]
     if not references or not candidates:
         raise AssayError(f"{run_dir}: has no reference and candidate that were measured")
+    gates = GateReport.load_if_there(run_dir / "gates.json")
     if candidate is None:
-        gates = GateReport.load_if_there(run_dir / "gates.json")
         not_passed = [label for label in candidates if gates is None or gates.overall.get(label) != "PASS"]
         if len(not_passed) != 1 and len(candidates) != 1:
             raise AssayError(f"{run_dir}: say --candidate LABEL, one of {', '.join(not_passed or candidates)}")
         candidate = (not_passed or candidates)[0]
     if candidate not in candidates:
         hint = did_you_mean(candidate, candidates)
-        raise AssayError(f"--candidate {shown(candidate)}: {hint}candidates of {run_dir}: {', '.join(candidates)}")
+        raise AssayError(f"--candidate {shown(candidate)}: {hint}{run_dir} has the candidates {', '.join(candidates)}")
     if measured[candidate].is_variant:
         raise AssayError(
-            f"--candidate {candidate}: is the reference's own checkpoint, served another way; there are no weights to blame"
+            f"--candidate {candidate}: is the reference's own checkpoint, served another way: its weights lost nothing; what an "
+            "FP8 KV cache does to next tokens is said of that folder, given twice, with --kv-cache-dtype fp8"
         )
     reference, other = (folder_of(measured[label], run_dir) for label in (references[0], candidate))
-    return _Sides(reference, other, candidate, run_dir, measured[candidate], measured[references[0]])
+    return _Sides(reference, other, candidate, run_dir, measured[candidate], measured[references[0]], gates)
 
 
 def _default_text(sides: _Sides) -> tuple[Path, ...]:
@@ -285,7 +296,9 @@ def _answer(
     whole = interval_of(factors)
     served = _served(sides.measured, whole)
     answer = _Answer(whole, limit.value, limit.reason, "nothing to blame", served=served)
-    if whole.high <= limit.value and not question.anyway:
+    within: BlameWord = "undecided" if sides.run_status == "FAIL" else "nothing to blame"
+    answer = replace(answer, word=within)
+    if whole.high <= limit.value and within == "nothing to blame" and not question.anyway:
         return answer
     experiment = run_design(factors, kl_of)
     is_shown = any(cause.share is not None and cause.share.low > 0 for cause in experiment.causes)
@@ -295,7 +308,7 @@ def _answer(
     layers = [found for found in ranges if found is not None]
     word: BlameWord = "blamed" if is_shown and not points.surprise.is_foreign else "undecided"
     if whole.high <= limit.value:
-        word = "nothing to blame"
+        word = within
     answer = replace(
         answer, word=word, causes=experiment.causes, interactions=experiment.interactions, layers=layers,
         unexplained=experiment.unexplained,
@@ -338,7 +351,8 @@ def _in_words(chosen: Sequence[Factor], factors: Sequence[Factor]) -> str:
     parts = []
     for factor in chosen:
         layers = sorted({place.layer for place in factor.places if place.layer is not None})
-        where = f" in {len(layers)} layers from {layers[0]}" if factor.is_part and layers else ""
+        several = "s" if len(layers) > 1 else ""
+        where = f" of layer{several} {numbers_text(layers[0], layers[-1])}" if factor.is_part and layers else ""
         parts.append(f"{factor.what}{where}")
     return ", ".join(parts)
 

@@ -118,7 +118,7 @@ def screen(
         for label, told in unlike.items():
             say(f"note: {label}: another model than the reference: {'; '.join(told)}")
         for label in candidates:
-            _check_vocabulary(label, compared_with, sources[label].folder)
+            check_vocabulary(label, compared_with, sources[label].folder)
         foreign = sources[first].foreign() if of_pack is None else of_pack.record.foreign_reference
         if foreign is not None:
             say(f"note: {foreign_note(sources[first].location if of_pack is None else str(place_of_pack), foreign)}")
@@ -180,7 +180,7 @@ def _check_sides(checkpoints: Sequence[str], pack: str | Path | None, text: Sequ
         raise AssayError(f"--text: {pack} has its own texts; leave --text out")
 
 
-def _check_vocabulary(label: str, reference: Path, folder: Path) -> None:
+def check_vocabulary(label: str, reference: Path, folder: Path) -> None:
     """Before hours of work. AssayError: the two have heads of different sizes. reference: its folder, or its pack."""
     sizes = [text_of(read_json_object(place, "config.json")).get("vocab_size") for place in (reference, folder)]
     if all(isinstance(size, int) for size in sizes) and sizes[0] != sizes[1]:
