@@ -158,6 +158,8 @@ def test_one_layer_s_experts(question: Question, precisions: Path, tmp_path: Pat
     told = {number: recipe.scheme_of("routed_expert", number) for number in LAYERS}
     assert told == {number: None if number == layer else "w4a16_g32" for number in LAYERS}
     assert recipe.scheme_of("attention", layer) == "w4a16_g32"
+    what = f"w4a16-g32, but weights of routed experts of layer {layer} as in the reference: by `assay blame`."
+    assert recipe.description == what
 
 
 def test_kv_cache_and_activations_together(question: Question, precisions: Path, tmp_path: Path) -> None:
@@ -289,7 +291,7 @@ KEEP = "keep: {source: [norm], bf16: [embedding, lm_head, indexer, router, mtp%s
 
 
 def changed(text: str, *factors: Factor) -> PrecisionRecipe | None:
-    return changed_recipe(recipe_of(text), factors, 6, "own-mended")
+    return changed_recipe(recipe_of(text), factors, 6, "own-mended", "the rest")
 
 
 def experts(*layers: int) -> Factor:

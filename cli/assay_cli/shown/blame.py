@@ -39,7 +39,7 @@ def shown_share(share: Interval | None) -> str:
     """`62 % (58 to 66)`."""
     if share is None:
         return "not known"
-    low, value, high = (f"{100 * end:.0f}" for end in (share.low, share.value, share.high))
+    low, value, high = (round(100 * end) for end in (share.low, share.value, share.high))
     return f"{value} % ({low} to {high})"
 
 

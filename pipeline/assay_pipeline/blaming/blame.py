@@ -236,8 +236,8 @@ def _of_run(run_dir: Path, candidate: str | None) -> _Sides:
         raise AssayError(f"--candidate {shown(candidate)}: {hint}{run_dir} has the candidates {', '.join(candidates)}")
     if measured[candidate].is_variant:
         raise AssayError(
-            f"--candidate {candidate}: is the reference's own checkpoint, served another way: its weights lost nothing; what an "
-            "FP8 KV cache does to next tokens is said of that folder, given twice, with --kv-cache-dtype fp8"
+            f"--candidate {candidate}: is the reference's own checkpoint, served another way: its weights lost nothing; what "
+            "an FP8 KV cache does to next tokens is said of that folder, given twice, with --kv-cache-dtype fp8"
         )
     reference, other = (folder_of(measured[label], run_dir) for label in (references[0], candidate))
     return _Sides(reference, other, candidate, run_dir, measured[candidate], measured[references[0]], gates)
@@ -375,7 +375,7 @@ def _said(change: Change, restored: Sequence[Restored], candidate: Path, folder:
         return change
     own = PrecisionRecipe.model_validate(manifest.precision_recipe)
     layers = num_hidden_layers(read_json_object(candidate, "config.json"))
-    recipe = changed_recipe(own, factors, layers, f"{own.name}-mended")
+    recipe = changed_recipe(own, factors, layers, f"{own.name}-mended", ", ".join(change.restored))
     if recipe is None:
         return change
     file = folder / f"{recipe.name}.yaml"

@@ -19,8 +19,10 @@ WEIGHT_ONLY = {"nvfp4": "nvfp4a16"}
 """Scheme -> the same weights with activations in 16 bits."""
 
 
-def changed_recipe(recipe: PrecisionRecipe, restored: Sequence[Factor], num_layers: int, name: str) -> PrecisionRecipe | None:
-    """The candidate's recipe with a change; None: no recipe says that."""
+def changed_recipe(
+    recipe: PrecisionRecipe, restored: Sequence[Factor], num_layers: int, name: str, what: str
+) -> PrecisionRecipe | None:
+    """The candidate's recipe with a change, what it is in words; None: no recipe says that."""
     told: dict[str, Any] = recipe.model_dump(mode="json", by_alias=True, exclude_defaults=True) | {"schema": 1, "name": name}
     for factor in restored:
         if factor.kind == "kv_cache":
@@ -29,7 +31,7 @@ def changed_recipe(recipe: PrecisionRecipe, restored: Sequence[Factor], num_laye
             told = _with_weight_only(told)
         elif factor.kind != "weights" or not _keep(told, recipe, factor, num_layers):
             return None
-    told["description"] = f"{recipe.name} with {', '.join(factor.what for factor in restored)} kept, by `assay blame`."
+    told["description"] = f"{recipe.name}, but {what} as in the reference: by `assay blame`."
     try:
         return PrecisionRecipe.model_validate(told)
     except ValueError:
