@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from assay.records.diagnosis.blame import Cause, Interaction, LayerRange
 from assay_pipeline.blaming.factors import Factor
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float64]
@@ -35,6 +34,8 @@ class Experiment:
 
 def run_design(factors: Sequence[Factor], kl_of: KlOf) -> Experiment:
     """Over all settings of a two-level design, and what tells interactions apart that it mixes."""
+    import numpy as np
+
     from assay_evaluate.statistics.factorial import design, main_effects, mixed_pairs, pair_effect, share, strong_pairs
 
     settings_RF = design(len(factors))
@@ -80,7 +81,7 @@ def narrow(factor: Factor, kl_of: KlOf) -> LayerRange | None:
     while len(layers) > 1:
         halves = layers[: len(layers) // 2], layers[len(layers) // 2 :]
         sums = [float(kl_of([in_layers(factor, half)]).sum()) for half in halves]
-        most = int(np.argmax(sums))
+        most = 0 if sums[0] >= sums[1] else 1
         if sum(sums) <= 0 or sums[most] < ONE_SIDED * sum(sums):
             break
         of_alone *= sums[most] / sum(sums)

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from assay.callbacks import say_nothing
 from assay.records.base import sha256_of, write_text_atomically
 from assay.records.screening import Surprise
@@ -19,6 +17,7 @@ from assay_pipeline.comparison.screen_figures import surprise_of
 from assay_pipeline.comparison.screen_passes import PassRunner
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from assay_quantize.decoding.open_stored import StoredCheckpoint
@@ -65,6 +64,8 @@ class Points:
     @property
     def num_tokens(self) -> NDArray[np.int64]:
         """Scored, of each text."""
+        import numpy as np
+
         return np.array([text.num_scored for text in self.texts])
 
     @property
@@ -86,6 +87,8 @@ class Points:
 
     def kl(self, switches: Switches, what: str) -> Floats:
         """[T] sum of KL(reference || mixed) over the scored tokens of each text. what: names the setting."""
+        import numpy as np
+
         from assay_quantize.screen.compare import PassSide, compare_passes
         from assay_quantize.screen.forward import run_pass
 
