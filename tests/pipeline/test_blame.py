@@ -176,9 +176,9 @@ def test_kv_cache_and_activations_together(question: Question, precisions: Path,
 def test_config(question: Question, precisions: Path, tmp_path: Path) -> None:
     planted = edited(made("w4a16-g32", precisions), tmp_path / "planted", as_it_is)
     config = json.loads((planted / "config.json").read_text())
-    (planted / "config.json").write_text(json.dumps(config | {"routed_scaling_factor": 0.3}))
+    (planted / "config.json").write_text(json.dumps(config | {"routed_scaling_factor": 10.0}))
     record = asked(planted, tmp_path / "out", question)
-    assert first_of(record).name == "config" and "routed_scaling_factor is 0.3" in first_of(record).what
+    assert first_of(record).name == "config" and "routed_scaling_factor is 10.0" in first_of(record).what
     assert record.change is not None and record.change.is_within and record.change.recipe is None
 
 

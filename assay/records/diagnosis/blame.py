@@ -17,9 +17,9 @@ BLAME = "blame"
 """Folder of a run for records of its candidates."""
 CauseKind = Literal["weights", "activations", "kv_cache", "config"]
 BlameWord = Literal["nothing to blame", "blamed", "undecided"]
-"""nothing to blame: the divergence surely is within the limit. undecided: it may lie above, and no share is surely above 0; it
-is within, and the run failed the candidate all the same; or the texts are foreign to the reference, whose limit is for text as
-it writes."""
+"""nothing to blame: the divergence surely is within the limit. blamed: it surely exceeds it, and a share is surely above 0.
+undecided: neither; or the texts are foreign to the reference, whose limit is for text as it writes; or it is within, and the
+run failed the candidate all the same."""
 
 
 class Cause(Part):

@@ -306,7 +306,8 @@ def _answer(
     strong = [cause for cause in experiment.causes if cause.share is not None and cause.share.value >= STRONG]
     ranges = [narrow(by_name[cause.name], kl_of) for cause in strong]
     layers = [found for found in ranges if found is not None]
-    word: BlameWord = "blamed" if is_shown and not points.surprise.is_foreign else "undecided"
+    is_above = whole.low > limit.value and not points.surprise.is_foreign
+    word: BlameWord = "blamed" if is_above and is_shown else "undecided"
     if whole.high <= limit.value:
         word = within
     answer = replace(
