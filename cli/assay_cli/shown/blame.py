@@ -54,18 +54,18 @@ def _lines(record: Blame) -> Iterator[str]:
             "its own words): shares hold for them, what is allowed is for text as it writes; give its replies with --text"
         )
     for pair in record.interactions:
-        word = "more" if pair.share.value > 0 else "less"
+        how = "they add to each other" if pair.share.value > 0 else "they cover each other"
         yield (
-            f"{what[pair.first]} with {what[pair.second]}: {shown_share(pair.share)} {word} than the two alone, half of it in "
-            "the share of each"
+            f"{what[pair.first]} with {what[pair.second]}: {how}, {shown_share(pair.share)} beyond what each does alone, half "
+            "of it in the share of each"
         )
     for found in record.layers:
-        where = (
-            f"layer {found.first_layer}"
-            if found.first_layer == found.last_layer
-            else f"layers {found.first_layer} to {found.last_layer}"
-        )
-        yield f"{what[found.cause]}: {100 * found.share:.0f} % of what they lose by themselves is in {where}"
+        is_one = found.first_layer == found.last_layer
+        where = f"layer {found.first_layer}" if is_one else f"layers {found.first_layer} to {found.last_layer}"
+        if found.share == 1 and not is_one:
+            yield f"{what[found.cause]}: what they lose is spread over {where}"
+        else:
+            yield f"{what[found.cause]}: {100 * found.share:.0f} % of what they lose by themselves is in {where}"
     if record.unexplained is not None and abs(record.unexplained) >= 0.1:
         yield f"{100 * record.unexplained:.0f} % of the KL is in no cause and no pair of them"
     if record.change is not None:
