@@ -29,8 +29,8 @@ WHOLE = Blame(
     interactions=(Interaction(first="routed_expert", second="kv_cache", share=interval(-0.2, -0.3, -0.1)),),
     unexplained=0.15, layers=(LayerRange(cause="routed_expert", first_layer=3, last_layer=5, share=0.9),),
     change=Change(
-        restored=("weights of routed experts of layers 3-5",), kl=interval(0.04, 0.03, 0.06), is_within=True, added_bytes=3_000_000,
-        weights_bytes=30_000_000, read_ratio=1.25, recipe="blamed/w4a16-mended.yaml",
+        restored=("weights of routed experts of layers 3-5",), kl=interval(0.04, 0.03, 0.06), is_within=True,
+        added_bytes=3_000_000, weights_bytes=30_000_000, read_ratio=1.25, recipe="blamed/w4a16-mended.yaml",
     ),
     served=Served(kl=interval(0.9, 0.8, 1.0), is_more=True),
     serving=(
@@ -57,15 +57,15 @@ def test_everything_that_was_found() -> None:
         "70 % (60 to 80)  weights of routed experts",
         "30 % (0 to 50)   FP8 KV cache",
         "not known        rounding of activations",
-        "weights of routed experts with FP8 KV cache: they cover each other, -20 % (-30 to -10) beyond what each does alone, half "
-        "of it in the share of each",
+        "weights of routed experts with FP8 KV cache: they cover each other, -20 % (-30 to -10) beyond what each does alone, "
+        "half of it in the share of each",
         "weights of routed experts: 90 % of what they lose by themselves is in layers 3 to 5",
         "15 % of the KL is in no cause and no pair of them",
         "cheapest change: weights of routed experts of layers 3-5 as in the reference: KL 0.0400 (0.0300 to 0.0600) nats; 3 MB "
         "more, 30 MB of weights; a token reads 1.25 times the bytes",
         "recipe: blamed/w4a16-mended.yaml",
-        "served with another serving environment (old): 55 of 60 lost answers are right, 5 as it was served: 83 % (70 to 90) of "
-        "the loss",
+        "served with another serving environment (old): 55 of 60 lost answers are right, 5 as it was served: 83 % (70 to 90) "
+        "of the loss",
         "while serving the run measured KL 0.9000 (0.8000 to 1.0000) nats: kernels, backends or the engine add to it; compare "
         "ways of serving with `--variant`, and `assay diagnose probe`",
     ]
@@ -89,18 +89,19 @@ def test_what_decides_nothing() -> None:
          ["nothing to blame: KL 0.0100 (0 to 0.0200) nats, 0.08 allowed for 4-bit weights"]),
         ({"word": "undecided", "surprise": Surprise(nll=17.0, entropy=2.8)},
          ["undecided: KL 0.2000 (0.1500 to 0.3000) nats, 0.08 allowed for 4-bit weights",
-          "these texts are foreign to the reference (17.00 nats a token, and 2.80 were they its own words): shares hold for them, "
-          "what is allowed is for text as it writes; give its replies with --text"]),
+          "these texts are foreign to the reference (17.00 nats a token, and 2.80 were they its own words): shares hold for "
+          "them, what is allowed is for text as it writes; give its replies with --text"]),
         ({"word": "undecided", "kl": interval(0.01, 0.0, 0.02), "run_status": "FAIL", "run_reason": "loses 9 points"},
          ["undecided: KL 0.0100 (0 to 0.0200) nats, 0.08 allowed for 4-bit weights",
           "the run says FAIL: loses 9 points; this divergence does not show that loss: name other ways of serving with "
           "--variant, which are asked what it lost"]),
         ({"change": WHOLE.change.model_copy(update={"is_within": False})},  # type: ignore[union-attr]
          ["blamed: KL 0.2000 (0.1500 to 0.3000) nats, 0.08 allowed for 4-bit weights",
-          "no change tried is within 0.08: with weights of routed experts of layers 3-5 of the reference KL is 0.0400 (0.0300 to "
-          "0.0600) nats"]),
+          "no change tried is within 0.08: with weights of routed experts of layers 3-5 of the reference KL is 0.0400 (0.0300 "
+          "to 0.0600) nats"]),
         ({"causes": WHOLE.causes[:1], "layers": spread},
          ["blamed: KL 0.2000 (0.1500 to 0.3000) nats, 0.08 allowed for 4-bit weights", "share of the KL  cause",
-          "70 % (60 to 80)  weights of routed experts", "weights of routed experts: what they lose is spread over layers 0 to 9"]),
+          "70 % (60 to 80)  weights of routed experts",
+          "weights of routed experts: what they lose is spread over layers 0 to 9"]),
     ):  # fmt: skip
         assert printed(plain.model_copy(update=changes))[1:] == lines
