@@ -149,8 +149,8 @@ def test_one_layer_s_experts(question: Question, precisions: Path, tmp_path: Pat
     record = asked(planted, tmp_path / "out", question)
     assert record.word == "blamed" and first_of(record).name == "routed_expert"
     assert first_of(record).share is not None and first_of(record).share.low > 0.8  # type: ignore[union-attr]
-    found = record.layers[0]
-    assert (found.cause, found.first_layer, found.last_layer) == ("routed_expert", layer, layer) and found.share > 0.8
+    span = record.layers[0]
+    assert (span.cause, span.first_layer, span.last_layer) == ("routed_expert", layer, layer) and span.share > 0.8
     proposed = record.change
     assert proposed is not None and proposed.restored == (f"weights of routed experts of layer {layer}",)
     assert proposed.is_within and proposed.added_bytes > 0 and 1 < proposed.read_ratio < 2 and proposed.recipe is not None

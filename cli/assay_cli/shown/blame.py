@@ -59,13 +59,13 @@ def _lines(record: Blame) -> Iterator[str]:
             f"{what[pair.first]} with {what[pair.second]}: {how}, {shown_share(pair.share)} beyond what each does alone, half "
             "of it in the share of each"
         )
-    for found in record.layers:
-        is_one = found.first_layer == found.last_layer
-        where = f"layer {found.first_layer}" if is_one else f"layers {found.first_layer} to {found.last_layer}"
-        if found.share == 1 and not is_one:
-            yield f"{what[found.cause]}: what they lose is spread over {where}"
+    for span in record.layers:
+        is_one = span.first_layer == span.last_layer
+        where = f"layer {span.first_layer}" if is_one else f"layers {span.first_layer} to {span.last_layer}"
+        if span.share == 1 and not is_one:
+            yield f"{what[span.cause]}: what they lose is spread over {where}"
         else:
-            yield f"{what[found.cause]}: {100 * found.share:.0f} % of what they lose by themselves is in {where}"
+            yield f"{what[span.cause]}: {100 * span.share:.0f} % of what they lose by themselves is in {where}"
     if record.unexplained is not None and abs(record.unexplained) >= 0.1:
         yield f"{100 * record.unexplained:.0f} % of the KL is in no cause and no pair of them"
     if record.change is not None:

@@ -305,7 +305,7 @@ def _answer(
     by_name = {factor.name: factor for factor in factors}
     strong = [cause for cause in experiment.causes if cause.share is not None and cause.share.value >= STRONG]
     ranges = [narrow(by_name[cause.name], kl_of) for cause in strong]
-    layers = [found for found in ranges if found is not None]
+    layers = [span for span in ranges if span is not None]
     is_above = whole.low > limit.value and not points.surprise.is_foreign
     word: BlameWord = "blamed" if is_above and is_shown else "undecided"
     if whole.high <= limit.value:

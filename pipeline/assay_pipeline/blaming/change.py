@@ -49,12 +49,12 @@ def options_of(
         if share < LEAST_SHARE and share * whole < LEAST_OF_LIMIT * limit:
             continue
         factor = by_name[name]
-        for found in layers:
-            part = in_layers(factor, range(found.first_layer, found.last_layer + 1))
-            if found.cause == name and part.places != factor.places:
-                where = numbers_text(found.first_layer, found.last_layer)
-                what = f"{factor.what} of layer{'s' if found.last_layer > found.first_layer else ''} {where}"
-                options.append(Restored(part, what, share * found.share, _added_bytes(model, part.places)))
+        for span in layers:
+            part = in_layers(factor, range(span.first_layer, span.last_layer + 1))
+            if span.cause == name and part.places != factor.places:
+                where = numbers_text(span.first_layer, span.last_layer)
+                what = f"{factor.what} of layer{'s' if span.last_layer > span.first_layer else ''} {where}"
+                options.append(Restored(part, what, share * span.share, _added_bytes(model, part.places)))
         options.append(Restored(factor, factor.what, share, _added_bytes(model, factor.places)))
     return options
 

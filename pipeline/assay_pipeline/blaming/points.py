@@ -48,9 +48,9 @@ class Points:
 
     def __post_init__(self) -> None:
         if (self._kept_in / POINTS).is_file():
-            found = read_json_object(self._kept_in, POINTS)
-            if found.get("identity") == self.identity:
-                self._kept, self._surprise = found["kl"], Surprise.model_validate(found["surprise"])
+            kept = read_json_object(self._kept_in, POINTS)
+            if kept.get("identity") == self.identity:
+                self._kept, self._surprise = kept["kl"], Surprise.model_validate(kept["surprise"])
 
     @property
     def _folder(self) -> Path:

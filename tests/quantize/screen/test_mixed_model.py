@@ -55,7 +55,7 @@ def mixed(source: Path, candidate: Path, switches: Switches) -> MixedModel:
 
 
 def same(first: list[Tensor], second: list[Tensor]) -> bool:
-    return all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    return all(torch.equal(state, other) for state, other in zip(first, second, strict=True))
 
 
 def put_together(source: Path, candidate: Path, taken: set[Place], folder: Path) -> Path:
