@@ -7,7 +7,7 @@ so that a sentence and the table beside it read alike.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from assay.errors import AssayError
@@ -38,6 +38,17 @@ def interval_name(level: float, coverage: str) -> str:
 def percent_of_events(rate: float) -> str:
     """0.0015 -> 0.15 %, 0.9985 -> 99.85 %: two significant digits of what is rare, the rate or what it lacks to 1."""
     return f"{100 * rate:.2g} %" if rate < 0.995 else f"{100 - float(f'{100 * (1 - rate):.2g}'):g} %"
+
+
+def number_ranges(numbers: Iterable[int]) -> str:
+    """`0-2, 5`, in order."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def hundredfold(share: float) -> str:

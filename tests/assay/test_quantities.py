@@ -31,3 +31,8 @@ def test_shares(share: float, written: tuple[str, ...]) -> None:
 def test_losses_have_a_sign_and_nothing_has_none() -> None:
     assert [quantities.points_signed(share) for share in (-0.0123, -0.0001, 0.0001)] == ["-1.2", "0.0", "0.0"]
     assert [text.percent(None), text.points(None)] == ["NOT MEASURED"] * 2
+
+
+def test_numbers_in_ranges() -> None:
+    written = [quantities.number_ranges(numbers) for numbers in ((), (3,), range(3), (7, 0, 1, 2, 5, 6), (1, 3, 5))]
+    assert written == ["", "3", "0-2", "0-2, 5-7", "1, 3, 5"]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from assay.callbacks import Say, say_nothing
 from assay.errors import AssayError, did_you_mean
 from assay.foreign_text import shown
+from assay.quantities import number_ranges
 from assay.recipes.precision import PrecisionRecipe
 from assay.recipes.text_config import num_hidden_layers
 from assay.records.base import Interval, sha256_of
@@ -38,7 +39,7 @@ from assay.records.run import folder_name
 from assay.records.verdict import GateReport, Overall
 from assay.safe_files import read_json_object
 from assay_pipeline.blaming.change import MEASURED_AT_MOST, Restored, cheapest, options_of
-from assay_pipeline.blaming.changed_recipe import changed_recipe, numbers_text, write_recipe
+from assay_pipeline.blaming.changed_recipe import changed_recipe, write_recipe
 from assay_pipeline.blaming.experiment import STRONG, narrow, run_design
 from assay_pipeline.blaming.factors import Factor, factors_of, switches_of
 from assay_pipeline.blaming.points import Points
@@ -353,7 +354,7 @@ def _in_words(chosen: Sequence[Factor], factors: Sequence[Factor]) -> str:
     for factor in chosen:
         layers = sorted({place.layer for place in factor.places if place.layer is not None})
         several = "s" if len(layers) > 1 else ""
-        where = f" of layer{several} {numbers_text(layers[0], layers[-1])}" if factor.is_part and layers else ""
+        where = f" of layer{several} {number_ranges(layers)}" if factor.is_part and layers else ""
         parts.append(f"{factor.what}{where}")
     return ", ".join(parts)
 

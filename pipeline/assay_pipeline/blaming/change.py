@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from assay.errors import PlanError
+from assay.quantities import number_ranges
 from assay.recipes.families import family_of, num_experts
 from assay.recipes.text_config import text_of
 from assay.records.base import Interval
 from assay.records.diagnosis.blame import Cause, Change, LayerRange
-from assay_pipeline.blaming.changed_recipe import numbers_text
 from assay_pipeline.blaming.experiment import in_layers
 from assay_pipeline.blaming.factors import Factor
 
@@ -52,7 +52,7 @@ def options_of(
         for span in layers:
             part = in_layers(factor, range(span.first_layer, span.last_layer + 1))
             if span.cause == name and part.places != factor.places:
-                where = numbers_text(span.first_layer, span.last_layer)
+                where = number_ranges(range(span.first_layer, span.last_layer + 1))
                 what = f"{factor.what} of layer{'s' if span.last_layer > span.first_layer else ''} {where}"
                 options.append(Restored(part, what, share * span.share, _added_bytes(model, part.places)))
         options.append(Restored(factor, factor.what, share, _added_bytes(model, factor.places)))

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from assay.errors import RecipeError
+from assay.quantities import number_ranges
 from assay.recipes.load import parse_recipe
 from assay.recipes.precision import PrecisionRecipe, layer_numbers
 from assay.records.base import write_text_atomically
@@ -94,23 +95,7 @@ def _joined(by_number: dict[int, dict[str, str]]) -> dict[str, dict[str, str]]:
     for number in sorted(by_number):
         if roles := by_number[number]:
             alike[tuple(sorted(roles.items()))].append(number)
-    return {_ranges(numbers): dict(roles) for roles, numbers in alike.items()}
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """`0-2, 5` of sorted numbers."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(numbers_text(run[0], run[-1]) for run in runs)
-
-
-def numbers_text(first: int, last: int) -> str:
-    """`3`, or `0-2`."""
-    return str(first) if first == last else f"{first}-{last}"
+    return {number_ranges(numbers): dict(roles) for roles, numbers in alike.items()}
 
 
 def write_recipe(recipe: PrecisionRecipe, file: Path) -> None:

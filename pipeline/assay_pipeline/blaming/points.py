@@ -80,10 +80,11 @@ class Points:
 
     def model(self, switches: Switches) -> MixedModel:
         """Without weights."""
-        from assay_quantize.screen.mixed_model import MixedModel, fp8_kv_cache_of
+        from assay_quantize.screen.kv_cache import is_fp8
+        from assay_quantize.screen.mixed_model import MixedModel
 
-        is_fp8 = fp8_kv_cache_of(self.candidate, self.runner.kv_cache_dtype)
-        return MixedModel(self.candidate, self.reference_model(), switches, fp8_kv_cache=is_fp8)
+        own_fp8 = is_fp8(self.candidate.kv, self.runner.kv_cache_dtype)
+        return MixedModel(self.candidate, self.reference_model(), switches, fp8_kv_cache=own_fp8)
 
     def kl(self, switches: Switches, what: str) -> Floats:
         """[T] sum of KL(reference || mixed) over the scored tokens of each text. what: names the setting."""

@@ -89,13 +89,12 @@ class PassRunner:
         """Without weights."""
         import torch
 
-        from assay_quantize.screen.kv_cache import is_computed
+        from assay_quantize.screen.kv_cache import is_fp8
         from assay_quantize.screen.layer_model import LayerModel
         from assay_quantize.screen.memory import Budget
 
         dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[self.arithmetic]
-        is_fp8 = self.kv_cache_dtype == "fp8" or is_computed(stored.kv)
-        model = LayerModel(stored, dtype, self.device, fp8_kv_cache=is_fp8)
+        model = LayerModel(stored, dtype, self.device, fp8_kv_cache=is_fp8(stored.kv, self.kv_cache_dtype))
         if self.memory_bytes is not None:
             model.budget = Budget(self.device, _left_of(self.memory_bytes, self.device))
         return model

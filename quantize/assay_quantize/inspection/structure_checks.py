@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from assay.errors import PlanError
+from assay.quantities import number_ranges
 from assay.recipes.family_names import classify, names_of, split_layer
 from assay.recipes.mtp import declared_layers, draft_not_kept, mtp_problems, stored_steps
 from assay_quantize.checkpoint.headers import TensorHeader
@@ -429,13 +430,7 @@ def mtp_incomplete(subject: Subject) -> Iterator[Place]:
 
 def ranges(numbers: list[int]) -> str:
     """`0-2, 5`; shortened where there are many."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    told = [str(a) if a == b else f"{a}-{b}" for a, b in runs]
+    told = number_ranges(numbers).split(", ")
     return ", ".join(told) if len(told) <= 6 else f"{', '.join(told[:5])} and {len(told) - 5} more"
 
 

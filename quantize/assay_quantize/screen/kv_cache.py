@@ -36,6 +36,11 @@ def is_computed(rule: KvRule) -> bool:
     return rule.number == "fp8_e4m3" and rule.granularity in (None, "tensor") and not rule.dynamic
 
 
+def is_fp8(rule: KvRule, kv_cache_dtype: str) -> bool:
+    """Whether the cache is FP8: by `--kv-cache-dtype`, or with `auto` by the checkpoint's own rule."""
+    return kv_cache_dtype == "fp8" or is_computed(rule)
+
+
 def as_cached(x: Tensor, scale: float) -> Tensor:
     """What is read back of `x`, in its dtype."""
     rounded: Tensor = (x.float() / scale).clamp(-FP8_MAX, FP8_MAX).to(FP8)

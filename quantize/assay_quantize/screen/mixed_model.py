@@ -23,7 +23,7 @@ from assay.recipes.family_names import classify, split_layer
 from assay_quantize.decoding.activations import InputRounding
 from assay_quantize.decoding.open_stored import StoredCheckpoint
 from assay_quantize.decoding.stored_weight import PLAIN
-from assay_quantize.screen.kv_cache import CacheScales, is_computed
+from assay_quantize.screen.kv_cache import CacheScales
 from assay_quantize.screen.layer_model import LayerModel
 from assay_quantize.screen.placing import Source
 
@@ -165,11 +165,6 @@ class MixedModel(LayerModel):
         """As of `LayerModel`, of both checkpoints."""
         super().prefetch(layer, experts, {*but, *(self._sources.keys() - self._own)})
         self._reference.prefetch(layer, experts, {*but, *self._own})
-
-
-def fp8_kv_cache_of(stored: StoredCheckpoint, kv_cache_dtype: str) -> bool:
-    """Whether it is served with an FP8 KV cache: as `--kv-cache-dtype` says, or it does itself."""
-    return kv_cache_dtype == "fp8" or is_computed(stored.kv)
 
 
 def place_of(stored: StoredCheckpoint, name: str, is_in_layer: bool) -> Place:
